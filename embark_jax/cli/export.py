@@ -29,6 +29,14 @@ def export(
             "an export in a folder.",
         ),
     ] = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="OUT is a chain of exports, which gets one more: a whole one if it "
+            "has none, or else what has changed since the last of them.",
+        ),
+    ] = False,
     rows: Annotated[
         RowFormat,
         typer.Option(
@@ -52,7 +60,7 @@ def export(
             tables, "tables", console=console, transient=True, disable=len(tables) < 2
         )
 
-    export_run(
+    written = export_run(
         workdir,
         out,
         step,
@@ -61,7 +69,11 @@ def export(
         trust_code=trust_code,
         row_format=rows,
         onnx=onnx,
+        append=append,
     )
+    if append:
+        say(f"{written} added to {out}; Scorer.refresh takes it over")
+        return
     if since is not None:
         say(f"changes since {since} written to {out}; Scorer.update takes them over")
         return

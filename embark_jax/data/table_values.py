@@ -69,6 +69,23 @@ class TableValues:
             rows[FIRST_ID:] = ranks.astype(np.int64) + FIRST_ID
         return rows
 
+    def changed_table(self, later: TableValues) -> str | None:
+        """Returns a table whose rows stand for something else in later data; None if
+        all have at least the rows that they have here, with the same meaning.
+
+        Raises:
+          DataError: if a vocabulary is not as it was written.
+        """
+        for table in self.manifest.table_rows:
+            meaning = self.meaning(table)
+            if meaning.kind == "values":
+                rows = self.row_numbers_in(later, table)
+                if not np.array_equal(rows, np.arange(len(rows))):
+                    return table
+            elif meaning != later.meaning(table):
+                return table
+        return None
+
     def _keys(self, table: str) -> pa.Array:
         """Returns the values of a table, in the order of their rows."""
         name = vocabulary_file(table)

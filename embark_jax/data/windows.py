@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from embark_jax._base.storage import local
 from embark_jax.config import EmbeddingConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
@@ -123,18 +121,11 @@ def check_follows(before: TimeWindow, window: TimeWindow) -> None:
     if here.made_from.get(EXTENDS) == there.digest():
         return
     old, new = (TableValues(w.folder, m) for w, m in ((before, there), (window, here)))
-    for table in there.table_rows:
-        meaning = old.meaning(table)
-        if meaning.kind == "values":
-            rows = old.row_numbers_in(new, table)
-            same = np.array_equal(rows, np.arange(len(rows)))
-        else:
-            same = meaning == new.meaning(table)
-        if not same:
-            raise DataError(
-                f"{window.folder}: values of table {table!r} have other rows than in "
-                f"{before.folder}; {rule}"
-            )
+    if (table := old.changed_table(new)) is not None:
+        raise DataError(
+            f"{window.folder}: values of table {table!r} have other rows than in "
+            f"{before.folder}; {rule}"
+        )
 
 
 class WindowsSource:

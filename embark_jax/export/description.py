@@ -67,6 +67,7 @@ class Description(Config):
     Attributes:
       name, step: of the run, and of its checkpoint.
       since: step of an earlier export; this one has only the rows that have changed.
+      parent: SHA-256 of the ``model.json`` of that export, in a chain of exports.
       model: the ``model`` section of the run's config.
       dense_features: number of columns of the dense input.
       row_format: format of the rows in the files of tables.
@@ -78,6 +79,7 @@ class Description(Config):
     name: str
     step: NonNegativeInt
     since: NonNegativeInt | None = None
+    parent: str | None = None
     model: Mapping[str, Any]
     dense_features: NonNegativeInt
     row_format: RowFormat
@@ -127,6 +129,18 @@ def read_description(folder: Path) -> Description:
     Raises:
       DataError: if one is missing, damaged, or outside the folder.
     """
+    description = parse_description(folder)
+    for file in description.files:
+        file.verified(folder, MEND)
+    return description
+
+
+def parse_description(folder: Path) -> Description:
+    """Reads ``model.json``, but no other file.
+
+    Raises:
+      DataError: if it is damaged.
+    """
     path = folder / FILE_NAME
     content = path.read_bytes()
     try:
@@ -138,6 +152,4 @@ def read_description(folder: Path) -> Description:
         raise ExportError(f"{path}: {where}: {problem}; {MEND}") from None
     if description.checksum != checksum_of(json.loads(content)):
         raise ExportError(f"{path}: is not as it was written; {MEND}")
-    for file in description.files:
-        file.verified(folder, MEND)
     return description

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from embark_jax._base.bucket_copy import local_copy
+from embark_jax._base.files import sha256_of
 from embark_jax.data import Batch, BatchChecker
 from embark_jax.export.arrays import checked_array, read_arrays
 from embark_jax.export.dense_layers import BATCH, Arrays, DenseLayers, OnnxLayers
 from embark_jax.export.description import (
     DENSE,
+    FILE_NAME,
     JAX,
     ONNX,
     Description,
@@ -35,9 +37,10 @@ class IdScorer:
       layers: the dense layers.
       params: their parameters, by dotted path.
       step: step of the model.
+      digest: SHA-256 of the ``model.json`` that it was loaded from, if it was.
 
     Attributes:
-      tables, params, step: as given, with all updates.
+      tables, params, step, digest: as given, with all updates.
     """
 
     def __init__(
@@ -48,13 +51,15 @@ class IdScorer:
         layers: DenseLayers,
         params: Arrays,
         step: int,
+        digest: str | None = None,
     ):
-        self.step = step
+        self.step, self.digest = step, digest
+        self._dense_features = dense_features
         self._features, self.tables = tuple(features), dict(tables)
-        ids = {name: table.ids for name, table in tables.items()}
-        self._check = BatchChecker(features, ids, dense_features, tasks=0)
+        self._check = self._checker()
         self._layers, self.params = layers, params
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what a batch is scored with
+        self._updating = threading.Lock()
 
     def logits(
         self, dense: np.ndarray, ids: Arrays, weights: Arrays | None = None
@@ -95,7 +100,7 @@ class IdScorer:
           DataError: if a file is not as it was written; nothing changes.
         """
         folder = local_copy(folder)
-        with self._lock:
+        with self._updating:
             description = read_description(folder)
             self._check_fits(folder, description)
             changes = {
@@ -106,10 +111,18 @@ class IdScorer:
                 name: checked_array(folder / DENSE, arrays, name, a.shape, a.dtype)
                 for name, a in self.params.items()
             }
-            self._layers = self._layers.with_params(params)
-            self.params, self.step = params, description.step
-            for name, table in self.tables.items():
-                table.update(changes[name])
+            layers = self._layers.with_params(params)
+            digest = sha256_of(folder / FILE_NAME)
+            with self._lock:
+                self._layers, self.params = layers, params
+                self.step, self.digest = description.step, digest
+                for name, table in self.tables.items():
+                    table.update(changes[name], description.tables[name].rows)
+                self._check = self._checker()
+
+    def _checker(self) -> BatchChecker:
+        ids = {name: table.ids for name, table in self.tables.items()}
+        return BatchChecker(self._features, ids, self._dense_features, tasks=0)
 
     def _check_fits(self, folder: Path, description: Description) -> None:
         """Raises ``ExportError`` unless an export has changes of this model."""
@@ -117,7 +130,14 @@ class IdScorer:
             raise ExportError(
                 f"{folder}: is a whole export, must be one made with --since"
             )
-        if description.since != self.step:
+        if description.parent is not None and self.digest is not None:
+            if description.parent != self.digest:
+                raise ExportError(
+                    f"{folder}: follows the export with the SHA-256 "
+                    f"{description.parent}, but the model is of {self.digest}; apply "
+                    "all changes in their order"
+                )
+        elif description.since != self.step:
             raise ExportError(
                 f"{folder}: has what changed since step {description.since}, but the "
                 f"model is of step {self.step}; apply all changes in their order"
@@ -128,6 +148,12 @@ class IdScorer:
             raise ExportError(
                 f"{folder}: has tables of the dims {shapes}, but the model has {own}"
             )
+        for name, table in self.tables.items():
+            if (rows := description.tables[name].rows) is not None and rows < table.ids:
+                raise ExportError(
+                    f"{folder}: has {rows:,} rows of table {name!r}, but the model has "
+                    f"{table.ids:,}; rows never become fewer"
+                )
         for table in self.tables.values():
             if table.row_format != description.row_format:
                 raise ExportError(
@@ -176,4 +202,5 @@ def load_id_scorer(folder: str | Path) -> IdScorer:
         layers,
         params,
         description.step,
+        sha256_of(folder / FILE_NAME),
     )

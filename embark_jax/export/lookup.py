@@ -76,10 +76,15 @@ class LookupTable:
             rows[~present] = draw_initial_rows(self.initial, ids[~present], dim)
         return rows
 
-    def update(self, changes: LookupTable) -> None:
-        """Takes over the rows of ``changes``, which has keys, in the same format."""
+    def update(self, changes: LookupTable, rows: int | None) -> None:
+        """Takes over the rows of ``changes``, which has keys, in the same format; a
+        table that is not dynamic has ``rows`` then, of which it may have had fewer."""
         assert changes.keys is not None
         if self.keys is None:
+            assert rows is not None
+            self.values = _grown(self.values, rows)
+            if self.scales is not None:
+                self.scales = _grown(self.scales, rows)
             self.values[changes.keys] = changes.values
             if self.scales is not None:
                 self.scales[changes.keys] = changes.scales
@@ -114,6 +119,14 @@ class LookupTable:
         present = numbers < len(self.keys)
         present[present] = self.keys[numbers[present]] == keys[present]
         return numbers, present
+
+
+def _grown(array: np.ndarray, rows: int) -> np.ndarray:
+    """Returns an array with more rows, of zeros."""
+    if len(array) == rows:
+        return array
+    more = np.zeros((rows - len(array), *array.shape[1:]), array.dtype)
+    return np.concatenate([array, more])
 
 
 def quantized(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

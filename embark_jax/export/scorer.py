@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
-from embark_jax.data import Batch
+from embark_jax.data import Batch, DataError
+from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
 from embark_jax.data.prepare.raw_rows import RowEncoder
+from embark_jax.export.chain import Chain, is_chain
 from embark_jax.export.description import FILE_NAME
 from embark_jax.export.id_scorer import IdScorer, load_id_scorer
 
@@ -29,14 +31,18 @@ class Scorer:
     Args:
       rows: makes batches from raw rows.
       model: scores batches.
+      chain: folder of a chain of exports that the model is of, if it is.
 
     Attributes:
       tasks: names of the model's tasks, if it has several.
     """
 
-    def __init__(self, rows: RowEncoder, model: IdScorer):
+    def __init__(
+        self, rows: RowEncoder, model: IdScorer, chain: str | Path | None = None
+    ):
         self.tasks = rows.labels
         self._rows, self._model = rows, model
+        self._chain = chain
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns probabilities of label 1, float64 ``[rows]`` in the order of the
@@ -82,6 +88,28 @@ class Scorer:
         does."""
         self._model.update(folder)
 
+    def refresh(self) -> int:
+        """Takes over what was added to the chain of exports that the model is of, and
+        returns how many exports; threads that score meanwhile go on.
+
+        Raises:
+          DataError: if the scorer is of no chain, or the chain is broken; the model is
+            as it was after the last export that is good.
+        """
+        if self._chain is None:
+            raise DataError(
+                "refresh: the model was not loaded from a chain of exports, as embark "
+                "export --append makes it; use update"
+            )
+        chain = Chain.read(self._chain)
+        links = chain.after(self._model.digest)
+        for link in links:
+            self._model.update(link.folder)
+            # Later values have later rows: the new encoder comes after the rows.
+            if (link.folder / ENCODING).is_dir():
+                self._rows = RowEncoder(link.folder)
+        return len(links)
+
     @property
     def step(self) -> int:
         """Step of the model."""
@@ -93,7 +121,8 @@ class Scorer:
         return self._rows.cut
 
     def _scored(self, rows: Any) -> Iterator[tuple[Batch, np.ndarray, bool]]:
-        for batch, has_labels in self._rows.batches(rows):
+        encoder = self._rows
+        for batch, has_labels in encoder.batches(rows):
             logits = self._model.logits(batch.dense, batch.ids, batch.weights)
             yield batch, logits, has_labels
 
@@ -108,7 +137,8 @@ def load_scorer(
     """Loads the model of a run or an export, to score raw rows.
 
     Args:
-      folder: the run folder, or the export; either may be in a bucket.
+      folder: the run folder, the export, or a chain of exports, for the model after
+        the last of them; each may be in a bucket.
       step: step of a run's checkpoint; None takes the newest, or the best of a run that
         stopped early.
       trust_code: whether a model of the user's own may run: the code in a run's
@@ -119,6 +149,12 @@ def load_scorer(
         was trained on a user's own files, or is damaged, or its code is not trusted.
     """
     files = local_copy(folder, without=["checkpoints"])
+    if is_chain(files):
+        chain = Chain.read(folder)
+        first = chain.links[0].folder
+        scorer = Scorer(RowEncoder(first), load_id_scorer(first), folder)
+        scorer.refresh()
+        return scorer
     rows = RowEncoder(files)
     if not (files / FILE_NAME).exists():
         from embark_jax.export.run_scorer import load_run_scorer

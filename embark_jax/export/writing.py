@@ -6,12 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from embark_jax._base.bucket_copy import written
+from embark_jax._base.bucket_copy import local_copy, written
+from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.config import code_of, trusted
+from embark_jax.data import TableValues
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.prepare.raw_rows import copy_encoding
+from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
+from embark_jax.data.prepare.raw_rows import copy_encoding, read_encoding
 from embark_jax.export.arrays import save_arrays
-from embark_jax.export.delta import changed_rows, check, earlier
+from embark_jax.export.chain import Chain, is_chain
+from embark_jax.export.delta import changed_rows, check, earlier, since_last
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.description import (
     DENSE,
@@ -20,6 +24,7 @@ from embark_jax.export.description import (
     Description,
     ExportedFeature,
     ExportedTable,
+    ExportError,
     table_file,
 )
 from embark_jax.export.jax_layers import serialized
@@ -40,7 +45,8 @@ def export_run(
     trust_code: bool = False,
     row_format: RowFormat = "float32",
     onnx: bool = True,
-) -> None:
+    append: bool = False,
+) -> Path:
     """Writes the trained model of a run as files that do not need this package.
 
     ``tables/NAME.safetensors`` holds the ``rows`` of one table, ``[rows, dim]`` float32
@@ -68,6 +74,11 @@ def export_run(
       row_format: "int8" writes rows as int8, and ``scales`` ``[rows]`` float32: a value
         is an integer times its row's scale.
       onnx: whether to write ``model.onnx``.
+      append: whether ``out`` is a chain of exports, which gets one more: a whole one if
+        it has none, or else what has changed since the last of them.
+
+    Returns:
+      The folder that was written.
 
     Raises:
       FileExistsError: if ``out`` holds something.
@@ -80,35 +91,49 @@ def export_run(
     workdir = run.read()
     config = read_config(workdir)
     trusted(workdir, config.model.kind, trust_code)
-    if onnx and since is None:
-        require_jax2onnx()
+    chain = None
+    if append:
+        if since is not None:
+            raise ExportError("--append: is since the last export, leave out --since")
+        if is_chain(local_copy(out, new=True)):
+            chain = Chain.read(out)
+        out = file_system_or_bucket(out) / f"{len(chain.links) if chain else 0:06d}"
     if step is None:
         step = best_step(workdir)
     saved = SavedModel(run.checkpoints, step)
-    then = earlier(since, run.checkpoints) if since else None
-    with code_of(workdir), written(out, last=FILE_NAME) as out:
+    then = None
+    if chain is not None:
+        then = since_last(chain)
+    elif since is not None:
+        then = earlier(since, run.checkpoints)
+    if onnx and then is None:
+        require_jax2onnx()
+    with code_of(workdir), written(out, last=FILE_NAME) as folder:
         if then is not None:
             check(saved, then)
         model = DenseModel(
             config.model, saved.tables, saved.features, saved.dense_features
         )
         params = dense_params(saved, model)
-        (out / "tables").mkdir(parents=True, exist_ok=True)
-        save_arrays(out / DENSE, params)
+        (folder / "tables").mkdir(parents=True, exist_ok=True)
+        save_arrays(folder / DENSE, params)
         if then is None:
             if onnx:
-                write_graphs(out, model, params)
-            (out / JAX).write_bytes(serialized(model))
-            copy_encoding(workdir, out)
+                write_graphs(folder, model, params)
+            (folder / JAX).write_bytes(serialized(model))
+            copy_encoding(workdir, folder)
+        elif chain is not None:
+            _copy_new_encoding(workdir, folder, chain)
         for table in progress(saved.tables):
             rows = (
                 changed_rows(saved, then, table) if then else lookup_table(saved, table)
             )
-            save_arrays(out / table_file(table.name), rows.arrays(row_format))
+            save_arrays(folder / table_file(table.name), rows.arrays(row_format))
         Description(
             name=config.name,
             step=saved.step,
             since=then.step if then else None,
+            parent=then.parent if then else None,
             model=config.model.model_dump(mode="json"),
             dense_features=saved.dense_features,
             row_format=row_format,
@@ -122,11 +147,33 @@ def export_run(
                 for table in saved.tables
             },
             files=tuple(
-                HashedFile.of(out, path.relative_to(out).as_posix())
-                for path in sorted(out.rglob("*"))
+                HashedFile.of(folder, path.relative_to(folder).as_posix())
+                for path in sorted(folder.rglob("*"))
                 if path.is_file()
             ),
-        ).save(out)
+        ).save(folder)
+    return Path(out)
+
+
+def _copy_new_encoding(workdir: Path, out: Path, chain: Chain) -> None:
+    """Copies a run's encoding if it is not that of the exports before.
+
+    Raises:
+      ExportError: if values have other rows than there.
+    """
+    folder = workdir / ENCODING
+    before = chain.encoding()
+    if before is None or not folder.is_dir():
+        return
+    now = TableValues(folder, read_encoding(folder))
+    if before.manifest.digest() == now.manifest.digest():
+        return
+    if (table := before.changed_table(now)) is not None:
+        raise ExportError(
+            f"table {table!r}: values have other rows than in {chain.folder}; prepare "
+            "data with --extend, or begin another chain"
+        )
+    copy_encoding(workdir, out)
 
 
 def _exported(feature: FeatureSpec) -> ExportedFeature:

@@ -20,7 +20,9 @@ def show_result(record: dict[str, Any], console: Console) -> None:
     if "bayes_auc" in record:
         table.add_row("best attainable auc", f"{record['bayes_auc']:.5f}")
     console.print(table)
-    if record["test_auc"] is None:
+    if record.get("test_samples") == 0:
+        say(console, "the data have no test set: nothing was measured")
+    elif record["test_auc"] is None:
         rule = "need labels of both 0 and 1, and no others"
         say(console, f"AUC and accuracy are left out: they {rule}")
     for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,12 @@ def on_test_set(
     trainer: Trainer,
     during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
 ) -> dict[str, Any]:
-    """Returns the test metrics, and the best ones that any model could reach."""
+    """Returns the test metrics, and the best ones that any model could reach; without
+    values if the data have no test set."""
     batches = during(setup.dataset.test_batches(setup.plan.batch_size))
+    if (first := next(batches, None)) is None:
+        return {"test_samples": 0, "test_auc": None, "test_log_loss": None}
+    batches = itertools.chain([first], batches)
     record = on_split(setup, trainer, "test", batches)
     bayes_auc = setup.dataset.bayes_auc()
     return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
