@@ -76,15 +76,19 @@ class LookupTable:
             rows[~present] = draw_initial_rows(self.initial, ids[~present], dim)
         return rows
 
-    def update(self, changes: LookupTable, rows: int | None) -> None:
-        """Takes over the rows of ``changes``, which has keys, in the same format; a
-        table that is not dynamic has ``rows`` then, of which it may have had fewer."""
+    def update(self, changes: LookupTable, rows: int | None = None) -> None:
+        """Takes over the rows of ``changes``, which has keys, in the same format.
+
+        Args:
+          changes: the rows that have changed.
+          rows: number of rows of a table that may have had fewer; None leaves it.
+        """
         assert changes.keys is not None
         if self.keys is None:
-            assert rows is not None
-            self.values = _grown(self.values, rows)
-            if self.scales is not None:
-                self.scales = _grown(self.scales, rows)
+            if rows is not None:
+                self.values = _grown(self.values, rows)
+                if self.scales is not None:
+                    self.scales = _grown(self.scales, rows)
             self.values[changes.keys] = changes.values
             if self.scales is not None:
                 self.scales[changes.keys] = changes.scales

@@ -13,7 +13,7 @@ from embark_jax.export import load_id_scorer, load_scorer
 from embark_jax.export.chain import Chain
 from embark_jax.export.lookup import read_table
 from tests import runs
-from tests.run.test_windows import config_of, prepare_days, prepare_table, table_of
+from tests.days import config_of, prepare_days, prepare_table, table_of
 from tests.runs import done, embark
 
 

@@ -7,77 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.config import reading
 from embark_jax.data import DataError, PreparedData, WindowsData
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare import own_files
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.run import experiment, windows
 from tests import runs
+from tests.days import DAYS, config_of, prepare_days, prepare_table, table_of
 from tests.runs import done, embark
-
-CONFIG = """\
-name: stream
-data: {kind: windows, path: PATH}
-model: {kind: dlrm, bottom: [8, 4], top: [8, 1]}
-embedding:
-  dim: 4
-  tables:
-    user: {rows: 200}
-    item: {rows: 200}
-train: {batch_size: 32, log_every: 1}
-"""
-DAYS = 3
-
-
-def table_of(day: int, count: int = 150) -> pa.Table:
-    rng = np.random.default_rng(day)
-    return pa.table(
-        {
-            "label": rng.integers(0, 2, count),
-            "user": [f"u{user}" for user in rng.zipf(1.3, count) % 40 + 9 * day],
-            "item": rng.zipf(1.4, count) % 30 + 5 * day,
-            "time": rng.integers(100 * day, 100 * (day + 1), count),
-        }
-    )
-
-
-def prepare_table(
-    raw: Path, table: pa.Table, out: Path, extend: Path | None = None, **options
-) -> Path:
-    raw.mkdir(exist_ok=True)
-    file = raw / f"{out.name}.parquet"
-    pq.write_table(table, file)
-    columns = Columns(time="time")
-    made_from = {"dataset": "parquet", "columns": columns.model_dump(mode="json")}
-    options = Options(split="none", **options)
-    prepare(own_files.parquet(file, columns), out, options, made_from, extend=extend)
-    return out
-
-
-def prepare_days(folder: Path, days=range(DAYS)) -> Path:
-    """A folder of prepared days, each an extension of the one before."""
-    out, before = folder / "days", None
-    for day in days:
-        target = out / f"day {day}"
-        before = prepare_table(folder / "raw", table_of(day), target, before)
-    return out
 
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory) -> Path:
     return prepare_days(tmp_path_factory.mktemp("windows"))
-
-
-def config_of(folder: Path, data: Path, *overrides: str) -> Path:
-    path = runs.write_config(folder, CONFIG.replace("PATH", str(data)))
-    config = reading.load(path, overrides)
-    reading.save(config, path)
-    return path
 
 
 def by_hand(config: Path, folders) -> tuple[list, list]:
