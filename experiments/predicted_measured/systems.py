@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner, simulator
-from embark_jax.plans import fleet
 from experiments.embark_table1.system import simulate_embark
-from experiments.predicted_measured.cases import Case, measured
+from experiments.predicted_measured.cases import Case, fleet_of, measured
 from experiments.predicted_measured.hugectr_plan import Settings, plan
 
-FOLDER = Path(__file__).parent
-MODEL = FOLDER.parents[1] / "configs" / "models" / "dlrm_dcnv2.yaml"
+MODEL = Path(__file__).parents[2] / "configs" / "models" / "dlrm_dcnv2.yaml"
 
 
-def predicted(record: dict[str, Any]) -> simulator.Simulation:
-    """Simulates a step of one submission, with its own placements."""
-    source = record["fleet"]
-    if source.endswith(".yaml"):
-        source = str(FOLDER / "fleets" / source)
-    machines = fleet.load(source, record["nodes"], record["gpus_per_node"])
+def predicted(
+    record: dict[str, Any], network_share: float | None = None
+) -> simulator.Simulation:
+    """Simulates a step of one submission, with its own placements; see ``fleet_of``
+    for the share."""
+    machines = fleet_of(record, network_share)
     listed = planner.read_table_list(MODEL.read_text())
     job = simulator.job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
     settings = Settings(
@@ -31,7 +29,7 @@ def predicted(record: dict[str, Any]) -> simulator.Simulation:
     return simulate_embark("HugeCTR", job, placements)
 
 
-def cases() -> Iterator[Case]:
+def cases(network_share: float | None = None) -> Iterator[Case]:
     """Yields a case for each submission."""
     for record, address in measured("systems"):
         yield Case(
@@ -39,6 +37,6 @@ def cases() -> Iterator[Case]:
             record["name"],
             "M samples/s",
             record["samples_per_s"] / 1e6,
-            predicted(record).samples_per_s / 1e6,
+            predicted(record, network_share).samples_per_s / 1e6,
             address,
         )

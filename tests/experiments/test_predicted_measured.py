@@ -26,8 +26,32 @@ def test_every_measured_figure_is_a_case_with_an_address():
     assert all(re.fullmatch(address, case.source) for case in CASES)
 
 
+def test_there_are_forty_figures_of_four_sources():
+    sources = {"/".join(case.source.split("/")[3:5]) for case in CASES}
+    assert len(CASES) >= 40
+    assert len(sources) >= 4
+
+
 def test_scores_are_those_of_the_cases():
-    assert run.summary(CASES) == RESULTS["scores"]
+    scores = run.summary(CASES)
+    for title, row in RESULTS["scores"].items():
+        assert scores[title] == pytest.approx(row)
+
+
+@pytest.mark.parametrize("group", ["kernels", "collectives"])
+def test_prices_are_those_of_the_results(group):
+    stored = {case.name: case.predicted for case in CASES if case.group == group}
+    priced = {case.name: case.predicted for case in run.GROUPS[group]()}
+    assert priced == pytest.approx(stored, rel=1e-3)
+
+
+def test_the_price_of_an_all_gather_by_hand():
+    # 80 GPUs of 10 nodes: a device sends 9/10 of 1/8 of the buffer to the next node.
+    priced = next(c for c in CASES if c.name == "10 x 8 H100 all-gather 256 MiB")
+    sent_us = 1e6 * 2**28 * 0.9 / 8 / (0.8 * 50e9)
+    node_us = 1e6 * 2**28 * 79 / 80 / (0.8 * 450e9)
+    latency_us = 8.4 + 9 * 14.0 + 70 * 3.4
+    assert priced.predicted == pytest.approx(max(sent_us, node_us) + latency_us)
 
 
 def test_a_score():

@@ -1,0 +1,48 @@
+"""Inputs: how often a batch reads the same row, in Meta's traces and by a power law."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import poisson
+
+from embark_jax.statistics.skew import Zipf, row_probabilities
+from experiments.predicted_measured.cases import Case, measured
+
+ROWS = 10_000_000
+"""Rows of each table, an assumption: the traces do not say how many there are."""
+
+
+@functools.cache
+def exponent(ids: float, unique: float) -> float:
+    """Returns the exponent with which so many ids of a table have so many distinct
+    ones."""
+    return brentq(lambda e: Zipf(e).expected_unique(ROWS, ids) - unique, 0.1, 3)
+
+
+def predicted(record: dict[str, Any]) -> float:
+    """Returns the percentage of lookups of rows that the batch reads more often than a
+    record says, if ids follow one power law in all tables."""
+    ids, unique = (record[key] / record["tables"] for key in ("ids", "unique"))
+    zipf = Zipf(exponent(ids, unique))
+    probability, rows = row_probabilities(ROWS, zipf)
+    # Of a row that is looked up, the other lookups are a Poisson number.
+    more = poisson.sf(record["more_than"] - 1, ids * probability)
+    return float(100 * np.sum(rows * probability * more))
+
+
+def cases() -> Iterator[Case]:
+    """Yields a case for each trace and number of reads."""
+    for record, address in measured("inputs"):
+        yield Case(
+            "inputs",
+            record["name"],
+            "% of lookups",
+            record["percent"],
+            predicted(record),
+            address,
+        )

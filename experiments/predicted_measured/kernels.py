@@ -1,0 +1,88 @@
+"""Kernels: lookups and updates on one GPU, priced as the planner prices them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from embark_jax.planner.cost.phases import phases
+from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.request.workload import STATE_VALUES, Workload
+from embark_jax.plans import fleet
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.statistics.skew import Zipf
+from experiments.predicted_measured.cases import Case, measured
+
+PHASES = {
+    "forward": ("lookup",),
+    "eval": ("lookup",),
+    "backward": ("sort", "gradients", "update"),
+}
+"""The phases of our step that do what an operation does."""
+FLOAT_BYTES = 4
+
+
+def workload_of(record: dict[str, Any]) -> Workload:
+    """Returns the workload of a record: one H100, ids by the power law."""
+    return Workload(
+        fleet.dgx_h100(1, 1),
+        batch_size=record["batch"],
+        zipf_exponent=record["exponent"],
+        optimizer=record["optimizer"],
+        kernels="mosaic_gpu",
+    )
+
+
+def device_ms(record: dict[str, Any]) -> float:
+    """Returns the planner's price of an operation whose rows lie on the device."""
+    workload = workload_of(record)
+    tables = [
+        TableSpec(f"t{i}", record["rows"], record["dim"])
+        for i in range(record["tables"])
+    ]
+    of_step = phases(
+        [Placement(table, "dp") for table in tables],
+        [FeatureSpec(table.name) for table in tables],
+        workload,
+        ProgramModel(workload),
+    )
+    chosen = (phase for phase in of_step if phase.name in PHASES[record["operation"]])
+    return float(sum(phase.device_ms.max() for phase in chosen))
+
+
+def host_ms(record: dict[str, Any], values: int) -> float:
+    """Returns the price of reading each looked-up row from host memory, or, in an
+    update, of reading and writing so many values for each parameter of the rows that
+    the batch touches, both ways added as the planner does."""
+    workload = workload_of(record)
+    if record["operation"] == "backward":
+        skew = Zipf(record["exponent"])
+        rows = 2 * values * skew.expected_unique(record["rows"], record["batch"])
+    else:
+        rows = record["batch"]
+    moved_bytes = record["tables"] * rows * record["dim"] * FLOAT_BYTES
+    return float(Rates(workload.fleet).store_ms(moved_bytes, 0.0))
+
+
+def predicted(record: dict[str, Any]) -> float:
+    """Returns the price of a record's operation, in milliseconds."""
+    states = STATE_VALUES[record["optimizer"]][0]
+    match record["memory"]:
+        case "device":
+            return device_ms(record)
+        case "device, states on the host":
+            rows = {**record, "optimizer": "sgd"}
+            return device_ms(rows) + host_ms(record, states)
+        case "host":
+            return host_ms(record, 1 + states)
+    raise ValueError(f"{record['name']}: memory is {record['memory']!r}")
+
+
+def cases() -> Iterator[Case]:
+    """Yields a case for each operation."""
+    for record, address in measured("kernels"):
+        yield Case(
+            "kernels", record["name"], "ms", record["ms"], predicted(record), address
+        )
