@@ -108,19 +108,21 @@ def test_the_index_of_a_table_finds_its_largest_products(whole):
 
 
 def test_a_folder_s_code_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
-    (tmp_path / "summing.py").write_text(OWN)
+    (tmp_path / "totalling.py").write_text(OWN)
     config = runs.write_config(
         tmp_path,
         runs.CONFIG.replace(
-            "{kind: dlrm, bottom: [8, 4], top: [8, 1]}", '{kind: "summing:Sum"}'
+            "{kind: dlrm, bottom: [8, 4], top: [8, 1]}", '{kind: "totalling:Sum"}'
         ),
     )
     run = tmp_path / "run"
     with monkeypatch.context() as there:
         there.syspath_prepend(str(tmp_path))
         runs.done("train", config, *ONE, "--workdir", run)
-        monkeypatch.delitem(sys.modules, "summing", raising=False)
-    with pytest.raises(ConfigError, match=r"names summing:Sum, code in .*/summing\.py"):
+        monkeypatch.delitem(sys.modules, "totalling", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"names totalling:Sum, code in .*/totalling\.py"
+    ):
         ej.load_run(run)
     assert not (run / "code" / "was_run").exists()
     assert ej.load_run(run, trust_code=True).trainer.step == 1
