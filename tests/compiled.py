@@ -106,7 +106,8 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
     )
     keys = array(devices * asked, 1, dtype=np.uint32)
     slot, count = array(devices * asked, dtype=np.int32), array(devices, dtype=np.int32)
-    moves = {name: Moves(slot, keys, keys, count, count)}
+    leaves = array(devices * asked, dtype=np.bool_)
+    moves = {name: Moves(slot, keys, keys, count, leaves)}
     rows = array(devices * moved, values)
     fresh = array(devices * moved, dtype=np.bool_)
     incoming = {name: Incoming(rows, fresh)}

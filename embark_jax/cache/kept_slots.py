@@ -14,11 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from embark_jax.cache.key_index import KeyIndex
+from embark_jax.cache.key_numbers import UNKNOWN
 
 KEY = "key"
 SLOT = "slot"
 SLOT_VALUES = (SLOT, "age", "times_used")
 """Names beside the states of a dynamic table's rows in a checkpoint."""
+SIGHTS = "sights"
+"""Name of the sketches of a table that does not admit keys at once; the last row of
+each has the number of keys that were counted."""
 NO_SLOT, NO_ROW = -1, -2
 """Values in place of a slot: of a row without one, and of room for a row."""
 
@@ -50,7 +54,7 @@ def saved_slots(
 
     Args:
       index: the block's index, in NumPy.
-      numbers: ``[filled]`` numbers of the rows in its slots.
+      numbers: ``[filled]`` numbers of the rows in its slots; ``UNKNOWN`` of guests.
       rows, room: number of rows, and of what is saved.
     """
     saved = {name: np.full((room, 1), NO_ROW, np.int32) for name in SLOT_VALUES}
@@ -62,7 +66,8 @@ def saved_slots(
     }
     for name, slot_values in values.items():
         saved[name][:rows] = NO_SLOT
-        saved[name][numbers, 0] = slot_values
+        stored = numbers != UNKNOWN
+        saved[name][numbers[stored], 0] = slot_values[stored]
     return saved
 
 

@@ -18,10 +18,13 @@ import numpy as np
 from embark_kernels import group_rows
 from jax.sharding import PartitionSpec
 
+from embark_jax.cache.directory import default_buckets
 from embark_jax.cache.key_index import (
+    SKETCH_CELLS,
     KeyIndex,
     Moves,
-    default_buckets,
+    Resolved,
+    SlotRules,
     empty_index,
     rehash,
     resolve,
@@ -47,8 +50,8 @@ class Demand(NamedTuple):
       moves: moves on each device.
       largest: ``[3]`` int32 maximum over devices of the rows that come, the slots that
         the batch needs, as in ``Resolved``, and the keys without room in the directory.
-      rows: ``[3]`` int32 numbers over all devices: rows that are asked for, those of
-        them that had no slot, and slots that hold a row.
+      rows: ``[4]`` int32 numbers over all devices: rows that are asked for, those of
+        them that had no slot, slots that hold a row, and keys that are not admitted.
     """
 
     moves: Moves
@@ -61,11 +64,18 @@ def words_of_keys(storage: Storage) -> int:
     return WORDS if storage.kind.table else 1
 
 
-def may_evict(storage: Storage) -> bool:
-    """Returns whether rows leave the slots: a dynamic table first grows to its most."""
-    return all(
-        rows.table.max_slots is None or rows.table.slots == rows.table.max_slots
-        for rows in storage.ranges
+def slot_rules(storage: Storage) -> SlotRules:
+    """Returns the rules of a storage's slots. Of a dynamic table rows leave once it has
+    grown to its most."""
+    if not storage.kind.table:
+        return SlotRules(storage.kind.evict)
+    table = storage.ranges[0].table
+    return SlotRules(
+        storage.kind.evict,
+        table.slots == table.max_slots,
+        table.admit_after,
+        table.expire_after,
+        table.discard,
     )
 
 
@@ -75,7 +85,11 @@ def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
 
     def create():
         return {
-            name: empty_index(storage.slots_per_device, words_of_keys(storage))
+            name: empty_index(
+                storage.slots_per_device,
+                words_of_keys(storage),
+                cells=SKETCH_CELLS if slot_rules(storage).admit_after > 1 else 0,
+            )
             for name, storage in storages.items()
         }
 
@@ -175,17 +189,10 @@ def resolve_routes(
         demands = {}
         for name, cluster in clusters.items():
             keys, present, group = _keys_of(cluster, routes[name], micro_batches > 1)
-            resolved = resolve(
-                indexes[name],
-                keys,
-                present,
-                cached[name].kind.evict,
-                lend or may_evict(cached[name]),
-                again,
-            )
-            routes[name] = _with_slots(
-                cluster, routes[name], resolved.slot, present, group
-            )
+            rules = slot_rules(cached[name])
+            rules = rules._replace(may_evict=lend or rules.may_evict)
+            resolved = resolve(indexes[name], keys, present, rules, again)
+            routes[name] = _with_slots(cluster, routes[name], resolved, present, group)
             indexes[name] = resolved.index
             demand_sizes = jnp.concatenate(
                 [resolved.moves.count, resolved.needed, resolved.homeless]
@@ -195,6 +202,7 @@ def resolve_routes(
                     present.sum(dtype=jnp.int32)[None],
                     resolved.missing,
                     resolved.index.filled,
+                    (present & ~resolved.updated).sum(dtype=jnp.int32)[None],
                 ]
             )
             demands[name] = Demand(
@@ -247,16 +255,20 @@ def _keys_of(
 def _with_slots(
     cluster: ShardedCluster,
     route: Route,
-    slot: jax.Array,
+    resolved: Resolved,
     present: jax.Array,
     group: jax.Array | None,
 ) -> Route:
     """Returns the route with the slots of the keys that ``_keys_of`` gave."""
-    absent = cluster.index.slots + jnp.arange(len(slot), dtype=jnp.int32)
-    slot = jnp.where(present, slot, absent)
-    if group is None:
-        return cluster.with_slots(route, slot)
-    absent = cluster.index.slots + jnp.arange(group.shape[1], dtype=jnp.int32)
-    return jax.vmap(cluster.with_slots)(
-        route, jnp.where(group < len(slot), pick(slot, group), absent)
-    )
+
+    def slots_of(keys: jax.Array) -> jax.Array:
+        """Returns the slots of some of the keys, unique ones beyond all of others."""
+        absent = cluster.index.slots + jnp.arange(len(keys), dtype=jnp.int32)
+        slot = jnp.where(keys, resolved.slot, absent)
+        if group is None:
+            return slot
+        absent = cluster.index.slots + jnp.arange(group.shape[1], dtype=jnp.int32)
+        return jnp.where(group < len(slot), pick(slot, group), absent)
+
+    with_slots = cluster.with_slots if group is None else jax.vmap(cluster.with_slots)
+    return with_slots(route, slots_of(present), slots_of(resolved.updated))

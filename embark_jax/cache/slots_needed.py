@@ -57,7 +57,8 @@ def check_slots(
         limit = row_range.table.max_slots
         if limit and row_range.table.slots != limit:
             slots = needed * row_range.row_shards
-            soon = slots + BATCHES_AHEAD * int(np.asarray(demand.rows)[1])
+            _, missing, _, not_admitted = np.asarray(demand.rows).tolist()
+            soon = slots + BATCHES_AHEAD * max(0, missing - not_admitted)
             wanted[named] = min(soon, MOST_AHEAD * slots)
         else:
             refused.append(message)

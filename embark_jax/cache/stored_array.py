@@ -67,6 +67,10 @@ class RowsByKey(Protocol):
         """Forgets all rows."""
         ...
 
+    def take_sights(self, blocks: np.ndarray) -> None:
+        """Takes over the sketches of all blocks, ``[blocks, cells, hashes]``."""
+        ...
+
     def owned(self, keys: np.ndarray) -> np.ndarray:
         """Returns ``[n]`` bool: which of ``[n]`` int64 keys belong to these devices."""
         ...

@@ -19,9 +19,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax._base.memory import free_memory_bytes
 from embark_jax.cache.kept_slots import (
     KEY,
+    SIGHTS,
     SLOT,
     SLOT_VALUES,
     Kept,
@@ -30,16 +30,10 @@ from embark_jax.cache.kept_slots import (
     keys_of,
     saved_slots,
 )
-from embark_jax.cache.key_index import KeyIndex, Moves
+from embark_jax.cache.key_index import SKETCH_SEEDS, KeyIndex, Moves
 from embark_jax.cache.keyed_store import KeyedStore
 from embark_jax.cache.resolving import Demand, words_of_keys
-from embark_jax.cache.row_store import (
-    FLOAT32_BYTES,
-    STORES,
-    RowStore,
-    StoreError,
-    make_store,
-)
+from embark_jax.cache.row_store import RowStore, make_store
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.swaps import Incoming, initial_values
 from embark_jax.embedding.arrays import BATCH
@@ -93,6 +87,7 @@ class StoredRows:
         }
         self._taken: dict[Any, list[tuple[np.ndarray, dict[str, np.ndarray]]]]
         self._taken = defaultdict(list)
+        self._sights: dict[Any, np.ndarray] = {}
 
     def incoming(self, demand: Demand) -> Incoming:
         """Returns the rows that come into slots, on the devices."""
@@ -115,13 +110,14 @@ class StoredRows:
         """Stores the rows that left slots, or forgets them."""
         for device, store in self._stores.items():
             names = _moving(device, demand, demand.moves.outgoing)
-            vacant = int(np.asarray(on_device(device, demand.moves.vacant))[0])
-            if vacant < len(names) and not self._discards:
-                left = np.asarray(on_device(device, rows))[vacant : len(names)]
-                store.write(names[vacant:], left)
+            leaves = np.asarray(on_device(device, demand.moves.leaves))[: len(names)]
+            if leaves.any() and not self._discards:
+                left = np.asarray(on_device(device, rows))[: len(names)][leaves]
+                store.write(names[leaves], left)
 
     def take_slots(self, index: KeyIndex, arrays: list[jax.Array]) -> None:
-        """Stores a copy of all rows that have a slot.
+        """Stores a copy of all rows that have a slot; of guests, whose rows are initial
+        ones, only where slots decide what is discarded.
 
         Args:
           index: key index of the storage.
@@ -132,6 +128,8 @@ class StoredRows:
                 store.clear()  # of what an earlier checkpoint has
             names = _names(np.asarray(on_device(device, index.slot_keys)))
             filled = int(np.asarray(on_device(device, index.filled))[0])
+            stored = np.asarray(on_device(device, index.times_used)) > 0
+            stored |= self._discards
             arrays_of_device = [on_device(device, array) for array in arrays]
             count = min(ROWS_AT_ONCE, len(names))
             for begin in range(0, filled, count):
@@ -139,11 +137,9 @@ class StoredRows:
                 rows = [
                     _rows(array, np.int32(first), count) for array in arrays_of_device
                 ]
-                held = slice(begin - first, min(count, filled - first))
-                store.write(
-                    names[first : first + count][held],
-                    np.concatenate(rows, axis=1)[held],
-                )
+                held = begin - first + np.flatnonzero(stored[begin : first + count])
+                held = held[held < filled - first]
+                store.write(names[first + held], np.concatenate(rows, axis=1)[held])
 
     def fill(
         self, collection: EmbeddingCollection, optimizer: AnyRule, key: jax.Array
@@ -198,6 +194,10 @@ class StoredRows:
             slots = saved_slots(host_index, store.numbers(keys), len(store), room)
             for name, values in slots.items():
                 arrays[name][device] = values
+            if len(host_index.sights):
+                counted = np.resize(host_index.counted, (1, len(SKETCH_SEEDS)))
+                sights = np.concatenate([host_index.sights, counted])
+                arrays.setdefault(SIGHTS, {})[device] = sights
         return {name: self._array(values) for name, values in arrays.items()}
 
     @property
@@ -207,6 +207,7 @@ class StoredRows:
     def clear(self) -> None:
         """Forgets all rows; see ``RowsByKey``."""
         self._taken.clear()
+        self._sights.clear()
         for store in self._keyed.values():
             store.clear()
 
@@ -238,6 +239,14 @@ class StoredRows:
             slot_values = {name: values[own] for name, values in slots.items()}
             self._taken[device].append((keys[own], slot_values))
 
+    def take_sights(self, blocks: np.ndarray) -> None:
+        """See ``RowsByKey``."""
+        everywhere = blocks.max(axis=0)  # of other owners, who had other keys
+        for number, device in enumerate(self._mesh.devices.flat):
+            if device in self._stores:
+                alike = len(blocks) == self._mesh.size
+                self._sights[device] = blocks[number] if alike else everywhere
+
     @property
     def most_kept(self) -> int:
         """Number of rows with a slot, of those that were taken, on the device that has
@@ -264,10 +273,13 @@ class StoredRows:
 
     def kept_index(self, all_kept: Mapping[Any, Kept]) -> dict[str, jax.Array]:
         """Returns the fields of the key index of these rows, but for the directory."""
-        indexes = [
-            jax.device_put(index_of(rows_kept, self.storage.slots_per_device), device)
-            for device, rows_kept in all_kept.items()
-        ]
+        indexes = []
+        for device, rows_kept in all_kept.items():
+            fields = index_of(rows_kept, self.storage.slots_per_device)
+            if device in self._sights:
+                sights = self._sights[device]
+                fields |= {"sights": sights[:-1], "counted": sights[-1, :1]}
+            indexes.append(jax.device_put(fields, device))
         return jax.tree.map(self._whole, *indexes)
 
     def kept_rows(
@@ -288,7 +300,7 @@ class StoredRows:
             rows[:count] = store.read(keys)
             words = np.zeros((size, words_of_keys(self.storage)), np.uint32)
             total = np.full(1, count, np.int32)
-            moves = slot, words, words, total, total
+            moves = slot, words, words, total, np.zeros(size, bool)
             come = rows, np.zeros(size, bool)
             moves, come = jax.device_put((moves, come), device)
             moves_by_device.append((Moves(*moves), Incoming(*come)))
@@ -329,35 +341,6 @@ class StoredRows:
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:
         words = np.ascontiguousarray(keys, "<i8").view("<u4").reshape(-1, 2)
         return row_shard_of(words, self.storage.ranges[0].row_shards)
-
-
-def check_memory(
-    storages: Mapping[str, Storage],
-    values: Mapping[str, dict[str, slice]],
-    devices: int,
-) -> None:
-    """Raises ``StoreError`` if memory cannot hold all rows of tier host.
-
-    Args:
-      storages: cached storages.
-      values: slices of the values in their rows.
-      devices: number of this process's devices.
-    """
-    host_bytes = (
-        sum(
-            FLOAT32_BYTES
-            * storage.rows_per_device
-            * max(columns.stop for columns in values[name].values())
-            for name, storage in storages.items()
-            if STORES[storage.kind.tier].in_memory and not storage.kind.table
-        )
-        * devices
-    )
-    if host_bytes > (free := free_memory_bytes()):
-        raise StoreError(
-            f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
-            f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
-        )
 
 
 def on_device(device: Any, array: jax.Array) -> jax.Array:

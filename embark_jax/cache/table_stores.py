@@ -8,14 +8,17 @@ from typing import Any
 
 import jax
 
+from embark_jax._base.memory import free_memory_bytes
 from embark_jax.cache.key_index import KeyIndex
 from embark_jax.cache.resolving import Demand
-from embark_jax.cache.stored_rows import StoredRows, check_memory
+from embark_jax.cache.row_store import FLOAT32_BYTES, STORES, StoreError
+from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.cache.swaps import Incoming, row_values
 from embark_jax.embedding.arrays import TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.launch.agreement import tell_all
+from embark_jax.plans.storage import Storage
 
 
 class TableStores:
@@ -158,3 +161,32 @@ def most_of_all(counts: list[int]) -> list[int]:
     messages = tell_all(" ".join(map(str, counts)))
     by_process = [[int(count) for count in text.split()] for text in messages]
     return [max(counts) for counts in zip(*by_process, strict=True)]
+
+
+def check_memory(
+    storages: Mapping[str, Storage],
+    values: Mapping[str, dict[str, slice]],
+    devices: int,
+) -> None:
+    """Raises ``StoreError`` if memory cannot hold all rows of tier host.
+
+    Args:
+      storages: cached storages.
+      values: slices of the values in their rows.
+      devices: number of this process's devices.
+    """
+    host_bytes = (
+        sum(
+            FLOAT32_BYTES
+            * storage.rows_per_device
+            * max(columns.stop for columns in values[name].values())
+            for name, storage in storages.items()
+            if STORES[storage.kind.tier].in_memory and not storage.kind.table
+        )
+        * devices
+    )
+    if host_bytes > (free := free_memory_bytes()):
+        raise StoreError(
+            f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
+            f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
+        )

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from embark_jax.cache.kept_slots import KEY, NO_ROW, SLOT, SLOT_VALUES
+from embark_jax.cache.kept_slots import KEY, NO_ROW, SIGHTS, SLOT, SLOT_VALUES
 from embark_jax.cache.stored_array import RowsByKey, StoredArray
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.layout import is_key, of_table
@@ -79,6 +79,8 @@ def _restore_by_key(saved: SavedCheckpoint, rows_by_key: RowsByKey) -> None:
         n: states(n) for n in rows_by_key.states
     }
     block = len(range(0, layout.end, layout.row_shards))
+    if states(SIGHTS) in saved.description.arrays:
+        rows_by_key.take_sights(saved.array(states(SIGHTS)))
 
     def read(rows: tuple[int, range]):
         row_shard, extent = rows

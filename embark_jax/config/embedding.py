@@ -69,6 +69,12 @@ class TableConfig(Config):
     evicted: Evicted | None = None
     """Place of rows that have left a dynamic table: ``host`` memory (also None),
     ``disk``, or nowhere (``discard``): their keys count as new when seen again."""
+    admit_after: PositiveInt | None = None
+    """Number of batches that ask for a key of a dynamic table before it gets a row of
+    its own; None is 1, at first sight. Until then it has its initial row."""
+    expire_after: PositiveInt | None = None
+    """Number of steps after which a row of a dynamic table that no batch asks for may
+    leave its slot, although the table could grow. None keeps rows."""
     evict: Evict | None = None
     """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
     ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
@@ -253,6 +259,8 @@ def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
             config.max_slots,
             evict=config.evict or "lru",
             evicted=config.evicted or "host",
+            admit_after=config.admit_after or 1,
+            expire_after=config.expire_after,
         )
     if config.evicted is not None:
         raise ValueError(

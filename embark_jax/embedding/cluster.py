@@ -110,9 +110,12 @@ class ShardedCluster(Cluster, Protocol):
 
     cells: int
 
-    def with_slots(self, route: Route, slot: jax.Array) -> Route:
-        """Returns the route with slots in place of those of ``touched``, ``[rows]``;
-        a slot is out of range where that is."""
+    def with_slots(
+        self, route: Route, slot: jax.Array, updated_slot: jax.Array
+    ) -> Route:
+        """Returns the route with slots in place of those of ``touched``, ``[rows]``: in
+        lookups, and in updates. A slot is out of range where that is; one to update
+        also where its row should not change."""
         ...
 
 

@@ -132,13 +132,13 @@ class ReductionBased:
     def touched(self, route):
         return route.touched.row
 
-    def with_slots(self, route, slot):
+    def with_slots(self, route, slot, updated_slot):
         touched, received = route.touched, route.received
         slots = pick(slot, touched.group, self.index.slots)
         slots = slots.reshape(received.slot.shape)
         return route._replace(
             received=received._replace(slot=slots),
-            touched=touched.with_rows(slot),
+            touched=touched.with_rows(updated_slot),
             keys=None,
         )
 

@@ -137,11 +137,11 @@ class UniqueBased:
     def touched(self, route):
         return route.touched.row
 
-    def with_slots(self, route, slot):
+    def with_slots(self, route, slot, updated_slot):
         touched = route.touched
         return route._replace(
             slot=pick(slot, touched.group, self.index.slots),
-            touched=touched.with_rows(slot),
+            touched=touched.with_rows(updated_slot),
             keys=None,
         )
 

@@ -31,6 +31,10 @@ MOST_ROWS, MOST_BATCH = 2**42, 2**44
 such a table are a 64-bit integer, and no machine has them."""
 
 
+_OF_DYNAMIC = {"discard": False, "admit_after": 1, "expire_after": None}
+"""Fields that only dynamic tables may set, and what they are in others."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
     """An embedding table of ``rows × dim`` parameters.
@@ -60,6 +64,11 @@ class TableSpec:
         does: any 64-bit id is a key, and gets a row when it is first seen. ``slots``
         are the present room, and grow. Without ``slots`` it has as many as ``rows``, up
         to ``max_slots``; without a ``tier``, evicted rows are in "host".
+      admit_after: number of batches that ask for a key of a dynamic table before it has
+        a row of its own; until then it has its initial one, which does not change.
+      expire_after: number of steps after which a row of a dynamic table that no batch
+        asks for may leave its slot even if the table could grow; if rows that leave
+        are forgotten, it begins anew when it is asked for again. None keeps rows.
       discard: whether a dynamic table forgets a row that leaves the slots: its key
         counts as new when it is seen again.
 
@@ -75,6 +84,8 @@ class TableSpec:
     slots: int | None = None
     evict: Evict = "lru"
     max_slots: int | None = None
+    admit_after: int = 1
+    expire_after: int | None = None
     discard: bool = False
     initializer: Initializer = "uniform"
     optimizer: str = ""
@@ -91,6 +102,8 @@ class TableSpec:
         init_scale: float | None = None,
         evict: Evict = "lru",
         evicted: Evicted = "host",
+        admit_after: int = 1,
+        expire_after: int | None = None,
     ) -> TableSpec:
         """Makes a table whose rows are made when their key is first seen.
 
@@ -103,6 +116,7 @@ class TableSpec:
           init_scale: as in any table; ``None`` takes ``max_slots ** -0.5``.
           evicted: place of rows that have left: memory, "host", a scratch file, "disk",
             or nowhere, "discard".
+          admit_after, expire_after: as in the class.
 
         Raises:
           ValueError: if a value breaks its rule.
@@ -123,6 +137,8 @@ class TableSpec:
             slots=slots,
             evict=evict,
             max_slots=max_slots,
+            admit_after=admit_after,
+            expire_after=expire_after,
             discard=evicted == "discard",
         )
 
@@ -193,12 +209,16 @@ class TableSpec:
 
     def _check_dynamic(self) -> None:
         if self.max_slots is None:
-            if self.discard:
-                raise ValueError(
-                    f"table {self.name!r}: discard is true, which only a dynamic table "
-                    "may do; give it max_slots"
-                )
+            for key, default in _OF_DYNAMIC.items():
+                if (value := getattr(self, key)) != default:
+                    raise ValueError(
+                        f"table {self.name!r}: {key} is {value!r}, which only a "
+                        "dynamic table may have; give it max_slots"
+                    )
             return
+        whole(f"table {self.name!r}: admit_after", self.admit_after)
+        if self.expire_after is not None:
+            whole(f"table {self.name!r}: expire_after", self.expire_after)
         if self.initializer != "uniform":
             raise ValueError(
                 f"table {self.name!r}: initializer is {self.initializer!r}, must be "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 
 import hypothesis
 import jax
@@ -19,7 +20,7 @@ from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, make_trainer
 from tests.cache.initial_row import DIM, SCALE, initial_row
 
-BATCH, RATE, HOTNESS = 16, 0.5, 2
+BATCH, RATE, HOTNESS, SLOTS = 16, 0.5, 2, 128
 EXTREME = [0, -1, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
 WEIGHT = np.linspace(0.5, 1, DIM)
 BUCKET_SEEDS = (0x9E3779B9, 0x85EBCA6B)
@@ -71,8 +72,12 @@ def test_hosts_and_devices_hash_alike():
         )
 
 
-def trainer_of(mesh, cluster, slots, max_slots, **options) -> ej.Trainer:
-    table = ej.TableSpec.dynamic("user", DIM, slots, max_slots, init_scale=SCALE)
+def trainer_of(
+    mesh, cluster, slots, max_slots, table_options=None, **options
+) -> ej.Trainer:
+    table = ej.TableSpec.dynamic(
+        "user", DIM, slots, max_slots, init_scale=SCALE, **(table_options or {})
+    )
     devices = mesh[0] * mesh[1]
     placed = [Placement(table, cluster, devices, 1, tuple(range(devices)))]
     features = [ej.FeatureSpec("user", hotness=HOTNESS)]
@@ -166,3 +171,76 @@ def test_padding_is_said_apart_for_dynamic_tables_alone():
     batch = batch_of(np.arange(10), np.random.default_rng(0))
     with pytest.raises(DataError, match="padding of feature 'user': its table is not"):
         check(dataclasses.replace(batch, ids={"user": batch.ids["user"][:, :1]}))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cluster", "options"),
+    [
+        ((1, 1), "ub", {"admit_after": 3}),
+        pytest.param(
+            (2, 4),
+            "rb",
+            {"admit_after": 2, "expire_after": 3, "evicted": "discard"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (1, 2),
+            "ub",
+            {"expire_after": 2, "evicted": "discard", "overlap": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param((1, 2), "ub", {"expire_after": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_admission_and_expiry_beside_a_dictionary(mesh, cluster, options, tmp_path):
+    """Some keys come in every batch, some now and then, others once. In between, the
+    run is saved and resumed."""
+    table = {k: v for k, v in options.items() if k != "overlap"}
+    look_ahead = {"overlap": options.get("overlap", False)}
+    trainer = trainer_of(mesh, cluster, SLOTS, 400, table, **look_ahead)
+    admit_after, expire_after = (options.get(f"{n}_after") for n in ("admit", "expire"))
+    rng, rows = np.random.default_rng(1), {}
+    seen, last_step, not_admitted = Counter(), {}, 0
+    for step in range(14):
+        if step == 7:
+            with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
+                checkpoints.save(
+                    trainer.whole_state(), trainer.step, trainer.embeddings, {}
+                )
+                trainer = trainer_of(mesh, cluster, SLOTS, 400, table, **look_ahead)
+                trainer.load(checkpoints)
+        often = np.arange(4) + 20 * (step % 5 == 0)
+        once = 1000 * (step + 1) + np.arange(10)
+        batch = batch_of(np.concatenate([often, rng.integers(50, 60, 3), once]), rng)
+        (result,) = trainer.iterate_batches([batch])
+        cells = [
+            (sample, int(batch.ids["user"][sample, i]))
+            for sample, i in np.argwhere(~batch.padding["user"])
+        ]
+        for key in {key for _, key in cells}:
+            seen[key] += 1
+            gone = expire_after and step - last_step.get(key, step) > expire_after
+            if key not in rows or (gone and options.get("evicted") == "discard"):
+                rows[key] = initial_row(key).astype(np.float64)
+            last_step[key] = step
+        logits = np.zeros(BATCH)
+        for sample, key in cells:
+            logits[sample] += rows[key] @ WEIGHT
+        np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
+        slope = (1 / (1 + np.exp(-logits)) - batch.labels) / BATCH
+        not_admitted += len({k for _, k in cells if seen[k] < (admit_after or 1)})
+        for sample, key in cells:
+            if seen[key] >= (admit_after or 1):
+                rows[key] = rows[key] - RATE * slope[sample] * WEIGHT
+    assert trainer.cached is not None
+    figures = trainer.cached.figures()
+    assert (not_admitted > 0) == (admit_after is not None)
+    assert ("not_admitted/user" in figures) == (admit_after is not None)
+    assert trainer.embeddings.plan.tables[0].slots == SLOTS < len(seen)
+    found = trainer.table("user")
+    admitted = {key for key, count in seen.items() if count >= (admit_after or 1)}
+    if options.get("evicted") != "discard":
+        assert set(found.keys.tolist()) == admitted
+    for key, row in zip(found.keys.tolist(), found.rows, strict=True):
+        if key in admitted and step - last_step[key] <= (expire_after or step):
+            np.testing.assert_allclose(row, rows[key], rtol=1e-5, atol=1e-6)

@@ -21,7 +21,7 @@ def plan_of(table: ej.TableSpec) -> ej.Plan:
 def wanted(table: ej.TableSpec, needed: int, asked: int, new: int) -> dict[str, int]:
     """Slots that a batch makes the table want, where a device needs ``needed``."""
     storage = next(s for s in plan_of(table).storages if s.kind.table)
-    demand = Demand(None, np.array([0, needed, 0]), np.array([asked, new, 0]))  # pyright: ignore
+    demand = Demand(None, np.array([0, needed, 0]), np.array([asked, new, 0, 0]))  # pyright: ignore
     with pytest.raises(TooFewSlotsError) as raised:
         check_slots({storage.name: demand}, {storage.name: storage}, None)  # pyright: ignore
     return raised.value.slots

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax.cache import key_index
-from embark_jax.cache.key_index import KeyIndex, Resolved
+from embark_jax.cache import directory, key_index
+from embark_jax.cache.key_index import KeyIndex, Resolved, SlotRules
 
 BATCH = 16
 
@@ -26,9 +26,9 @@ def numbers_of(keys):
     return [sum(int(word) << 32 * w for w, word in enumerate(key)) for key in keys]
 
 
-@functools.partial(jax.jit, static_argnames="evict")
-def resolve(index, keys, present, evict="lru") -> Resolved:
-    return key_index.resolve(index, keys, present, evict)
+@functools.partial(jax.jit, static_argnames="rules")
+def resolve(index, keys, present, rules=key_index.ANY_ROW, again=False) -> Resolved:
+    return key_index.resolve(index, keys, present, rules, again)
 
 
 find = jax.jit(key_index.find)
@@ -56,7 +56,7 @@ class Slots:
         moves = [np.asarray(each)[:count] for each in resolved.moves[:3]]
         incoming, outgoing = numbers_of(moves[1]), numbers_of(moves[2])
         assert sorted(incoming) == sorted(set(keys) - set(slot_of))
-        vacant = int(resolved.moves.vacant[0])
+        vacant = count - int(resolved.moves.leaves.sum())
         if vacant < count:
             held = len(self.key_of) + vacant
             assert held == self.slots, "evicted before all were full"
@@ -87,7 +87,7 @@ def test_it_holds_what_a_dict_would(slots, words, evict, stream):
     for keys in stream:
         # Keys of two words differ in the upper one alone; the last ones are all bits.
         keys = [2 ** (32 * words) - 1 - (key << 32 * (words - 1)) for key in keys]
-        resolved = resolve(index, *words_of(keys, words), evict=evict)
+        resolved = resolve(index, *words_of(keys, words), SlotRules(evict))
         assert int(resolved.homeless[0]) == 0
         oracle.follow(keys, resolved)
         index = resolved.index
@@ -97,7 +97,7 @@ def test_it_holds_what_a_dict_would(slots, words, evict, stream):
 def test_who_leaves(evict):
     index = key_index.empty_index(4, 1)
     for keys in ([1, 2, 3, 4], [1, 2], [2, 1], [3], [4], [5]):
-        resolved = resolve(index, *words_of(keys, 1), evict=evict)
+        resolved = resolve(index, *words_of(keys, 1), SlotRules(evict))
         index = resolved.index
     # 1 was asked for longest ago; 3 and 4 the fewest times, and 3 is in the first slot.
     assert numbers_of(resolved.moves.outgoing)[0] == {"lru": 1, "lfu": 3}[evict]
@@ -112,14 +112,52 @@ def test_a_batch_that_needs_more_slots_changes_nothing():
     np.testing.assert_array_equal(refused.index.used_at, index.used_at)
 
 
+def test_guests_are_counted_and_leave_first():
+    rules = SlotRules(may_evict=False, admit_after=2)
+    index = key_index.empty_index(4, 1, cells=key_index.SKETCH_CELLS)
+    for keys, admitted in (([1, 2], []), ([1, 3], [1]), ([1, 4, 5], [1])):
+        resolved = resolve(index, *words_of(keys, 1), rules)
+        assert int(resolved.needed[0]) <= 4
+        assert np.asarray(resolved.updated)[: len(keys)].tolist() == [
+            key in admitted for key in keys
+        ]
+        assert not resolved.moves.leaves.any()  # guests are not kept
+        index = resolved.index
+    assert contents(index).keys() == {1, 3, 4, 5}
+    again = resolve(index, *words_of([1, 4, 5], 1), rules, np.bool_(True))
+    np.testing.assert_array_equal(again.index.times_used, index.times_used)
+    # 2 has left, but its count stays. Four admitted keys need four slots.
+    index = resolve(index, *words_of([2, 4, 5], 1), rules).index
+    assert contents(index).keys() == {1, 2, 4, 5}
+    refused = resolve(index, *words_of([6], 1), rules)
+    assert int(refused.needed[0]) == 5
+    assert contents(refused.index) == contents(index)
+
+
+@pytest.mark.parametrize("may_evict", [False, True])
+def test_expired_rows_make_room_and_begin_anew(may_evict):
+    rules = SlotRules("lfu", may_evict, expire_after=2, forgets=True)
+    index = key_index.empty_index(4, 1)
+    for keys in ([1, 2, 3, 4], [1, 2, 3], [1, 2], [1]):
+        index = resolve(index, *words_of(keys, 1), rules).index
+    resolved = resolve(index, *words_of([1, 3, 5], 1), rules)
+    count = int(resolved.moves.count[0])
+    # 5 takes the place of 4, and 3 was forgotten: both rows come.
+    assert numbers_of(np.asarray(resolved.moves.incoming)[:count]) == [5, 3]
+    assert numbers_of(np.asarray(resolved.moves.outgoing)[:1]) == [4]
+    assert contents(resolved.index) == {1: 0, 2: 1, 3: 2, 5: 3}
+    slots = np.asarray(resolved.slot)[:3].tolist()
+    assert slots == [0, 2, 3]
+
+
 def test_keys_without_room_find_it_in_a_larger_directory():
     index = key_index.empty_index(64, 2, buckets=2)
     homeless = 0
     for first in range(0, 64, BATCH):
         resolved = resolve(index, *words_of(range(first, first + BATCH), 2))
         index, homeless = resolved.index, homeless + int(resolved.homeless[0])
-    assert homeless == 64 - 2 * key_index.WAYS
-    larger, homeless = key_index.rehash(index, 100, key_index.default_buckets(100))
+    assert homeless == 64 - 2 * directory.WAYS
+    larger, homeless = key_index.rehash(index, 100, directory.default_buckets(100))
     assert int(homeless[0]) == 0
     assert contents(larger) == {key: key for key in range(64)}
     after = resolve(larger, *words_of(range(60, 76), 2))
@@ -136,7 +174,7 @@ def test_all_slots_fill_before_anything_leaves():
     for batch in keys.astype(np.uint32).reshape(-1, n, 1):
         filled = int(index.filled[0])
         resolved = step(index, batch, np.ones(n, bool))
-        leaving = int(resolved.moves.count[0]) - int(resolved.moves.vacant[0])
+        leaving = int(resolved.moves.leaves.sum())
         assert leaving == max(0, filled + n - slots)
         assert int(resolved.homeless[0]) == 0
         index = resolved.index
