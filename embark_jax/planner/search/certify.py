@@ -23,7 +23,6 @@ import time
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import milp
 
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Relaxation, Solution
@@ -90,6 +89,8 @@ def solve_whole(
       goal_ms: step time above which plans do not matter.
       seconds: time after which the solver gives up.
     """
+    from scipy.optimize import milp  # takes 0.2 s to import, and is seldom needed
+
     instance = relaxation.instance
     counts = instance.counts
     live = len(relaxation.live)
