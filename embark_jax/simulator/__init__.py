@@ -5,6 +5,7 @@ from embark_jax.simulator.job import Job, job_of_list
 from embark_jax.simulator.report import report
 from embark_jax.simulator.simulation import (
     Simulation,
+    simulate_hot_batches,
     simulate_program,
 )
 from embark_jax.simulator.timeline import Task, Timeline, schedule, serial
@@ -23,5 +24,6 @@ __all__ = [
     "report",
     "schedule",
     "serial",
+    "simulate_hot_batches",
     "simulate_program",
 ]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.planner.request.workload import STATE_VALUES, SortedBatch
 from embark_jax.plans.storage import Placement
 from embark_jax.simulator.job import Job
 from embark_jax.simulator.program_step import program_tasks
@@ -56,6 +56,38 @@ class Simulation:
                 for phase, ms in self.timeline.phase_ms().items()
             },
         }
+
+
+def simulate_hot_batches(
+    job: Job, placements: Sequence[Placement], all_hot_share: float
+) -> tuple[Simulation, Simulation]:
+    """Simulates steps of ``train.hot_batches``: of an all-hot batch, in which no
+    sharded table appears, and of a mixed one, which has all cold ids.
+
+    Args:
+      job, placements: as for ``simulate_program``; all tables have hot rows.
+      all_hot_share: share of the samples whose ids are all of hot rows, as ``embark
+        data stats`` counts them.
+
+    Raises:
+      ValueError: if a table has no hot rows, or the share is not from 0 to below 1.
+    """
+    hot, mixed = (
+        simulate_program(
+            dataclasses.replace(
+                job,
+                workload=dataclasses.replace(
+                    job.workload, sorted_batch=SortedBatch(all_hot_share, all_hot)
+                ),
+            ),
+            placements,
+        )
+        for all_hot in (True, False)
+    )
+    return (
+        dataclasses.replace(hot, system="all-hot batch"),
+        dataclasses.replace(mixed, system="mixed batch"),
+    )
 
 
 def simulate_program(job: Job, placements: Sequence[Placement]) -> Simulation:

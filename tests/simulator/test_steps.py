@@ -9,15 +9,17 @@ import pytest
 
 from embark_jax import planner
 from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.cost.shapes import uses_of
 from embark_jax.planner.request.dense import DenseLoad
-from embark_jax.planner.request.workload import table_uses
+from embark_jax.planner.request.workload import SortedBatch, table_uses
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.wire import Wire
 from embark_jax.simulator import (
     chrome_trace,
     schedule,
     serial,
+    simulate_hot_batches,
     simulate_program,
 )
 from embark_jax.simulator.program_step import program_tasks
@@ -132,6 +134,33 @@ def test_row_stores_work_over_the_host_link_beside_a_step_that_looks_ahead():
             assert store.start_ms.max() == 0
             assert timeline.step_ms == pytest.approx(store_ms)
     assert steps_ms[0] > steps_ms[1] + 0.1
+
+
+def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
+    hot = [
+        dataclasses.replace(placement, hot_rows=1000)
+        if placement.cluster != "dp"
+        else placement
+        for placement in PLACEMENTS
+    ]
+    made = job(machines(1, 8))
+    own = simulate_program(made, hot)
+    all_hot, mixed = simulate_hot_batches(made, hot, 0.25)
+    names = {span.task.name for span in all_hot.timeline.spans}
+    assert not [name for name in names if name.startswith(("rb_", "ub_"))]
+    assert [span for span in mixed.timeline.spans if span.task.name.startswith("rb_")]
+    assert all_hot.timeline.step_ms < own.timeline.step_ms < mixed.timeline.step_ms
+    use = table_uses(TABLES[:1], FEATURES[:1], made.workload)[0]
+    cold_share = 1 - use.skew.share(use.rows, 0, 1000)
+    workload = dataclasses.replace(made.workload, sorted_batch=SortedBatch(0.25, False))
+    ranges = row_ranges(hot[:1])
+    of_hot, of_cold = uses_of(ranges, FEATURES[:1], workload)
+    assert of_cold.ids == pytest.approx(20 * cold_share / 0.75)
+    assert of_hot.ids + of_cold.ids == pytest.approx(20)
+    with pytest.raises(ValueError, match=r"1 of 3 tables have no hot rows, such as"):
+        simulate_hot_batches(made, [PLACEMENTS[0], *hot[1:]], 0.25)
+    with pytest.raises(ValueError, match=r"all-hot samples is 1\.0, must be from 0"):
+        simulate_hot_batches(made, hot, 1.0)
 
 
 def test_zero1_sends_as_much_and_updates_a_part():

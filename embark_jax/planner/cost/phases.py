@@ -15,12 +15,12 @@ from embark_jax.planner.cost.model import STORE
 from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE, PEAK_SUMS
 from embark_jax.planner.cost.predict import price
 from embark_jax.planner.cost.program import ProgramModel
-from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.cost.shapes import ranges_of, shapes_of
 from embark_jax.planner.cost.work import Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.clusters import Reach
 from embark_jax.plans.collectives import CollectiveKind
-from embark_jax.plans.storage import Placement, StorageKind, row_ranges
+from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 
 PHASES = (
@@ -109,7 +109,7 @@ def phases(
         }
         for unit, work in model.storage_work(storage):
             unmerged.append(_phase(model, storage, work, units[unit]))
-    ranges = row_ranges(placements)
+    ranges = ranges_of(placements, workload)
     of_ranges = shapes_of(ranges, features, workload)
     for rows, shapes in zip(ranges, of_ranges, strict=True):
         for work in model.everywhere_work(shapes):

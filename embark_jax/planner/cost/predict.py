@@ -12,9 +12,10 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.objective import PEAK_IDS, Loads, Objective
 from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.shapes import ranges_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.prediction import Prediction
-from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec
 
 
@@ -74,7 +75,7 @@ def price(
     ]
     if problems:
         raise ValueError("; ".join(problems))
-    ranges = row_ranges(placements)
+    ranges = ranges_of(placements, workload)
     candidates = candidates_of(ranges, features, workload, model)
     loads = Loads(candidates, workload)
     owners = [np.array(rows.devices, np.int64) for rows in ranges]

@@ -17,7 +17,13 @@ import numpy as np
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, ClusterProperties
 from embark_jax.plans.options import Cluster, Exchange
-from embark_jax.plans.storage import RowRange, StorageKind, storage_kind
+from embark_jax.plans.storage import (
+    Placement,
+    RowRange,
+    StorageKind,
+    row_ranges,
+    storage_kind,
+)
 from embark_jax.plans.tables import FeatureSpec
 
 
@@ -225,10 +231,34 @@ def uses_of(
 ) -> list[TableUse]:
     """Returns the use of each row range by ``features``."""
     uses = table_uses([rows.table for rows in ranges], features, workload)
-    pairs = zip(uses, ranges, strict=True)
-    return [
-        use.of_rows(rows.begin, rows.end, bool(rows.hot_ids)) for use, rows in pairs
-    ]
+    of_ranges = []
+    for use, rows in zip(uses, ranges, strict=True):
+        of_range = use.of_rows(rows.begin, rows.end, bool(rows.hot_ids))
+        if workload.sorted_batch is not None:
+            share = of_range.filled / use.filled
+            share = workload.sorted_batch.ids_share(share, rows.replicated)
+            of_range = dataclasses.replace(of_range, filled=share * use.filled)
+        of_ranges.append(of_range)
+    return of_ranges
+
+
+def ranges_of(placements: Sequence[Placement], workload: Workload) -> list[RowRange]:
+    """Returns the row ranges that a batch reads: all, or those of hot rows.
+
+    Raises:
+      ValueError: if all ids of a batch are of hot rows, and a table has none.
+    """
+    ranges = row_ranges(placements)
+    if workload.sorted_batch is None or not workload.sorted_batch.all_hot:
+        return ranges
+    without = [p.table.name for p in placements if not p.replicated_rows]
+    if without:
+        raise ValueError(
+            f"{len(without)} of {len(placements)} tables have no hot rows, such as "
+            f"{without[0]!r}, so no batch is of hot rows alone; give them hot rows, "
+            "as embedding.hot_budget does"
+        )
+    return [rows for rows in ranges if rows.replicated]
 
 
 def shapes_of(

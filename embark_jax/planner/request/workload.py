@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 
@@ -26,6 +26,27 @@ def _state_values(rule: type[RowOptimizer]) -> tuple[int, int]:
 
 STATE_VALUES = {name: _state_values(rule) for name, rule in ROW_OPTIMIZERS.items()}
 """float32 values that an optimizer keeps for each parameter, and for each row."""
+
+
+class SortedBatch(NamedTuple):
+    """A batch of ``train.hot_batches``: of all-hot samples, whose ids are all of hot
+    rows, or of the others.
+
+    Attributes:
+      all_hot_share: share of all samples that are all-hot.
+      all_hot: whether this batch is of these.
+    """
+
+    all_hot_share: float
+    all_hot: bool
+
+    def ids_share(self, share: float, hot: bool) -> float:
+        """Returns the share of this batch's ids that fall on hot, or cold, rows, on
+        which this share of all ids falls."""
+        if self.all_hot:
+            return float(hot)
+        mixed = 1 - self.all_hot_share
+        return min(1.0, max(0.0, share - hot * self.all_hot_share) / mixed)
 
 
 MOST_EXPONENT = 20
@@ -55,6 +76,7 @@ class Workload:
       kernels: implementation of lookups, sums of gradients and updates.
       ragged: whether tables may have a ragged exchange.
       memory_gb: most memory of a device that a step may take; None is most of all.
+      sorted_batch: kind of the batch, where samples are sorted by their hot rows.
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -74,6 +96,7 @@ class Workload:
     kernels: Kernels = "xla"
     ragged: bool = False
     memory_gb: float | None = None
+    sorted_batch: SortedBatch | None = None
 
     def __post_init__(self):
         if not 0 <= self.zipf_exponent <= MOST_EXPONENT:
@@ -87,6 +110,11 @@ class Workload:
             )
         if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
             raise ValueError(f"memory_gb is {self.memory_gb}, must be finite and > 0")
+        if self.sorted_batch and not 0 <= self.sorted_batch.all_hot_share < 1:
+            raise ValueError(
+                f"share of all-hot samples is {self.sorted_batch.all_hot_share}, must "
+                "be from 0 to below 1"
+            )
         if not isinstance(self.wire, Wire):
             raise ValueError(f"wire is {self.wire!r}, must be such as Wire('bfloat16')")
         if self.kernels not in get_args(Kernels):
