@@ -126,8 +126,9 @@ def simulate(
                 plan = planner.plan_for(job.workload, job.tables, job.features)
             simulations = [simulator.simulate_program(job, plan.placements)]
             if all_hot is not None:
-                sorted_ = simulator.simulate_hot_batches(job, plan.placements, all_hot)
-                simulations += sorted_
+                simulations += simulator.simulate_hot_batches(
+                    job, plan.placements, all_hot
+                )
                 notes.append(_gain(all_hot, simulations))
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -152,7 +153,9 @@ def simulate(
 
 def _gain(all_hot: float, simulations: Sequence[Simulation]) -> str:
     """Says what sorted batches gain."""
-    own_ms, hot_ms, mixed_ms = (each.timeline.step_ms for each in simulations)
+    own_ms, hot_ms, mixed_ms = (
+        simulation.timeline.step_ms for simulation in simulations
+    )
     mean_ms = all_hot * hot_ms + (1 - all_hot) * mixed_ms
     return (
         f"with train.hot_batches a step takes {mean_ms:.3f} ms in the mean, "

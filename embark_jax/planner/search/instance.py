@@ -124,13 +124,14 @@ def make_instance(
         workload.statistics.hot_ids(table, force.hot_rows or 0)  # raises if unknown
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-    splits = _even_splits(workload.devices, coarse=len(numbers) > params.large_model)
+    coarse = len(numbers) > params.large_model
+    splits = _even_splits(workload.devices, coarse)
     cached_rows = sum(table.rows for table in tables if table.cached)
     tiers = offered_tiers(tables, memory)
     ways = [
         (g, force, way)
         for g, (use, force) in enumerate(numbers)
-        for way in ways_of(use, force, workload, tiers, model.clusters, params)
+        for way in ways_of(use, force, workload, tiers, model.clusters, params, coarse)
     ]
     exchanges: dict[Cluster, Sequence[Exchange]] = {
         cluster: worthwhile_exchanges(cluster, workload, model)

@@ -60,6 +60,7 @@ def ways_of(
     tiers: Sequence[Tier],
     clusters: Sequence[Cluster],
     params: SearchParams,
+    coarse: bool,
 ) -> list[Way]:
     """Returns the ways to lay out a table that are worth a try.
 
@@ -69,11 +70,16 @@ def ways_of(
       tiers: tiers that the planner may choose.
       clusters: clusters that can be priced.
       params: how many are tried.
+      coarse: whether only the least and the largest number of hot rows is tried, and a
+        quarter of the numbers of slots.
     """
+    shares = params.hot_shares
+    if coarse:
+        shares = sorted({min(shares), max(shares)})
     listed = _listed(use)
     may_have_hot = workload.devices > 1 and REPLICATED in clusters
     ways = []
-    for hot_rows in _hot_rows(use, force, may_have_hot, params.hot_shares):
+    for hot_rows in _hot_rows(use, force, may_have_hot, shares):
         # A use without hot rows must still have a row to weigh.
         hot = use.of_rows(0, max(1, hot_rows), listed)
         cold = use.of_rows(hot_rows, use.rows, listed)
@@ -86,7 +92,7 @@ def ways_of(
         ways += [
             Way(hot_rows, hot, dataclasses.replace(cold, tier=tier, slots=slots))
             for tier in choices
-            for slots in _slots(cold, tier, workload, params)
+            for slots in _slots(cold, tier, workload, params, coarse)
         ]
     return ways
 
@@ -98,7 +104,7 @@ def fewest_slots(use: TableUse, workload: Workload, params: SearchParams) -> int
 
 
 def _slots(
-    use: TableUse, tier: Tier, workload: Workload, params: SearchParams
+    use: TableUse, tier: Tier, workload: Workload, params: SearchParams, coarse: bool
 ) -> list[int | None]:
     """Returns numbers of slots: those of the user, or from the fewest to all rows."""
     if tier == "device":
@@ -107,6 +113,8 @@ def _slots(
         return [use.slots]
     fewest = fewest_slots(use, workload, params)
     steps = math.ceil(math.log(use.rows / fewest) / math.log(params.slot_ratio))
+    if coarse:
+        steps = -(-steps // 4)
     slots = np.geomspace(fewest, use.rows, steps + 1).astype(np.int64)
     if use.tier == "auto" and steps:  # with a slot for each row it is on devices
         slots = slots[:-1]
