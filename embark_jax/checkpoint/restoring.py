@@ -56,7 +56,7 @@ def restore_arrays(
             restored[name] = restored_array(saved, name, array)
             continue
         if isinstance(array, RowsByKey):
-            _restore_by_key(saved, array)
+            restore_by_key(saved, array)
             restored[name] = array
             continue
         blocks = Blocks(array)
@@ -70,7 +70,7 @@ def restore_arrays(
     return restored
 
 
-def _restore_by_key(saved: SavedCheckpoint, rows_by_key: RowsByKey) -> None:
+def restore_by_key(saved: SavedCheckpoint, rows_by_key: RowsByKey) -> None:
     """Gives a dynamic table those of its rows that this process owns."""
     rows_by_key.clear()
     (layout,) = saved.description.tables[rows_by_key.table]

@@ -14,9 +14,15 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from embark_jax.cache.stored_array import RowsByKey
 from embark_jax.checkpoint.layout import named_arrays, of_table, with_arrays
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
-from embark_jax.checkpoint.restoring import Blocks, moved_rows, restored_array
+from embark_jax.checkpoint.restoring import (
+    Blocks,
+    moved_rows,
+    restore_by_key,
+    restored_array,
+)
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import RangeLayout, table_layouts
 from embark_jax.train.state import TrainState
@@ -57,9 +63,10 @@ def warm_state(
 
     Args:
       saved: the checkpoint.
-      state: a trainer's ``whole_state`` with its initial values; consumed.
+      state: a new trainer's ``state_to_fill``; consumed.
       embeddings: collection that the state belongs to.
-      matches: rows that come over, by table; other tables are as in ``state``.
+      matches: rows that come over, by table; dynamic tables get all rows of then, and
+        other tables are as in ``state``.
       keep_optimizer: whether the state of the optimizers and the number of steps come
         over, too.
 
@@ -73,7 +80,10 @@ def warm_state(
     for name, array in arrays.items():
         if not keep_optimizer and name.startswith(("dense_state", "embedding_state")):
             continue
-        if of_table(name):
+        if isinstance(array, RowsByKey):
+            if array.table in saved.description.tables:
+                restore_by_key(saved, array)
+        elif of_table(name):
             blocks, storage = Blocks(array), name.split(".")[1]
             for table, match in matches.items():
                 for layout in layouts[table]:

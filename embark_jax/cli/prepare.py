@@ -122,6 +122,14 @@ def prepare(
             "those, and numbers keep their transforms.",
         ),
     ] = None,
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Values that were counted elsewhere: Parquet files TABLE.parquet, or "
+            "in folders TABLE, with the columns value and count.",
+        ),
+    ] = None,
     on_bad_line: Annotated[
         OnBadLine,
         typer.Option(
@@ -164,7 +172,9 @@ def prepare(
     )
     with progress_bars() as progress:
         threads = Workers(workers or cores(), progress)
-        prepared = run.prepare(recipe, out, options, made_from, threads, extend)
+        prepared = run.prepare(
+            recipe, out, options, made_from, threads, extend, vocabulary
+        )
     manifest = prepared.manifest
     if prepared.already:
         say("already prepared, nothing was read: raw files and options are the same")

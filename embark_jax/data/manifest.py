@@ -180,6 +180,13 @@ class Manifest(Config):
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
     @property
+    def numbered_tables(self) -> set[str]:
+        """Returns the tables whose row numbers are the values themselves."""
+        columns = {} if self.columns is None else self.columns.features
+        names = [name for name, column in columns.items() if column.rows is not None]
+        return {self.features[name].table for name in names}
+
+    @property
     def record_files(self) -> list[RecordFile]:
         """Returns the files of all splits."""
         return [file for files in self.files.values() for file in files]

@@ -127,9 +127,9 @@ def start(
     origin = Origin.open(options.init_from)
     keep = options.init_optimizer == "keep"
     _check(origin, setup, keep)
-    matches = row_matches(origin, setup)
+    matches = row_matches(origin, setup, keep)
     state = warm_state(
-        origin.saved, trainer.whole_state(), trainer.embeddings, matches, keep
+        origin.saved, trainer.state_to_fill(), trainer.embeddings, matches, keep
     )
     trainer.restore(state)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
@@ -140,6 +140,10 @@ def start(
     )
     record: dict[str, Any] = {}
     for table in setup.tables:
+        if table.is_dynamic:
+            record[table.name] = {}
+            say(f"  table {table.name}: the rows of all keys come over")
+            continue
         counts = _counts(matches.get(table.name), table.rows)
         record[table.name] = counts
         say(
@@ -159,8 +163,11 @@ def start(
         write_json(workdir / FILE, {**begun, "tables": record, "dropped": dropped})
 
 
-def row_matches(origin: Origin, setup: Experiment) -> dict[str, RowMatch]:
-    """Returns which rows of a checkpoint's tables are rows of a model's.
+def row_matches(
+    origin: Origin, setup: Experiment, keep_optimizer: bool
+) -> dict[str, RowMatch]:
+    """Returns which rows of a checkpoint's tables are rows of a model's; nothing of
+    dynamic tables, whose rows match by key.
 
     Raises:
       ConfigError: if the rows of a table cannot be matched.
@@ -170,9 +177,13 @@ def row_matches(origin: Origin, setup: Experiment) -> dict[str, RowMatch]:
     for table in setup.tables:
         if table.name not in there:
             continue
-        if table.is_dynamic or there[table.name]["rows"] is None:
+        was_dynamic = there[table.name]["rows"] is None
+        if table.is_dynamic and was_dynamic and keep_optimizer:
+            continue  # all of its rows come over, by key
+        if table.is_dynamic or was_dynamic:
             problems.append(
-                f"table {table.name!r}: is dynamic, must be a fixed one yet"
+                f"table {table.name!r}: must be dynamic in both runs, which have one "
+                "optimizer, or in neither"
             )
             continue
         try:

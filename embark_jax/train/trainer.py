@@ -341,6 +341,12 @@ class Trainer:
         good until the next batch."""
         return self._engine.whole_state()
 
+    def state_to_fill(self) -> TrainState:
+        """Returns the state like ``whole_state``, but with dynamic tables as what takes
+        rows by key: for ``restore``, when some of its values were overwritten."""
+        self._engine.whole_state()  # all rows of cached tables have values now
+        return self._engine.blank_state()
+
     def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those
         of ``checkpoint.Checkpointer.restore``."""

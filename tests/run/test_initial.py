@@ -18,6 +18,7 @@ from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.embedding.logical import export_table
+from embark_jax.plans.tables import DYNAMIC_KEYS
 from embark_jax.run import experiment, initial
 from tests import runs
 from tests.runs import done, embark
@@ -250,3 +251,37 @@ def test_a_run_that_is_not_there(tmp_path):
         embark("train", path, f"train.init_from={tmp_path / 'none'}"),
         "none: is not a folder, must be the folder of a run",
     )
+
+
+@pytest.mark.slow
+def test_rows_of_dynamic_tables_come_over_by_key(tmp_path):
+    dynamic = (
+        "embedding.tables={user: {slots: 20, max_slots: 40}, item: {}}",
+        "embedding.dim=4",
+    )
+    keys = {"hash_columns": {"user": DYNAMIC_KEYS}}
+    data = prepare_day(tmp_path, 0, **keys)
+    run = trained(tmp_path, data, *dynamic)
+    (tmp_path / "1").mkdir()
+    today = prepare_day(tmp_path / "1", 1, data, **keys)
+    begun, _, said = started(tmp_path, today, run, *dynamic)
+    config = reading.load(run / "config.yaml")
+    setup = experiment.build(config)
+    before = setup.trainer()
+    with Checkpointer(run / "checkpoints", setup.identity, keep=None) as checkpoints:
+        before.load(checkpoints)
+    old, new = before.table("user"), begun.table("user")
+    assert len(old.keys) > 20
+    order = [np.argsort(table.keys) for table in (old, new)]
+    np.testing.assert_array_equal(old.keys[order[0]], new.keys[order[1]])
+    np.testing.assert_array_equal(old.rows[order[0]], new.rows[order[1]])
+    assert "  table user: the rows of all keys come over" in said
+    batches = [setup.dataset.train_batch(step, 32) for step in range(3)]
+    both = [
+        [result.loss for result in trainer.iterate_batches(batches)]
+        for trainer in (before, begun)
+    ]
+    # The tables of items differ by rows that these batches do not read.
+    assert both[0] == both[1]
+    with pytest.raises(ConfigError, match="must be dynamic in both runs"):
+        started(tmp_path, today, run, *dynamic, "train.init_optimizer=new")

@@ -2,7 +2,8 @@
 
 ``run`` shows all of it. A ``recipe`` says what a data set is. One file each has those
 of ``avazu``, ``criteo``, ``taobao`` and ``movielens_files``; ``own_files`` has those of
-a user's own files, whose ``columns`` the user describes. In the order of the stages:
+a user's own files, whose ``columns`` the user describes; ``engine_files`` has what
+engines such as Spark write. In the order of the stages:
 
 - ``claim``, ``raw_contents``: a folder belongs to one data set and its options.
 - ``chunks``, ``delimited``: chunks of text become typed columns.

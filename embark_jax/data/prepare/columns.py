@@ -46,6 +46,9 @@ class CategoryColumn(Config):
     sequence: bool = False
     """Whether the order of a list counts, the latest last; otherwise its embeddings are
     averaged."""
+    rows: PositiveInt | None = None
+    """If set, values are row numbers already, from 0 on and below this, as they were
+    made elsewhere; missing ones are left out."""
     longest: PositiveInt | None = None
     """The most values to keep: sequences keep their last ones, other lists their
     first."""

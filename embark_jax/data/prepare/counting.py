@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from embark_jax._base.config import Config
 from embark_jax._base.files import write_arrow
+from embark_jax.data.batch import DataError
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import vocabulary_file
 from embark_jax.data.pipeline import Workers
@@ -79,6 +80,7 @@ def count(
     max_rows: int,
     hashed: Mapping[str, int],
     earlier: Earlier | None,
+    vocabularies: Mapping[str, pa.Table],
     workers: Workers,
 ) -> Counted:
     """Counts the values of the training samples; writes the vocabularies.
@@ -91,12 +93,19 @@ def count(
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: tables that are hashed whatever their values, with their rows.
       earlier: data whose rows and transforms are kept; None if there are none.
+      vocabularies: values of tables that were counted elsewhere, in order.
       workers: threads; progress is a number of chunks.
+
+    Raises:
+      DataError: if a table of row numbers has several numbers of rows.
     """
     ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
     features = [f for f in recipe.features if f.name not in ranges]
+    numbered = _numbered_tables(recipe)
     counters = {
-        f.table: ValueCounter(0 if f.table in hashed else max_rows) for f in features
+        f.table: ValueCounter(0 if f.table in hashed else max_rows)
+        for f in features
+        if f.table not in numbered
     }
     fits = {name: NumberFit(column) for name, column in recipe.all_numbers.items()}
     bags = {f.name: FeatureSeen(table=f.table, longest=f.hotness) for f in features}
@@ -125,8 +134,8 @@ def count(
             )
             # Values that a history repeats were counted where they occurred.
             repeats = recipe.history and name in recipe.history.sequences
-            is_hashed = feature.table in hashed
-            if not (is_hashed or repeats or counters[feature.table].too_many):
+            uncounted = feature.table in {*hashed, *numbered, *vocabularies}
+            if not (uncounted or repeats or counters[feature.table].too_many):
                 values[name] = count_values(train[name].combine_chunks())
         numbers = {name: train[name].combine_chunks() for name in fits}
         labels = labels_of(train)
@@ -144,8 +153,8 @@ def count(
             if (values := counts.values.get(feature.name)) is not None:
                 counters[feature.table].add(values)
 
-    rows, tables = {}, {}
-    hashed_tables, vocabularies = [], []
+    rows, tables = dict(numbered), {}
+    hashed_tables, files = [], []
     for table, counter in counters.items():
         if counter.too_many and earlier is not None and table not in hashed:
             earlier.refuse(table, max_rows)
@@ -154,11 +163,13 @@ def count(
             hashed_tables.append(table)
             continue
         values = counter.values()
+        if table in vocabularies:
+            values = vocabularies[table]
         tables[table] = values_seen(values)
         values = values.filter(pc.field("count") >= min_count)
         if earlier is not None:
             values = earlier.extended(table, values, max_rows)
-        vocabularies.append(_write_vocabulary(out, table, values))
+        files.append(_write_vocabulary(out, table, values))
         rows[table] = FIRST_ID + len(values)
     fitted = {name: fit.fitted() for name, fit in fits.items()}
     hotness = {name: _hotness(seen, longest.get(name)) for name, seen in bags.items()}
@@ -171,7 +182,7 @@ def count(
         hotness=hotness | dict.fromkeys(ranges, 1),
         hashed_tables=tuple(hashed_tables),
         numbers=fitted,
-        vocabularies=tuple(vocabularies),
+        vocabularies=tuple(files),
         report=Report(
             positive=float(np.mean(positive) / max(samples, 1)),
             labels={
@@ -183,6 +194,21 @@ def count(
             numbers={name: fit.seen() for name, fit in fits.items()},
         ),
     )
+
+
+def _numbered_tables(recipe: Recipe) -> dict[str, int]:
+    """Returns the rows of the tables whose row numbers the data have themselves."""
+    rows_of: dict[str, int] = {}
+    columns = {} if recipe.columns is None else recipe.columns.features
+    for feature in recipe.features:
+        column = columns.get(feature.name)
+        rows = None if column is None else column.rows
+        if rows_of.setdefault(feature.table, rows or 0) != (rows or 0):
+            raise DataError(
+                f"features.{feature.name}.rows: is {rows}, another column of table "
+                f"{feature.table!r} says otherwise; columns of one table must agree"
+            )
+    return {table: rows for table, rows in rows_of.items() if rows}
 
 
 def _hotness(seen: FeatureSeen, longest: int | None) -> int:

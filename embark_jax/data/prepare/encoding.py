@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,13 @@ from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare.counting import SplitChunk
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import WEIGHT, labels_of
-from embark_jax.data.prepare.vocabulary import FIRST_ID, Vocabulary, flat, padded
+from embark_jax.data.prepare.vocabulary import (
+    FIRST_ID,
+    Vocabulary,
+    as_row_numbers,
+    flat,
+    padded,
+)
 
 
 class SampleEncoder:
@@ -39,6 +46,10 @@ class SampleEncoder:
             if name in manifest.numbers or feature.table in self._ids_of:
                 continue
             rows, keys = manifest.table_rows[feature.table], None
+            if feature.table in manifest.numbered_tables:
+                row_numbers = functools.partial(as_row_numbers, rows=rows, name=name)
+                self._ids_of[feature.table] = row_numbers
+                continue
             if feature.table not in manifest.hashed_tables:
                 path = folder / manifests.vocabulary_file(feature.table)
                 keys = _read_keys(path, rows - FIRST_ID)

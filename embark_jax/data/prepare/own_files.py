@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.prepare.chunks import read_chunks
 from embark_jax.data.prepare.columns import CategoryColumn, Columns, check_there
 from embark_jax.data.prepare.delimited import Column, header_names, with_header
+from embark_jax.data.prepare.engine_files import PartitionedFiles, parquet_names
 from embark_jax.data.prepare.recipe import (
     SPLIT,
     TIME,
@@ -48,11 +48,14 @@ class OwnFiles(NamedTuple):
       paths: the files, in the order of their names.
       names: names of the columns, which all files have.
       separator: separator of the columns; None if the files are Parquet.
+      partitions: for each file in folders that an engine wrote, the values of columns
+        that their names give.
     """
 
     paths: list[Path]
     names: list[str]
     separator: str | None
+    partitions: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def find(cls, raw: Path, columns: Columns, patterns: Sequence[str]) -> OwnFiles:
@@ -61,6 +64,10 @@ class OwnFiles(NamedTuple):
         Raises:
           DataError: if there are no files, or the first names no columns.
         """
+        if patterns is PARQUET_FILES and raw.is_dir():
+            files = PartitionedFiles.find(raw)
+            if files.paths:
+                return cls(files.paths, files.names, None, files.partitions)
         if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
             paths = [raw]
         else:
@@ -73,7 +80,7 @@ class OwnFiles(NamedTuple):
                 "a file, or a folder of such files"
             )
         if patterns is PARQUET_FILES:
-            return cls(paths, _parquet_names(paths[0]), None)
+            return cls(paths, parquet_names(paths[0]), None)
         by_suffix = "\t" if ".tsv" in paths[0].name else ","
         separator = columns.separator or by_suffix
         return cls(paths, _header(paths[0], separator), separator)
@@ -105,7 +112,11 @@ class OwnFiles(NamedTuple):
           missing: texts that stand for a missing value.
         """
         if self.separator is None:
-            return [ParquetFile(path, tuple(used)) for path in self.paths]
+            partitions = self.partitions or [{} for _ in self.paths]
+            return [
+                ParquetFile(path, tuple(used), partition)
+                for path, partition in zip(self.paths, partitions, strict=True)
+            ]
         layout = with_header(
             list(map(column, self.names)), self.separator, quotes=True, missing=missing
         )
@@ -349,13 +360,6 @@ def _splits_of_files(paths: Sequence[Path]) -> list[int] | None:
 def _split_named(text: str) -> int | None:
     numbers = (n for start, n in _SPLIT_NAMES.items() if text.lower().startswith(start))
     return next(numbers, None)
-
-
-def _parquet_names(path: Path) -> list[str]:
-    try:
-        return pq.read_schema(path).names
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _header(path: Path, separator: str) -> list[str]:

@@ -3,6 +3,7 @@ those of other files."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,25 +46,27 @@ def contents(
       progress: called with how many bytes were hashed, of how many.
 
     Returns:
-      For each name of a file ``bytes``, ``xxh3`` and ``changed_ns``; equal to
+      For each file, by its path from the folder of all, ``bytes``, ``xxh3`` and
+      ``changed_ns``; equal to
       ``recorded`` if the files hold what they held.
 
     Raises:
       DataError: if the files are not those that are recorded.
     """
-    names = sorted(path.name for path in paths)
-    if recorded is not None and names != sorted(recorded):
+    folder = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    if recorded is not None and sorted(names) != sorted(recorded):
         raise DataError(
             f"{out}: was made from other raw files ({', '.join(sorted(recorded))}), "
-            f"not from {', '.join(names)}; take another --out, or delete it"
+            f"not from {', '.join(sorted(names))}; take another --out, or delete it"
         )
     total = sum(path.stat().st_size for path in paths)
     done = 0
     content = {}
-    for path in paths:
-        before = None if recorded is None else recorded[path.name]
-        content[path.name] = _content(path, before, out)
-        done += content[path.name]["bytes"]
+    for name, path in zip(names, paths, strict=True):
+        before = None if recorded is None else recorded[name]
+        content[name] = _content(path, before, out)
+        done += content[name]["bytes"]
         progress(done, total)
     return content
 

@@ -70,6 +70,8 @@ def read_encoding(folder: Path) -> Manifest:
     for name, feature in manifest.features.items():
         if name in manifest.numbers or feature.table in manifest.hashed_tables:
             continue
+        if feature.table in manifest.numbered_tables:
+            continue
         if manifests.vocabulary_file(feature.table) not in listed:
             raise DataError(
                 f"{folder / manifests.FILE_NAME}: lists no vocabulary of table "
@@ -186,6 +188,7 @@ class _UnknownValues:
             for name, feature in manifest.features.items()
             if name not in manifest.numbers
             if feature.table not in manifest.hashed_tables
+            if feature.table not in manifest.numbered_tables
         }
         self._values = dict.fromkeys(self._features, 0)
         self._unknown = dict.fromkeys(self._features, 0)

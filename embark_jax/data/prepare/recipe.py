@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from embark_jax.data.prepare import chunks
 from embark_jax.data.prepare.chunks import read_chunks
 from embark_jax.data.prepare.columns import Columns, NumberColumn
 from embark_jax.data.prepare.delimited import Layout, Parsed, parse
+from embark_jax.data.prepare.engine_files import with_partition
 from embark_jax.data.prepare.sequences import History
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import FeatureSpec
@@ -109,10 +110,12 @@ class DelimitedFile:
 
 @dataclasses.dataclass(frozen=True)
 class ParquetFile:
-    """A Parquet file; each row group is a chunk."""
+    """A Parquet file; each row group is a chunk. ``partition`` has the values of
+    columns that the names of its folders give."""
 
     path: Path
     columns: tuple[str, ...]
+    partition: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def chunks(self, after: Position) -> Iterator[RawChunk]:
         try:
@@ -131,7 +134,10 @@ class ParquetFile:
     def _read(self, group: int, on_bad_line: OnBadLine) -> Parsed:
         try:
             file = pq.ParquetFile(self.path)
-            return Parsed(file.read_row_group(group, list(self.columns)), {})
+            there = file.schema_arrow.names  # some engines write what folders say, too
+            wanted = [n for n in self.columns if n in there or n not in self.partition]
+            table = file.read_row_group(group, wanted)
+            return Parsed(with_partition(table, self.partition, self.columns), {})
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"{self.path}, row group {group}: {error}") from None
 

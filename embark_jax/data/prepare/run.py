@@ -31,6 +31,7 @@ from embark_jax.data.prepare.claim import claim
 from embark_jax.data.prepare.column_report import Report
 from embark_jax.data.prepare.counting import Counted, SplitChunk, count
 from embark_jax.data.prepare.encoding import encode
+from embark_jax.data.prepare.engine_files import Vocabularies
 from embark_jax.data.prepare.extension import EXTENDS, Earlier
 from embark_jax.data.prepare.numbers import in_sample
 from embark_jax.data.prepare.parsing import (
@@ -53,6 +54,7 @@ from embark_jax.data.prepare.recipe import (
     times_of,
 )
 from embark_jax.data.prepare.user_groups import with_histories
+from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.prepare.vocabulary import is_text
 from embark_jax.plans.options import OnBadLine, SplitBy
 
@@ -107,6 +109,7 @@ def prepare(
     made_from: Mapping[str, Any],
     workers: Workers | None = None,
     extend: Path | None = None,
+    vocabulary: Path | None = None,
 ) -> Prepared:
     """Prepares a data set in the folder ``out``, or resumes there.
 
@@ -118,6 +121,8 @@ def prepare(
       made_from: what else determines the samples; it is kept in the manifest.
       workers: threads, which tell how far the work is; None takes one per core.
       extend: folder of earlier data, whose rows and transforms are kept.
+      vocabulary: folder of values that were counted elsewhere, as ``Vocabularies``
+        describes it.
 
     Raises:
       DataError: if a raw file is bad, ``out`` holds something else, or the earlier data
@@ -132,6 +137,11 @@ def prepare(
         earlier = Earlier.open(extend, recipe, made_from)
         made_from[EXTENDS] = earlier.manifest.digest()
         hashed |= earlier.hashed
+    vocabularies = None
+    if vocabulary is not None:
+        tables = {f.table for f in recipe.features if f.name not in recipe.numbers}
+        vocabularies = Vocabularies(vocabulary, sorted(tables - hashed.keys()))
+        made_from["vocabularies"] = vocabularies.contents()
     hashing = functools.partial(workers.progress, "hash")
     made_from, finished = claim(out, work, made_from, recipe.paths, hashing)
     if finished:
@@ -155,6 +165,9 @@ def prepare(
             max_rows=options.max_rows,
             hashed=hashed,
             earlier=earlier,
+            vocabularies=(
+                vocabularies.read(ValueRule(), options.max_rows) if vocabularies else {}
+            ),
             workers=workers,
         )
         write_json(saved, counted.model_dump(mode="json"))

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embark_jax.data.batch import DataError
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 
 MISSING_ID = 0
@@ -118,6 +119,28 @@ class Vocabulary:
         ranks[ranks == len(self._sorted)] = 0
         has_id = self._sorted[ranks] == numbers
         return np.where(has_id, self._order[ranks] + FIRST_ID, RARE_ID)
+
+
+def as_row_numbers(values: pa.Array, rows: int, name: str) -> np.ndarray:
+    """Returns values that are row numbers, int64 ``[values]``; -1 if missing.
+
+    Raises:
+      DataError: if one is no row number.
+    """
+    numbers = values.drop_null()
+    if len(numbers) and is_text(values.type):
+        bad = [numbers[0].as_py()]
+    else:
+        numbers = numbers.cast(pa.int64()).to_numpy()
+        bad = numbers[(numbers < 0) | (numbers >= rows)].tolist()
+    if len(bad):
+        raise DataError(
+            f"column {name}: value is {bad[0]!r:.80}, must be a row number from 0 to "
+            f"{rows - 1:,}, as features.{name}.rows says"
+        )
+    ids = np.full(len(values), -1, np.int64)
+    ids[values.is_valid().to_numpy(zero_copy_only=False)] = numbers
+    return ids
 
 
 def padded(

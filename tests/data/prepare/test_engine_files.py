@@ -1,0 +1,125 @@
+"""Data as an engine writes them: partitioned folders, values counted there, ids."""
+
+from collections import Counter
+
+import numpy as np
+import polars as pl
+import pytest
+
+from embark_jax._base.files import read_arrow
+from embark_jax.data import DataError, PreparedData
+from embark_jax.data.prepare import own_files
+from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.run import Options, prepare
+from tests import runs
+from tests.data.prepare.raw_files import everything
+from tests.runs import done, embark
+
+
+@pytest.fixture
+def clicks() -> pl.DataFrame:
+    rng = np.random.default_rng(0)
+    return pl.DataFrame(
+        {
+            "label": rng.integers(0, 2, 300),
+            "user": [f"u{user}" for user in rng.zipf(1.4, 300) % 50],
+            "item": rng.zipf(1.4, 300) % 30,
+            "price": rng.uniform(1, 9, 300).round(3),
+            "day": [f"2024-05-0{day}" for day in rng.integers(1, 4, 300)],
+            "hour": rng.integers(0, 2, 300),
+        }
+    )
+
+
+def prepared(raw, out, columns=None, vocabulary=None, **options) -> PreparedData:
+    columns = columns or Columns(dense={"price": {}})
+    recipe = own_files.parquet(raw, columns)
+    made_from = {"columns": columns.model_dump(mode="json")}
+    prepare(recipe, out, Options(**options), made_from, vocabulary=vocabulary)
+    return PreparedData(out)
+
+
+def bag_of(samples) -> Counter:
+    return Counter(tuple(sorted(sample.items())) for sample in samples)
+
+
+def test_a_partitioned_folder_is_its_whole_file(clicks, tmp_path):
+    whole = tmp_path / "whole.parquet"
+    clicks.write_parquet(whole)
+    clicks.write_parquet(tmp_path / "parts", partition_by=["day", "hour"])
+    (tmp_path / "parts" / "_SUCCESS").touch()
+    (tmp_path / "parts" / "day=2024-05-01" / ".part.crc").touch()
+    paths = sorted((tmp_path / "parts").rglob("*.parquet"))
+    assert len(paths) == 6
+    assert len({path.name for path in paths}) == 1  # as engines name them
+    one, several = (
+        prepared(raw, tmp_path / f"prepared {raw.name}", min_count=2, split="none")
+        for raw in (whole, tmp_path / "parts")
+    )
+    assert set(several.table_rows) == {"user", "item", "day", "hour"}
+    assert bag_of(everything(several)) == bag_of(everything(one))
+    assert several.table_rows == one.table_rows
+
+
+def test_a_vocabulary_that_was_counted_elsewhere(clicks, tmp_path):
+    clicks.write_parquet(tmp_path / "clicks.parquet")
+    folder = tmp_path / "values"
+    for table in ("user", "item"):
+        counted = clicks.group_by(table).len().rename({table: "value", "len": "count"})
+        counted = counted.with_columns(pl.col("count") * 10)
+        (folder / table).mkdir(parents=True)
+        for number in range(2):  # in two files
+            half = counted[number::2]
+            half.write_parquet(folder / table / f"part-{number}.parquet")
+    data = prepared(
+        tmp_path / "clicks.parquet", tmp_path / "out", vocabulary=folder, min_count=20
+    )
+    for table in ("user", "item"):
+        counts = Counter(clicks[table].to_list())
+        wanted = sorted((-n, value) for value, n in counts.items() if n >= 2)
+        keys = read_arrow(data.folder / "vocabulary" / f"{table}.arrow")["key"]
+        assert keys.to_pylist() == [value for _, value in wanted]
+    # The other tables were counted here, in the training samples, from 20 on.
+    assert data.table_rows["day"] == 2 + 3
+    with pytest.raises(DataError, match=r"has no TABLE\.parquet, and no folder TABLE"):
+        prepared(tmp_path / "clicks.parquet", tmp_path / "b", vocabulary=tmp_path)
+
+
+def test_ids_as_they_are(clicks, tmp_path):
+    items = clicks["item"].to_list()
+    items[3] = None
+    clicks = clicks.with_columns(pl.Series("item", items))
+    clicks.write_parquet(tmp_path / "clicks.parquet")
+    columns = Columns(features={"item": {"rows": 100}}, ignore=("price", "day"))
+    data = prepared(
+        tmp_path / "clicks.parquet", tmp_path / "out", columns, split="none"
+    )
+    assert data.table_rows["item"] == 100
+    ids = np.concatenate([b.ids["item"] for b in data.in_file_order("train", 64)])
+    assert ids[:, 0].tolist() == [-1 if item is None else item for item in items]
+    columns = Columns(features={"item": {"rows": 20}}, ignore=("price",))
+    with pytest.raises(DataError, match=r"column item: value is \d+, must be a row"):
+        prepared(tmp_path / "clicks.parquet", tmp_path / "low", columns)
+
+
+def test_the_command_takes_both(clicks, tmp_path):
+    clicks.write_parquet(tmp_path / "clicks", partition_by="day")
+    counted = clicks.group_by("user").len().rename({"user": "value", "len": "count"})
+    (tmp_path / "values").mkdir()
+    counted.write_parquet(tmp_path / "values" / "user.parquet")
+    command = [
+        *(
+            "data",
+            "prepare",
+            "parquet",
+            "dense.price=log",
+            "--raw",
+            tmp_path / "clicks",
+        ),
+        *("--out", tmp_path / "out", "--vocabulary", tmp_path / "values"),
+    ]
+    done(*command)
+    assert "already prepared" in done(*command).out
+    counted[1:].write_parquet(tmp_path / "values" / "user.parquet")
+    outcome = embark(*command)
+    runs.assert_refused(outcome, "was made with other options (vocabularies)")
