@@ -12,7 +12,7 @@ from embark_jax.config import ExperimentConfig, code_of, reading, trusted
 from embark_jax.data import Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.plan import Plan
-from embark_jax.run import experiment, history
+from embark_jax.run import experiment, history, initial
 from embark_jax.run.early_stopping import Plateau
 from embark_jax.run.experiment import Experiment, named_code
 from embark_jax.run.folder import RunFolder
@@ -99,6 +99,8 @@ def load_run(
     experiment.make_host_devices(config)
     with code_of(folder):
         setup = experiment.build(config, None if changes else folder / "plan.json")
+        first = initial.first_step(config, folder, resume=True)
+        setup = dataclasses.replace(setup, first_step=first)
         trainer = setup.trainer()
     with Checkpointer(run.checkpoints, setup.identity, keep=None) as checkpoints:
         trainer.load(checkpoints, step)

@@ -1,0 +1,68 @@
+"""Two processes train on the same time windows, and start from another run, as one."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from embark_jax.launch.process_group import free_port
+from tests import runs
+from tests.days import config_of, prepare_days
+from tests.runs import done
+
+MESH = "mesh={nodes: 2, gpus_per_node: 1}"
+SPLIT = "embedding.tables={user: {rows: 200, cluster: rb}, item: {rows: 200}}"
+
+
+def train_in_two(*args: str | Path) -> list[str]:
+    """Runs ``embark train`` in two processes; returns what each said."""
+    several = ["--distributed", "--coordinator", f"localhost:{free_port()}"]
+    several += ["--processes", "2", "--process-id"]
+    processes = [
+        runs.start(
+            "train",
+            *args,
+            *several,
+            str(number),
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for number in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=400)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], said
+    return said
+
+
+def figures(run: Path) -> tuple[list, list]:
+    windows = [r["validation_auc"] for r in runs.records(run) if "window" in r]
+    return list(runs.losses(run).values()), windows
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_windows_as_one(tmp_path):
+    days = prepare_days(tmp_path)
+    config = config_of(tmp_path, days, MESH, SPLIT)
+    done("train", config, "--workdir", tmp_path / "one")
+    train_in_two(config, "train.steps=6", "--workdir", tmp_path / "two")
+    train_in_two(config, "--workdir", tmp_path / "two", "--resume")
+    for one, two in zip(
+        *map(figures, (tmp_path / "one", tmp_path / "two")), strict=True
+    ):
+        assert two == pytest.approx(one, rel=1e-4)
+    more = [
+        f"data={{kind: prepared, path: {days / 'day 2'}}}",
+        f"train.init_from={tmp_path / 'one'}",
+        "train.steps=3",
+    ]
+    done("train", config, *more, "--workdir", tmp_path / "one more")
+    said = train_in_two(config, *more, "--workdir", tmp_path / "two more")
+    assert "steps go on at 12" in said[0]
+    losses = [runs.losses(tmp_path / name) for name in ("one more", "two more")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
