@@ -86,15 +86,18 @@ def address(source: Mapping[str, str], path: str) -> str:
     return f"https://github.com/{source['repository']}/{kind}/{source['commit']}/{path}"
 
 
-def score(cases: Sequence[Case]) -> dict[str, float]:
+def score(cases: Sequence[Case]) -> dict[str, Any]:
     """Returns number, mean absolute percentage error, mean of the ratio's logarithm as
     a factor, and rank correlation (Spearman)."""
     ratios = np.array([case.ratio for case in cases])
-    figures = [(case.measured, case.predicted) for case in cases]
-    rank = spearmanr(*zip(*figures, strict=True)).statistic if len(cases) > 2 else None
+    measured_figures = [case.measured for case in cases]
+    predicted_figures = [case.predicted for case in cases]
+    rank = None
+    if len(cases) > 2:
+        rank = float(spearmanr(measured_figures, predicted_figures)[0])  # pyright: ignore
     return {
         "cases": len(cases),
         "mape": float(np.abs(ratios - 1).mean()),
         "bias": float(np.exp(np.log(ratios).mean())),
-        "rank_correlation": None if rank is None else float(rank),
+        "rank_correlation": rank,
     }

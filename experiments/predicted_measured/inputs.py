@@ -21,7 +21,8 @@ ROWS = 10_000_000
 def exponent(ids: float, unique: float) -> float:
     """Returns the exponent with which so many ids of a table have so many distinct
     ones."""
-    return brentq(lambda e: Zipf(e).expected_unique(ROWS, ids) - unique, 0.1, 3)
+    root = brentq(lambda e: Zipf(e).expected_unique(ROWS, ids) - unique, 0.1, 3)
+    return float(root)  # pyright: ignore[reportArgumentType] without full output
 
 
 def predicted(record: dict[str, Any]) -> float:

@@ -14,7 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from embark_jax.plans import fleet
-from experiments.predicted_measured import collectives, inputs, kernels, systems
+from experiments.predicted_measured import (
+    collectives,
+    inputs,
+    kernels,
+    plans,
+    systems,
+)
 from experiments.predicted_measured.cases import FOLDER, Case, score
 from experiments.predicted_measured.plot import plot
 
@@ -80,6 +86,7 @@ def main() -> None:
             },
             "cases": {case.name: case.predicted for case in what_if},
         },
+        "plans": list(plans.compared()),
         "cases": [dataclasses.asdict(case) for case in cases],
     }
     (FOLDER / "results.json").write_text(json.dumps(results, indent=1) + "\n")

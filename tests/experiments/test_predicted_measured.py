@@ -8,7 +8,7 @@ import pytest
 
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from experiments.predicted_measured import run
+from experiments.predicted_measured import plans, run
 from experiments.predicted_measured.cases import FOLDER, Case, measured, score
 from experiments.predicted_measured.hugectr_plan import Settings, plan
 
@@ -43,6 +43,18 @@ def test_prices_are_those_of_the_results(group):
     stored = {case.name: case.predicted for case in CASES if case.group == group}
     priced = {case.name: case.predicted for case in run.GROUPS[group]()}
     assert priced == pytest.approx(stored, rel=1e-3)
+
+
+@pytest.mark.parametrize("year", ["2021", "2022"])
+def test_a_histogram_has_the_ids_of_its_trace(year):
+    content = json.loads((FOLDER / "measured" / "inputs.json").read_text())
+    curve = content["curves"][year]
+    accesses = plans.histogram(curve)
+    assert accesses.accesses == pytest.approx(curve["ids"] / curve["tables"], rel=0.01)
+    # The middle of a bin stands for its rows, so that unique ids are near, not equal.
+    unique = curve["unique"] / curve["tables"]
+    assert accesses.rows_seen == pytest.approx(unique, rel=0.06)
+    assert accesses.in_order
 
 
 def test_the_price_of_an_all_gather_by_hand():
