@@ -198,7 +198,11 @@ def test_new_optimizers_begin_anew(yesterday, tmp_path):
         ),
         (["model.top=[4,1]"], r"model\.top is .*must agree in model, features"),
         (["embedding.optimizer.kind=sgd"], r"adam in the run .*init_optimizer=new"),
-        (["dense_optimizer.kind=adam"], r"dense_optimizer is adagrad in the run"),
+        pytest.param(
+            ["dense_optimizer.kind=adam"],
+            r"dense_optimizer is adagrad in the run",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(yesterday, tmp_path, overrides, message):

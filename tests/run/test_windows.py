@@ -127,6 +127,7 @@ def test_windows_of_dates_are_seconds(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_window_must_follow_the_one_before(days, tmp_path):
     folder = tmp_path / "days"
     shutil.copytree(days / "day 0", folder / "day 0")
@@ -142,7 +143,11 @@ def test_a_window_must_follow_the_one_before(days, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["embedding.tables.user.rows=40"], "day 1: needs 49 rows of table 'user'"),
+        pytest.param(
+            ["embedding.tables.user.rows=40"],
+            "day 1: needs 49 rows of table 'user'",
+            marks=pytest.mark.slow,
+        ),
         (["train.batch_size=151"], "151, more than the 150 training samples"),
         (["train.eval_every=3"], "train.eval_every: must be left out with data.kind"),
     ],
