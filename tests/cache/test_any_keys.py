@@ -16,9 +16,12 @@ import embark_jax as ej
 from embark_jax.cache.kept_slots import keys_of
 from embark_jax.data import DataError
 from embark_jax.embedding.keys import hash_words, rank_keys, row_shard_of, words_of
+from embark_jax.plans.collectives import storage_collectives
 from embark_jax.plans.storage import Placement
+from embark_jax.plans.wire import Wire
 from tests.builders import make_plan, make_trainer
 from tests.cache.initial_row import DIM, SCALE, initial_row
+from tests.compiled import compiled_collectives
 
 BATCH, RATE, HOTNESS, SLOTS = 16, 0.5, 2, 128
 EXTREME = [0, -1, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
@@ -244,3 +247,27 @@ def test_admission_and_expiry_beside_a_dictionary(mesh, cluster, options, tmp_pa
     for key, row in zip(found.keys.tolist(), found.rows, strict=True):
         if key in admitted and step - last_step[key] <= (expire_after or step):
             np.testing.assert_allclose(row, rows[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "exchange"), [("ub", "flat"), ("ub", "hierarchical"), ("rb", "flat")]
+)
+def test_keys_travel_in_as_many_bytes_as_planned(cluster, exchange):
+    table = ej.TableSpec.dynamic("user", DIM, 64, 64)
+    placed = [Placement(table, cluster, 8, 1, tuple(range(8)), exchange=exchange)]
+    capacity = 5
+    plan = make_plan([ej.FeatureSpec("user", hotness=2)], placed, 2, 4, 16, capacity)
+    collection = ej.EmbeddingCollection(plan, plan.make_mesh())
+    ids = jax.ShapeDtypeStruct((16, 2), jnp.int32)
+    route = jax.jit(lambda ids: collection.route({"user": ids}, {}))
+    with jax.enable_x64(True):
+        compiled = route.lower(ids).compile()
+    (storage,) = plan.storages
+    expected = Counter()
+    for part in storage_collectives(storage.kind, 2, 4, 2, False, Wire()):
+        if part.phase == "id exchange":
+            size = part.fixed_bytes + part.sum_bytes + capacity * part.id_bytes
+            expected[part.kind, int(size)] += 1
+    found = compiled_collectives(compiled.as_text())
+    del found["all_reduce", 8]  # of the capacity that is needed, and of bad ids
+    assert found == expected

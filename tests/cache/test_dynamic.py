@@ -273,6 +273,26 @@ def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_with_fewer_devices_and_then_with_more(tmp_path):
+    """Its table grows on each of the meshes, or lacks slots for all rows."""
+    for max_slots in (1000, 90):
+        folder = tmp_path / str(max_slots)
+        whole = trainer_of(fixed(), mesh=(2, 4))
+        expected = losses(whole.iterate_batches(batches(0, 9)))
+        found = []
+        with ej.Checkpointer(folder, {"seed": 1}, keep=1) as checkpoints:
+            for mesh, cluster in (((2, 4), "ub"), ((1, 2), "rb"), ((2, 4), "ub")):
+                part = trainer_of(dynamic(16, max_slots), mesh, cluster)
+                if found:
+                    part.load(checkpoints)
+                first = len(found)
+                found += losses(part.iterate_batches(batches(first, first + 3)))
+                checkpoints.save(part.whole_state(), part.step, part.embeddings, {})
+            assert part.recompilations > 0
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_a_run_that_discards_goes_on_as_if_nothing_had_been(tmp_path):
     """Evaluated at every step, in the middle of look-ahead; loaded from checkpoints."""
     table, options = dynamic(45, 45, evicted="discard"), {"mesh": (1, 2)}
