@@ -203,10 +203,11 @@ def resolve(
     turn = index.turn + jnp.where(again, 0, 1)
     slot = jnp.where(present, find(index, keys), slots)
     missing = present & (slot == slots)
-    in_use = jnp.zeros(slots, bool).at[slot].set(True, mode="drop")
-    expired, first_to_leave = _first_to_leave(index, turn, rules)
-    first_to_leave &= ~in_use
-    renewed = expired.at[slot].get(mode="fill", fill_value=False) & rules.forgets
+    renewed = first_to_leave = jnp.zeros((), bool)
+    if rules.reclaims:
+        expired, first_to_leave = _first_to_leave(index, turn, rules)
+        first_to_leave = first_to_leave.at[slot].set(False, mode="drop")
+        renewed = expired.at[slot].get(mode="fill", fill_value=False) & rules.forgets
     needed, misses, renewals = (
         flags.sum(dtype=jnp.int32)[None] for flags in (present, missing, renewed)
     )
@@ -215,7 +216,9 @@ def resolve(
     fits = needed <= slots
     used_slot = jnp.where(fits, slot, slots)
     was_counted = index.used_at.at[slot].get(mode="fill", fill_value=0) == turn
-    was_guest = index.times_used.at[slot].get(mode="fill", fill_value=1) == 0
+    was_guest = jnp.zeros(n, bool)
+    if rules.admit_after > 1:
+        was_guest = index.times_used.at[slot].get(mode="fill", fill_value=1) == 0
     sights, counted, admitted = _admit(
         index, keys, missing | was_guest, fits & ~was_counted, rules
     )
@@ -229,12 +232,13 @@ def resolve(
     index_in_batch = jnp.arange(n, dtype=jnp.int32)
     moves, is_new = index_in_batch < count, index_in_batch < misses
     rank = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, n)
-    rank_renewed = misses + jnp.cumsum(renewed, dtype=jnp.int32) - 1
-    rank = jnp.where(renewed, rank_renewed, rank)
+    if rules.reclaims:
+        rank_renewed = misses + jnp.cumsum(renewed, dtype=jnp.int32) - 1
+        rank = jnp.where(renewed, rank_renewed, rank)
     moving_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
     fresh = index.filled + index_in_batch
     victims, hand = _victims(
-        index, used_at, times_used, in_use, first_to_leave, n, rules
+        index, used_at, times_used, used_at == turn, first_to_leave, n, rules
     )
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     taken = jnp.where(fresh < slots, fresh, victim)
@@ -355,6 +359,8 @@ def _victims(
     taken. Where only guests and expired rows may leave, they come from all slots.
     """
     slots = index.slots
+    if not (rules.may_evict or rules.reclaims):
+        return jnp.full(1, slots, jnp.int32), index.hand
     if not rules.may_evict:
         slot = jnp.arange(slots, dtype=jnp.int32)
         rank = jnp.cumsum(first_to_leave, dtype=jnp.int32) - 1

@@ -11,7 +11,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.cache.key_index import empty_index
 from embark_jax.planner import plan_for
-from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
+from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE, SECOND_WORDS_BYTES
 from embark_jax.plans.storage import Placement
 from tests.planner.published import table_list
 
@@ -29,10 +29,12 @@ def slots_of(found: ej.Plan) -> dict[str, int]:
     return {table.name: table.slots or 0 for table in found.tables}
 
 
-def test_an_index_takes_what_memory_counts():
-    index = jax.eval_shape(lambda: empty_index(4000, 1))
+@pytest.mark.parametrize("words", [1, 2])
+def test_an_index_takes_what_memory_counts(words):
+    index = jax.eval_shape(lambda: empty_index(4000, words))
     taken = sum(math.prod(each.shape) * each.dtype.itemsize for each in index)
-    assert taken == pytest.approx(4000 * INDEX_BYTES, abs=16)
+    slot_bytes = INDEX_BYTES + SECOND_WORDS_BYTES * (words - 1)
+    assert taken == pytest.approx(4000 * slot_bytes, abs=16)
 
 
 def test_slots_take_memory_and_rows_do_not():

@@ -43,6 +43,8 @@ of elements for the same row, and for that group its slot and how to reach it.""
 INDEX_BYTES = 28
 """Bytes of the key index of a cached storage for each slot: two ways of its directory,
 a key and a slot each; the slot's key, when it was last read, and how often."""
+SECOND_WORDS_BYTES = 12
+"""Bytes more where keys are those of a dynamic table, of two words."""
 OWN_ROUTE_VALUES = 2
 """int32 values for each id that a device pools itself: the slot or element that it
 reads, and its group."""
@@ -107,7 +109,8 @@ class Memory:
     def slot_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of a slot, and in a cached storage of its key index."""
         row_bytes = self.row_bytes(storage.width, VALUE_BYTES[storage.dtype])
-        return row_bytes + INDEX_BYTES * (storage.tier != "device")
+        row_bytes += INDEX_BYTES * (storage.tier != "device")
+        return row_bytes + SECOND_WORDS_BYTES * bool(storage.table)
 
     def id_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of the route of one id of capacity for each device."""
