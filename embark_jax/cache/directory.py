@@ -19,6 +19,8 @@ from embark_jax.embedding.keys import hash_words
 WAYS = 8
 CHOICES = 2
 WAYS_PER_SLOT = 2
+EMPTY = np.uint32(0xFFFFFFFF)
+"""Value of all words of an empty way; a key may have it, too."""
 NO_SLOT = -1
 """Slot of a way that holds no key."""
 
@@ -82,7 +84,13 @@ def locate(
     """Returns ``(bucket, way, whether it is there)`` of keys."""
     choices = _buckets(keys, way_keys.shape[0])
     equal = (way_keys[choices] == keys[:, None, None]).all(axis=-1)
-    equal &= way_slots[choices] != NO_SLOT
+    # Few batches have the one key that an empty way has, too.
+    equal = lax.cond(
+        (keys == EMPTY).all(axis=1).any(),
+        lambda equal: equal & (way_slots[choices] != NO_SLOT),
+        lambda equal: equal,
+        equal,
+    )
     equal = equal.reshape(len(keys), -1)
     first = jnp.argmax(equal, axis=1)
     choice, way = jnp.divmod(first, WAYS)

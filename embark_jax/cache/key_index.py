@@ -25,6 +25,7 @@ import numpy as np
 from embark_kernels import sort_positions
 
 from embark_jax.cache.directory import (
+    EMPTY,
     NO_SLOT,
     WAYS,
     default_buckets,
@@ -75,7 +76,8 @@ class KeyIndex(NamedTuple):
     """The keys of a block's slots, and the directory that finds them.
 
     Attributes:
-      way_keys: ``[buckets, WAYS, words]`` uint32 key of each way.
+      way_keys: ``[buckets, WAYS, words]`` uint32 key of each way; ``EMPTY`` of empty
+        ones.
       way_slots: ``[buckets, WAYS]`` int32 slot of each way; ``NO_SLOT`` of empty ones.
       slot_keys: ``[slots, words]`` uint32 key of each slot.
       used_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
@@ -164,7 +166,7 @@ def empty_index(
     if buckets is None:
         buckets = default_buckets(slots)
     return KeyIndex(
-        jnp.zeros((buckets, WAYS, words), jnp.uint32),
+        jnp.full((buckets, WAYS, words), EMPTY),
         jnp.full((buckets, WAYS), NO_SLOT, jnp.int32),
         jnp.zeros((slots, words), jnp.uint32),
         jnp.zeros(slots, jnp.int32),
@@ -253,10 +255,9 @@ def resolve(
     bucket, way, held = locate(index.way_keys, index.way_slots, outgoing)
     held &= evicts | (moves & ~is_new)
     bucket = jnp.where(held, bucket, index.way_keys.shape[0])
+    way_keys = index.way_keys.at[bucket, way].set(EMPTY, mode="drop")
     way_slots = index.way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
-    way_keys, way_slots, homeless = insert(
-        index.way_keys, way_slots, incoming, taken, moves
-    )
+    way_keys, way_slots, homeless = insert(way_keys, way_slots, incoming, taken, moves)
     uses = admitted[moving_key].astype(jnp.int32)
     index = KeyIndex(
         way_keys,
