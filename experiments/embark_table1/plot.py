@@ -38,7 +38,6 @@ def _throughput(axis, results) -> None:
     rows = [
         *((row["model"], row) for row in results["table1"]),
         ("DLRM-DCNv2,\nbatch 135,168", results["dcnv2_at_mlperf_batch"]),
-        *((f"MLPerf\n{8 * row['nodes']} GPUs", row) for row in results["mlperf"]),
     ]
     place = np.arange(len(rows))
     published = np.array([row["published"] for _, row in rows])

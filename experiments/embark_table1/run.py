@@ -1,4 +1,4 @@
-"""EMBark's Table 1 and ablation, and MLPerf's DLRM-DCNv2, simulated.
+"""EMBark's Table 1 and ablation, simulated.
 
     python -m experiments.embark_table1.run
 
@@ -18,7 +18,6 @@ from rich.console import Console
 
 from embark_jax import planner, simulator
 from embark_jax.plans import fleet
-from embark_jax.plans.options import Cluster
 from embark_jax.simulator import Job
 from experiments.embark_table1.loads import count
 from experiments.embark_table1.placements import table_row_wise
@@ -27,7 +26,6 @@ from experiments.embark_table1.system import (
     best_clusters,
     plan_embark,
     simulate_ablation,
-    simulate_embark,
     simulate_loads,
 )
 
@@ -47,24 +45,6 @@ SHUFFLES = 10
 NODES = 16
 FITS_ONE_NODE = ("DLRM-DCNv2", "T180", "T200", "T510")
 MLPERF_BATCH = 135_168
-
-
-@dataclasses.dataclass(frozen=True)
-class Submission:
-    """MLPerf v4.0 on H100, HugeCTR: nodes, batch, million samples/s, and the tables
-    that it replicates, up to so many GB of float32."""
-
-    nodes: int
-    batch: int
-    published: float
-    replicated_gb: float
-
-
-SUBMISSIONS = (
-    Submission(1, 55_296, 13.8, 0.008),
-    Submission(8, MLPERF_BATCH, 47.9, 0.0125),
-    Submission(16, MLPERF_BATCH, 65.0, 0.0125),
-)
 CONSTANTS = ("memory", "link", "flops", "kernel_us")
 LATENCIES = ("launch_us", "node_hop_us", "network_hop_us")
 CHANGE = 1.25
@@ -148,24 +128,6 @@ def paper_widths(name: str) -> dict[str, Any]:
     return row
 
 
-def mlperf(submission: Submission) -> dict[str, Any]:
-    """DLRM-DCNv2 as submitted: small tables in DP, the rest in RB, all overlapped."""
-    job = job_of("DLRM-DCNv2", submission.nodes, submission.batch)
-    replicated_bytes = submission.replicated_gb * 1e9
-    clusters: list[Cluster] = [
-        "dp" if 4 * table.rows * table.dim <= replicated_bytes else "rb"
-        for table in job.tables
-    ]
-    placements = plan_embark(job, clusters)
-    found = simulate_embark("MLPerf", job, placements)
-    return {
-        **dataclasses.asdict(submission),
-        "simulated": found.samples_per_s / 1e6,
-        "error": found.samples_per_s / 1e6 / submission.published - 1,
-        "step": found.record(),
-    }
-
-
 def communication(name: str, nodes: int) -> dict[str, Any]:
     """Of the baseline, as the fleet grows."""
     baseline = next(simulate_ablation(job_of(name, nodes)))
@@ -219,11 +181,6 @@ def show(results: dict[str, Any]) -> None:
             + " | ".join(factors)
             + " |"
         )
-    for row in results["mlperf"]:
-        print(
-            f"| MLPerf v4.0 | {8 * row['nodes']} | {row['batch']:,} | "
-            f"{row['published']} | {row['simulated']:.1f} | {row['error']:+.0%} | | | |"
-        )
     print("\n| model | DP | UB | RB | overlapped, ms | evenly loaded | of shuffles |")
     print(7 * "|---" + "|")
     for row, ablated in zip(results["spread"], results["table1"], strict=True):
@@ -263,7 +220,6 @@ def main() -> None:
         "constants": dataclasses.asdict(fleet.gpu_efficiency()),
         "table1": table1,
         "dcnv2_at_mlperf_batch": ablation("DLRM-DCNv2", MLPERF_BATCH),
-        "mlperf": [mlperf(submission) for submission in SUBMISSIONS],
         "communication": [
             communication(name, nodes)
             for nodes in (1, 2, 4, 8, 16)
