@@ -106,10 +106,9 @@ class HSTU(nnx.Module):
             start = start + layer(embeddings[name])
         if self.dense is not None:
             start = start + self.dense(dense)
-        past, candidate = 0.0, 0.0
-        for (name, now), layer in zip(
-            self.history, self.event_projections, strict=True
-        ):
+        layers = zip(self.history, self.event_projections, strict=True)
+        past, candidate = jnp.zeros(()), jnp.zeros(())
+        for (name, now), layer in layers:
             past = past + project(layer, embeddings[name])
             candidate = candidate + layer(embeddings[now])
         held = is_event(embeddings[self.history[0][0]])
