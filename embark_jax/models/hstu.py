@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_embeddings, check_history
@@ -116,6 +117,6 @@ class HSTU(nnx.Module):
         one = jnp.ones_like(held[:, :1])
         valid = jnp.concatenate([one, held, one], axis=1)
         # Padding lies between the last event and the candidate, and has no place.
-        position = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+        position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
         seen = self.encoder(events, position, valid)
         return self.top(seen[:, -1])[:, 0]

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_history
@@ -87,7 +88,7 @@ class NextItem(RetrievalModel):
         if self.dense is not None:
             start = start + self.dense(dense)
         valid = jnp.pad(is_event(past), ((0, 0), (1, 0)), constant_values=True)
-        position = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+        position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
         events = jnp.concatenate([start[:, None], past], axis=1)
         seen = self.encoder(events, position, valid)
         # The place of the last event: no later one has its position.

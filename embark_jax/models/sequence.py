@@ -83,15 +83,19 @@ def attend(
         added = jnp.einsum("bhqk,bkhd->bhqd", weight, block_value)
         return (new_largest, weight_sum, shrink[..., None] * total + added), None
 
-    all_blocks = cut(key), cut(value), cut(position), cut(valid)
+    def over_blocks(add, sums):
+        events = key, value, position, valid
+        if blocks == 1:  # without a loop, which not every exporter takes
+            return add(sums, events)[0]
+        return lax.scan(jax.checkpoint(add), sums, tuple(map(cut, events)))[0]
+
     if weights == "silu":
         total = jnp.zeros((batch, length, heads, value.shape[-1]))
-        return lax.scan(jax.checkpoint(add_silu), total, all_blocks)[0]
+        return over_blocks(add_silu, total)
     sums = jnp.zeros((batch, heads, length))
     total = jnp.zeros((batch, heads, length, value.shape[-1]))
     nothing = jnp.full_like(sums, -jnp.inf), sums, total
-    sums, _ = lax.scan(jax.checkpoint(add_softmax), nothing, all_blocks)
-    _, weight_sum, total = sums
+    _, weight_sum, total = over_blocks(add_softmax, nothing)
     mean = total / jnp.where(weight_sum > 0, weight_sum, 1.0)[..., None]
     return jnp.moveaxis(mean, 1, 2)
 

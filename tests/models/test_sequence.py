@@ -70,7 +70,7 @@ def whole(query, key, value, position, valid, weights, bias):
 
 
 @pytest.mark.parametrize("weights", ["silu", "softmax"])
-@pytest.mark.parametrize("keys_at_once", thorough([1, 3, 8, 20], [3]))
+@pytest.mark.parametrize("keys_at_once", thorough([1, 3, 8, 20], [3, 20]))
 def test_blocks_of_keys_are_exact(weights, keys_at_once):
     keys = jax.random.split(jax.random.key(0), 4)
     shape = 2, 11, 2, 4
