@@ -91,9 +91,8 @@ class NextItem(RetrievalModel):
         position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
         events = jnp.concatenate([start[:, None], past], axis=1)
         seen = self.encoder(events, position, valid)
-        # The place of the last event: no later one has its position.
-        last = jnp.argmax(position, axis=1)
-        return unit(jnp.take_along_axis(seen, last[:, None, None], axis=1)[:, 0])
+        is_last = valid & (position == position[:, -1:])
+        return unit(jnp.sum(jnp.where(is_last[..., None], seen, 0), axis=1))
 
     def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
         return unit(embeddings[self.item])
