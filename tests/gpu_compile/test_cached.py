@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from embark_jax.cache import key_index
+from embark_jax.cache import directory, key_index
 from tests.compiled import check_swap
 from tests.gpu_compile.machines import h100_mesh
 
@@ -34,7 +34,7 @@ def test_to_find_keys_moves_at_most_a_quarter_of_what_a_lookup_moves():
         for kind, shape in re.findall(rf"(\w+)\[({KEYS}[\d,]*)\]", result):
             item = {"pred": 1, "s32": 4, "u32": 4}[kind]
             between += 2 * item * math.prod(map(int, shape.split(",")))
-    buckets = key_index.CHOICES * key_index.WAYS * 2 * 4
+    buckets = directory.CHOICES * directory.WAYS * 2 * 4
     found = between / KEYS + buckets + 4
     lookup = 4 + 2 * WIDTH * 4  # each row is read and written
     assert buckets < found <= lookup / 4
