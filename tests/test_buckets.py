@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
+from embark_jax._base import bucket_copy
 from embark_jax._base.bucket_copy import Upload, local_copy
 from embark_jax._base.storage import StorageError
 from embark_jax.config import ExperimentConfig
@@ -73,6 +74,21 @@ def test_a_copy_is_what_the_bucket_has(server, tmp_path, monkeypatch):
     message = "GB are copied to .*room for 0.0 GB; name a folder of a larger disk"
     with pytest.raises(StorageError, match=message):
         local_copy("s3://bucket/other")
+
+
+def test_no_object_is_copied_to_another_folder(server, monkeypatch):
+    name = "folder/sub/../../../../stray"
+    listed = {f"bucket/{name}": {"size": 1, "ETag": "a"}}
+    client = types.SimpleNamespace(
+        ls=lambda *_, **__: [{"type": "directory", "name": "bucket/folder/sub"}],
+        find=lambda *_, **__: listed,
+    )
+    client_of = bucket_copy, "bucket_client"
+    monkeypatch.setattr(*client_of, lambda folder: (client, "bucket/folder"))
+    with pytest.raises(StorageError, match=r"'sub/\.\./.*/stray', must have names"):
+        local_copy("s3://bucket/folder")
+    with pytest.raises(StorageError, match="must end in the name of a folder"):
+        local_copy("s3://bucket/folder/..")
 
 
 @pytest.fixture

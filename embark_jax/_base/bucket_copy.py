@@ -44,6 +44,8 @@ def copy_of(folder: str | os.PathLike[str], kind: str = READ) -> Path:
     source = file_system_or_bucket(folder)
     if not in_bucket(source):
         return source
+    if _leaves(source.name):
+        raise StorageError(f"{source}: must end in the name of a folder")
     return cache_folder() / kind / quote(str(source.parent), "") / source.name
 
 
@@ -77,6 +79,12 @@ def local_copy(
         fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait, and find it there
         files, root = bucket_client(source)
         objects = _objects(files, root, without)
+        for name in objects:
+            if _leaves(name):
+                raise StorageError(
+                    f"{source}: has an object {name!r}, must have names without .., "
+                    "which would be copied elsewhere; delete it"
+                )
         if not objects and not new:
             raise StorageError(f"{source}: there is no such folder, or it is empty")
         before = json.loads(index.read_bytes()) if index.exists() else {}
@@ -204,6 +212,11 @@ def children(files: Any, root: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         files.find(root)  # raises if there is no such bucket
         return []
+
+
+def _leaves(name: str) -> bool:
+    """Whether a name, taken as a path, leads out of the folder that it is in."""
+    return ".." in name.split("/")
 
 
 def _objects(

@@ -118,6 +118,6 @@ def _is_dead(writer: bytes) -> bool:
         os.kill(int(fields["process"]), 0)
     except ProcessLookupError:
         return True
-    except (ValueError, KeyError, TypeError, PermissionError):
+    except (ValueError, KeyError, TypeError, OverflowError, PermissionError):
         pass
     return False
