@@ -29,8 +29,8 @@ def used() -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize(("module", "name"), sorted(used()))
 def test_each_internal_name_is_there(module, name):
-    found = importlib.import_module(module)
-    if not hasattr(found, name):
+    internals = importlib.import_module(module)
+    if not hasattr(internals, name):
         importlib.import_module(f"{module}.{name}")
 
 

@@ -51,8 +51,8 @@ def test_padding_is_as_if_it_were_not_there(kind):
         expected = sequence_oracle.next_item(
             params, dense, embeddings, HISTORY, kind, 2, 0.05
         )
-    found = jax.jit(lambda: model(dense, embeddings))()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    logits = jax.jit(lambda: model(dense, embeddings))()
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def whole(query, key, value, position, valid, weights, bias):
@@ -81,17 +81,17 @@ def test_blocks_of_keys_are_exact(weights, keys_at_once):
 
     def outputs(function, **options):
         def loss(query, key, value, bias):
-            found = function(
+            summed = function(
                 query, key, value, position, valid, weights, bias, **options
             )
-            found = jnp.where(valid[:, :, None, None], found, 0)
-            return jnp.sum(jnp.sin(found)), found
+            summed = jnp.where(valid[:, :, None, None], summed, 0)
+            return jnp.sum(jnp.sin(summed)), summed
 
         gradient = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)
         return jax.jit(gradient)(query, key, value, bias)
 
-    found, expected = outputs(attend, keys_at_once=keys_at_once), outputs(whole)
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    in_blocks, expected = outputs(attend, keys_at_once=keys_at_once), outputs(whole)
+    for one, other in zip(*map(jax.tree.leaves, (in_blocks, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 

@@ -24,7 +24,7 @@ FEATURES = {
 }
 
 
-def config(**changed):
+def make_config(**changed):
     return ExperimentConfig.model_validate(
         {
             "data": {"kind": "synthetic", "train_samples": 10_240},
@@ -50,12 +50,12 @@ def test_the_most_frequent_rows_of_all_tables_fit_the_budget():
     )
     row_bytes = {"a": 24, "b": 40}
     for budget in range(0, 3000, 77):
-        found = within_budget(statistics, row_bytes, budget)
-        taken = sum(row_bytes[name] * rows for name, rows in found.rows.items())
+        hot = within_budget(statistics, row_bytes, budget)
+        taken = sum(row_bytes[name] * rows for name, rows in hot.rows.items())
         assert taken <= budget
         # All others are rarer: by 5 % of a bin, at most.
-        chosen = [seen[: found.rows[name]] for name, seen in counts.items()]
-        others = [seen[found.rows[name] :] for name, seen in counts.items()]
+        chosen = [seen[: hot.rows[name]] for name, seen in counts.items()]
+        others = [seen[hot.rows[name] :] for name, seen in counts.items()]
         rarest, most = np.concatenate(chosen), np.concatenate(others).max(initial=0)
         if rarest.size and most:
             assert rarest.min() * 1.05 >= most
@@ -67,16 +67,16 @@ def test_of_rows_in_no_order_only_those_that_are_named_are_hot():
     ids, seen = rng.permutation(5000), np.sort(rng.integers(1, 99, 5000))
     histogram = Histogram.from_counts(ids, seen)
     statistics = Statistics(1, {}, {"a": TableAccess(5000, histogram)})
-    found = within_budget(statistics, {"a": 4}, 10**9)
-    assert found.rows == {"a": MOST_HOTTEST}
-    assert found.accesses >= np.sort(seen)[-MOST_HOTTEST]
+    hot = within_budget(statistics, {"a": 4}, 10**9)
+    assert hot.rows == {"a": MOST_HOTTEST}
+    assert hot.accesses >= np.sort(seen)[-MOST_HOTTEST]
 
 
 def test_how_many_samples_are_all_hot():
     """Counted sample by sample: those of one half by the other half's counts."""
-    asked = config()
-    found = sample_accesses(asked, 10_240)
-    dataset, _, _, features = read_dataset(asked)
+    config = make_config()
+    statistics = sample_accesses(config, 10_240)
+    dataset, _, _, features = read_dataset(config)
     batches = [dataset.train_batch(step, 256) for step in range(40)]
     counts = {name: Counter() for name in TABLES}
     for batch in batches:
@@ -92,35 +92,35 @@ def test_how_many_samples_are_all_hot():
         for batch in batches
         for sample in range(1, 256, 2)
     ]
-    assert sum(samples for _, samples in found.rarest) == len(rarest) == 5120
-    edges = [seen for seen, _ in found.rarest]
+    assert sum(samples for _, samples in statistics.rarest) == len(rarest) == 5120
+    edges = [seen for seen, _ in statistics.rarest]
     assert edges == sorted(edges)
     assert edges[0] == min(rarest)
     for seen in edges:
         share = np.mean(np.array(rarest) >= seen)
-        assert found.all_hot_share(2 * seen) == pytest.approx(share)
-    assert Statistics.from_json(found.to_json()).rarest == found.rarest
+        assert statistics.all_hot_share(2 * seen) == pytest.approx(share)
+    assert Statistics.from_json(statistics.to_json()).rarest == statistics.rarest
 
 
 def test_samples_are_taken_from_the_whole_epoch():
     steps = []
-    sample_accesses(config(), 1024, lambda all_: steps.extend(all_) or all_)
+    sample_accesses(make_config(), 1024, lambda all_: steps.extend(all_) or all_)
     assert len(set(steps)) == 4
     assert steps == sorted(steps)
     assert 4 < max(steps) < 40
     again = []
-    sample_accesses(config(), 1024, lambda all_: again.extend(all_) or all_)
+    sample_accesses(make_config(), 1024, lambda all_: again.extend(all_) or all_)
     assert again == steps
 
 
 def test_a_budget_gives_every_table_hot_rows(tmp_path):
     """One setting is enough for batches of hot rows alone."""
-    asked = config(hot_budget="8kB")
-    hot = asked.train.model_copy(update={"hot_batches": True})
-    asked = asked.model_copy(update={"train": hot})
-    reading.save(asked, tmp_path / "config.yaml")
-    assert reading.load(tmp_path / "config.yaml") == asked
-    setup = experiment.build(asked)
+    config = make_config(hot_budget="8kB")
+    hot = config.train.model_copy(update={"hot_batches": True})
+    config = config.model_copy(update={"train": hot})
+    reading.save(config, tmp_path / "config.yaml")
+    assert reading.load(tmp_path / "config.yaml") == config
+    setup = experiment.build(config)
     replicated = {p.table.name: p.replicated_rows for p in setup.plan.placements}
     assert all(replicated.values())
     batches = [setup.training_data.train_batch(step, 256) for step in range(32)]
@@ -128,16 +128,16 @@ def test_a_budget_gives_every_table_hot_rows(tmp_path):
 
 
 def test_a_budget_needs_statistics():
-    absent = config(hot_budget="1MB")
+    absent = make_config(hot_budget="1MB")
     _, data, tables, features = read_dataset(absent)
     with pytest.raises(ConfigError, match=r"embedding\.hot_budget: needs statistics"):
         make_plan(absent, data, tables, features, NO_STATISTICS)
 
 
 def test_batches_that_contain_each_row():
-    asked = config()
-    found = recurrence(asked, batches=10)
-    dataset, _, tables, features = read_dataset(asked)
+    config = make_config()
+    recurring = recurrence(config, batches=10)
+    dataset, _, tables, features = read_dataset(config)
     in_batches = {name: Counter() for name in TABLES}
     for step in range(10):
         batch = dataset.train_batch(step, 256)
@@ -155,7 +155,7 @@ def test_batches_that_contain_each_row():
             sum(in_batches[table.name][row] == times for row in range(table.rows))
             for table in tables
         )
-        assert found.rows[times] == expected
+        assert recurring.rows[times] == expected
     following = dataset.train_batch(10, 256)
     accesses = Counter(
         in_batches[f.table][row]
@@ -163,10 +163,10 @@ def test_batches_that_contain_each_row():
         for row in following.ids[f.name].ravel().tolist()
         if row >= 0
     )
-    assert dict(enumerate(found.accesses.tolist())) == {
+    assert dict(enumerate(recurring.accesses.tolist())) == {
         times: accesses[times] for times in range(11)
     }
-    assert sum(rows for _, rows, _ in found.classes()) == 540
-    assert sum(share for *_, share in found.classes()) == pytest.approx(1)
+    assert sum(rows for _, rows, _ in recurring.classes()) == 540
+    assert sum(share for *_, share in recurring.classes()) == pytest.approx(1)
     with pytest.raises(ConfigError, match="more than the 10,240 training samples"):
-        recurrence(asked)
+        recurrence(config)
