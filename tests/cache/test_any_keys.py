@@ -113,6 +113,42 @@ def batch_of(keys, rng) -> ej.Batch:
     )
 
 
+def cells_of(batch: ej.Batch) -> list[tuple[int, int]]:
+    """``(sample, key)`` of each cell that is no padding."""
+    return [
+        (sample, int(batch.ids["user"][sample, i]))
+        for sample, i in np.argwhere(batch.padding["user"] == 0)
+    ]
+
+
+def logits_of(rows: dict[int, np.ndarray], batch: ej.Batch) -> np.ndarray:
+    """Logits from a dictionary of rows; other keys have their initial ones."""
+    logits = np.zeros(BATCH)
+    for sample, key in cells_of(batch):
+        row = rows[key] if key in rows else initial_row(key % 2**64).astype(np.float64)
+        logits[sample] += row @ WEIGHT
+    return logits
+
+
+def trained(rows: dict[int, np.ndarray], batch: ej.Batch, admitted=None) -> np.ndarray:
+    """Logits of a batch, which then updates the rows of admitted keys, or of all."""
+    cells, logits = cells_of(batch), logits_of(rows, batch)
+    slope = (1 / (1 + np.exp(-logits)) - batch.labels) / BATCH
+    for sample, key in cells:
+        if admitted is None or key in admitted:
+            row = rows.setdefault(key, initial_row(key % 2**64).astype(np.float64))
+            rows[key] = row - RATE * slope[sample] * WEIGHT
+    return logits
+
+
+def assert_table(trainer: ej.Trainer, rows: dict[int, np.ndarray]) -> None:
+    table = trainer.table("user")
+    np.testing.assert_array_equal(table.keys, sorted(rows))
+    expected = np.array([rows[key] for key in table.keys.tolist()])
+    np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=1e-6)
+    assert (np.abs(table.rows).max(axis=1) > 0).all()
+
+
 @pytest.mark.parametrize(
     ("mesh", "cluster", "slots", "options"),
     [
@@ -139,34 +175,61 @@ def test_hostile_keys_beside_a_dictionary(mesh, cluster, slots, options):
     ]
     results = trainer.iterate_batches(batches)
     for batch, result in zip(batches, results, strict=True):
-        present = ~batch.padding["user"]
-        cells = [
-            (sample, int(batch.ids["user"][sample, i]))
-            for sample, i in np.argwhere(present)
-        ]
-        for _, key in cells:
-            if key not in rows:
-                rows[key] = initial_row(key % 2**64).astype(np.float64)
-        logits = np.zeros(BATCH)
-        for sample, key in cells:
-            logits[sample] += rows[key] @ WEIGHT
+        logits = trained(rows, batch)
         np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
-        slope = (1 / (1 + np.exp(-logits)) - batch.labels) / BATCH
-        for sample, key in cells:
-            rows[key] = rows[key] - RATE * slope[sample] * WEIGHT
     assert -1 in rows
-    table = trainer.table("user")
-    np.testing.assert_array_equal(table.keys, sorted(rows))
-    expected = np.array([rows[key] for key in table.keys.tolist()])
-    np.testing.assert_allclose(table.rows, expected, rtol=1e-5, atol=1e-6)
-    assert (np.abs(table.rows).max(axis=1) > 0).all()
-    unseen = dataclasses.replace(
-        batches[0],
-        ids={"user": np.full((BATCH, HOTNESS), 77)},
-        padding={"user": np.zeros((BATCH, HOTNESS), bool)},
-    )
+    assert_table(trainer, rows)
+    unseen = batch_of(np.full(BATCH, 77), rng)
     ((_, scored),) = trainer.predict([unseen])
-    np.testing.assert_allclose(scored, HOTNESS * initial_row(77) @ WEIGHT, rtol=1e-5)
+    np.testing.assert_allclose(scored, logits_of({}, unseen), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"evicted": "disk", "evict": "lfu", "expire_after": 2},
+        {"admit_after": 2},
+    ],
+)
+def test_any_keys_on_one_mesh_after_another_beside_a_dictionary(options, tmp_path):
+    """Each mesh goes on from the checkpoint of the one before; the table grows on all
+    of them, and rows leave on some. Other batches are scored in between."""
+    rng, rows, seen = np.random.default_rng(0), {}, Counter()
+    hostile, meshes = np.array([*EXTREME, *colliding(30)]), [(2, 4), (1, 2)]
+    with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
+        for mesh in [*meshes, *meshes]:
+            cluster = rng.choice(["ub", "rb"])
+            slots = 160 if mesh == (2, 4) else 72
+            overlap = {"overlap": bool(rng.integers(2))}
+            trainer = trainer_of(mesh, cluster, 8, slots, options, **overlap)
+            if rows:
+                trainer.load(checkpoints)
+                assert_table(trainer, rows)
+            for _ in range(5):
+                new = rng.integers(-(2**63), 2**63, rng.integers(2, 20), np.int64)
+                again = rng.choice(sorted(seen) or hostile, 6)
+                batch = batch_of(
+                    np.concatenate([new, again, rng.choice(hostile, 5)]), rng
+                )
+                (result,) = trainer.iterate_batches([batch])
+                seen.update({key for _, key in cells_of(batch)})
+                admit_after = options.get("admit_after", 1)
+                admitted = {key for key, count in seen.items() if count >= admit_after}
+                logits = trained(rows, batch, admitted)
+                np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
+                strange = rng.integers(-(2**63), 2**63, 9, np.int64)
+                scoring = trainer.predict([batch, batch_of(strange, rng)])
+                for scored_batch, scored in scoring:
+                    expected = logits_of(rows, scored_batch)
+                    np.testing.assert_allclose(scored, expected, rtol=1e-5, atol=1e-5)
+            assert_table(trainer, rows)
+            assert trainer.recompilations > 0
+            checkpoints.save(
+                trainer.whole_state(), trainer.step, trainer.embeddings, {}
+            )
+    assert len(rows) > slots
 
 
 def test_padding_is_said_apart_for_dynamic_tables_alone():
@@ -216,32 +279,23 @@ def test_admission_and_expiry_beside_a_dictionary(mesh, cluster, options, tmp_pa
         once = 1000 * (step + 1) + np.arange(10)
         batch = batch_of(np.concatenate([often, rng.integers(50, 60, 3), once]), rng)
         (result,) = trainer.iterate_batches([batch])
-        cells = [
-            (sample, int(batch.ids["user"][sample, i]))
-            for sample, i in np.argwhere(~batch.padding["user"])
-        ]
-        for key in {key for _, key in cells}:
-            seen[key] += 1
+        keys = {key for _, key in cells_of(batch)}
+        seen.update(keys)
+        for key in keys:
             gone = expire_after and step - last_step.get(key, step) > expire_after
-            if key not in rows or (gone and options.get("evicted") == "discard"):
-                rows[key] = initial_row(key).astype(np.float64)
+            if gone and options.get("evicted") == "discard":
+                rows.pop(key, None)
             last_step[key] = step
-        logits = np.zeros(BATCH)
-        for sample, key in cells:
-            logits[sample] += rows[key] @ WEIGHT
+        admitted = {key for key, count in seen.items() if count >= (admit_after or 1)}
+        not_admitted += len(keys - admitted)
+        logits = trained(rows, batch, admitted)
         np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
-        slope = (1 / (1 + np.exp(-logits)) - batch.labels) / BATCH
-        not_admitted += len({k for _, k in cells if seen[k] < (admit_after or 1)})
-        for sample, key in cells:
-            if seen[key] >= (admit_after or 1):
-                rows[key] = rows[key] - RATE * slope[sample] * WEIGHT
     assert trainer.cached is not None
     figures = trainer.cached.figures()
     assert (not_admitted > 0) == (admit_after is not None)
     assert ("not_admitted/user" in figures) == (admit_after is not None)
     assert trainer.embeddings.plan.tables[0].slots == SLOTS < len(seen)
     found = trainer.table("user")
-    admitted = {key for key, count in seen.items() if count >= (admit_after or 1)}
     if options.get("evicted") != "discard":
         assert set(found.keys.tolist()) == admitted
     for key, row in zip(found.keys.tolist(), found.rows, strict=True):

@@ -200,6 +200,37 @@ def test_dynamic_tables_of_several_processes_train_as_one(launcher, tmp_path):
 
 
 @pytest.mark.slow
+def test_dynamic_tables_whatever_happens(launcher, tmp_path):
+    """Two processes, one killed while tables grow and start again, then stopped; one
+    process with half of the devices; and two again, as one process alone."""
+    growing = (
+        "embedding.tables.user={cluster: rb, slots: 100, max_slots: 600, "
+        "evicted: disk, optimizer: {kind: adam, learning_rate: 0.05}}",
+        "embedding.tables.item={cluster: ub, slots: 100, max_slots: 500}",
+        "train.checkpoint_every=5",
+        "train.log_every=1",
+    )
+    workdir, one = tmp_path / "run", tmp_path / "one"
+    processes = launcher.start(workdir, 2, *growing, "--max-restarts", "1")
+    wait_for_step(workdir, 7, processes)
+    os.kill(worker_of(processes[1]), signal.SIGKILL)
+    wait_for_step(workdir, 12, processes)
+    processes[0].terminate()
+    statuses, said = end(processes)
+    assert statuses == [0, 0], said
+    stopped = max(runs.losses(workdir))
+    assert stopped < 300, "the table was to go on growing"
+    last = stopped + 40
+    fewer = "mesh={nodes: 1, gpus_per_node: 2}", f"train.steps={stopped + 20}"
+    launcher.finish(workdir, 1, *growing, *fewer, "--resume")
+    launcher.finish(workdir, 2, *growing, f"train.steps={last}", "--resume")
+    launcher.finish(one, 1, *growing, f"train.steps={last}")
+    assert runs.losses(workdir) == pytest.approx(runs.losses(one), rel=1e-4)
+    found, expected = (runs.final(each)["test_log_loss"] for each in (workdir, one))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_rows_of_cached_tables_stay_with_their_process(launcher, undisturbed, tmp_path):
     """Of user on disk, of item in host memory; as one process that has no cache."""
     cached = (

@@ -26,23 +26,32 @@ ONE = "mesh.nodes=1", "mesh.gpus_per_node=1"
 MANY = "mesh.nodes=2", "mesh.gpus_per_node=4"
 
 
+GROWING = (
+    "embedding.tables.week.cluster=ub",
+    *(
+        f"embedding.tables.{name}.{key}={value}"
+        for name in ("user", "city", "week")
+        for key, value in {"slots": 8, "max_slots": 60, "evicted": "disk"}.items()
+    ),
+)
+"""Dynamic tables, two of which have one optimizer."""
+
+
 @pytest.mark.slow
-def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path):
+@pytest.mark.parametrize("dynamic", [(), GROWING])
+def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path, dynamic):
     path = runs.write_config(tmp_path, CONFIG)
-    whole = experiment.build(reading.load(path, ONE))
+    whole = experiment.build(reading.load(path, [*ONE, *dynamic]))
     expected = [r.loss for r in whole.trainer().iterate(whole.dataset, whole.steps)]
 
-    first = experiment.build(reading.load(path, MANY))
+    first = experiment.build(reading.load(path, [*MANY, *dynamic]))
     trainer = first.trainer()
     losses = [r.loss for r in trainer.iterate(first.dataset, 3)]
-    assert {name.rpartition("_by_")[2] for name in trainer.state.storages} == {
-        "rb_4",
-        "user",
-        "city",
-        "hour",
-    }
+    if not dynamic:
+        storages = {name.rpartition("_by_")[2] for name in trainer.state.storages}
+        assert storages == {"rb_4", "user", "city", "hour"}
     with Checkpointer(tmp_path / "saved", first.identity, keep=2) as checkpoints:
-        checkpoints.save(trainer.state, 3, trainer.embeddings, {})
+        checkpoints.save(trainer.whole_state(), 3, trainer.embeddings, {})
         again = whole.trainer()
         again.load(checkpoints)
     losses += [r.loss for r in again.iterate(whole.dataset, whole.steps)]
