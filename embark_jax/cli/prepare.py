@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError, nearest, read_text
 from embark_jax.cli.arguments import ZipfExponent, progress_bars, say, show_table
-from embark_jax.config import OWN_FILES, RECIPES, ExperimentConfig, reading
+from embark_jax.config import OWN_FILES, RECIPES, YAMBDA, ExperimentConfig, reading
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.config.validation import validated
 from embark_jax.plans.options import OnBadLine, SplitBy
@@ -45,8 +45,8 @@ def prepare(
         str,
         typer.Argument(
             metavar="DATASET",
-            help=f"One of {', '.join(RECIPES)}; or {' or '.join(OWN_FILES)}, for "
-            "files of your own.",
+            help=f"One of {', '.join((*RECIPES, YAMBDA))}; or "
+            f"{' or '.join(OWN_FILES)}, for files of your own.",
         ),
     ],
     overrides: Annotated[
@@ -54,7 +54,8 @@ def prepare(
         typer.Argument(
             metavar="[KEY=VALUE]...",
             help="For csv and parquet: keys of --columns, such as label=clicked or "
-            "dense.price=log.",
+            "dense.price=log. For yambda: longest, history, min_history, scan, "
+            "most_cross_rows, window.",
         ),
     ] = None,
     *,
@@ -147,12 +148,15 @@ def prepare(
     from embark_jax.data.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
+    if dataset == YAMBDA:
+        _prepare_yambda(raw, out, overrides or (), made_from, workers)
+        return
     if dataset in OWN_FILES:
         described = _columns(columns, overrides or ())
         made_from["columns"] = described.model_dump(mode="json")
         recipe = pkgutil.resolve_name(OWN_FILES[dataset])(raw, described)
     elif dataset not in RECIPES:
-        hint = nearest(dataset, (*RECIPES, *OWN_FILES))
+        hint = nearest(dataset, (*RECIPES, YAMBDA, *OWN_FILES))
         raise ConfigError(f"dataset is {dataset!r}; {hint}")
     elif columns or overrides:
         raise typer.BadParameter(
@@ -191,6 +195,47 @@ def prepare(
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
         for line in prepared.skipped[:5]:
             say(f"  {line}")
+
+
+def _prepare_yambda(
+    raw: Path,
+    out: Path,
+    overrides: Sequence[str],
+    made_from: Mapping[str, Any],
+    workers: int | None,
+) -> None:
+    """Prepares events of users, without the options for columns."""
+    from embark_jax.data.pipeline import Workers, cores
+    from embark_jax.data.prepare import yambda, yambda_samples
+
+    changes = {override: f"argument {override!r}" for override in overrides}
+    options = validated(yambda_samples.Options, {}, changes, YAMBDA)
+    with progress_bars() as progress:
+        threads = Workers(workers or cores(), progress)
+        manifest = yambda.prepare(raw, out, options, made_from, threads)
+    _say_what(manifest, out)
+    say(f"{manifest.raw_rows:,} events, {len(manifest.windows):,} windows")
+
+
+def synth_yambda(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    users: Annotated[int, typer.Option(min=1)] = 1000,
+    days: Annotated[int, typer.Option(min=1)] = 8,
+    events_a_day: Annotated[
+        float, typer.Option(min=0.01, help="Mean number of a user's events in a day.")
+    ] = 25.0,
+    scale: Annotated[
+        float,
+        typer.Option(min=1e-6, max=1, help="Share of 5b's items, albums and artists."),
+    ] = 0.001,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all.")] = 0,
+) -> None:
+    """Make synthetic files of Yambda's layout, for embark data prepare yambda."""
+    from embark_jax.data.prepare.yambda_files import Yambda
+
+    data = Yambda(users=users, days=days, events_a_day=events_a_day, seed=seed)
+    data.scaled(scale).write(out)
+    say(f"events of {users:,} users in {days:,} days: {out}")
 
 
 def synth(

@@ -9,6 +9,7 @@ from embark_jax._base.config import sections as sections
 from embark_jax.config.data import OWN_FILES as OWN_FILES
 from embark_jax.config.data import RECIPES as RECIPES
 from embark_jax.config.data import SOURCES as SOURCES
+from embark_jax.config.data import YAMBDA as YAMBDA
 from embark_jax.config.data import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.data import OwnDataConfig as OwnDataConfig
 from embark_jax.config.data import PreparedConfig as PreparedConfig

@@ -68,6 +68,9 @@ class WindowsConfig(Config):
     path: LocalPath
     """A folder of prepared folders, which are windows in the order of their names; or a
     prepared folder that ``embark data prepare --window`` cut into windows."""
+    shuffle: bool = True
+    """Whether the samples of a window are shuffled; otherwise they come in the order of
+    the files."""
     wait_minutes: NonNegativeFloat = 0.0
     """How long a run waits for the next folder when it has trained on all others, until
     it ends."""
@@ -103,6 +106,8 @@ OWN_FILES = {
     "parquet": "embark_jax.data.prepare.own_files:parquet",
 }
 """The same for a user's own files, whose columns the user describes."""
+YAMBDA = "yambda"
+"""A data set of users' events, which ``embark data prepare`` reads without a recipe."""
 
 if TYPE_CHECKING:
     DataConfig = (

@@ -29,6 +29,7 @@ from embark_jax._base.files import write_json
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
+from embark_jax.data.event_lists import RANGE_WORDS, SEQUENCES, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.prepare.columns import Columns
@@ -115,6 +116,8 @@ class Manifest(Config):
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
       text_features: features whose values are text; others have whole numbers.
+      events: events of the samples' histories, which are features without ids in the
+        records; None if there are none.
       checksum: of all the rest, as it was written.
     """
 
@@ -136,6 +139,7 @@ class Manifest(Config):
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
     text_features: tuple[str, ...] = ()
+    events: EventLists | None = None
     bayes_auc: float | None = None
     checksum: str = ""
 
@@ -175,7 +179,7 @@ class Manifest(Config):
     def digest(self) -> str:
         """Identifies the samples and the values that their ids stand for: it differs if
         the files or the vocabularies differ."""
-        files = [*self.record_files, *self.vocabularies]
+        files = [*self.record_files, *self.vocabularies, *self.event_files]
         hashes = "".join(file.sha256 for file in files)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
@@ -190,6 +194,17 @@ class Manifest(Config):
     def record_files(self) -> list[RecordFile]:
         """Returns the files of all splits."""
         return [file for files in self.files.values() for file in files]
+
+    @property
+    def event_files(self) -> list[HashedFile]:
+        """Returns the files of events and of their items."""
+        return [*self.events.files, self.events.items] if self.events else []
+
+    @property
+    def stored_features(self) -> dict[str, PreparedFeature]:
+        """Returns the features whose ids are in the records."""
+        gathered = SEQUENCES if self.events else ()
+        return {n: f for n, f in self.features.items() if n not in gathered}
 
     @property
     def windows(self) -> list[int | None]:
@@ -216,11 +231,14 @@ class Manifest(Config):
         """
         ids = tuple(
             (name, f.stored_hotness, id_dtype(self.table_rows[f.table]))
-            for name, f in self.features.items()
+            for name, f in self.stored_features.items()
         )
-        tasks, weights = len(self.labels), self.sample_weights
         return records_.layout(
-            len(self.dense), ids, tasks=tasks, sample_weights=weights
+            len(self.dense),
+            ids,
+            tasks=len(self.labels),
+            sample_weights=self.sample_weights,
+            event_words=RANGE_WORDS if self.events else 0,
         )
 
     def checked_rows(self) -> dict[str, int]:
@@ -242,7 +260,7 @@ def load(folder: Path) -> Manifest:
       DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
     """
     manifest = read(folder)
-    for file in manifest.record_files:
+    for file in (*manifest.record_files, *manifest.event_files):
         file.sized(folder)
     for file in manifest.vocabularies:
         if file.bytes <= SMALL_BYTES:
@@ -266,7 +284,7 @@ def verify(
       DataError: if files are missing or damaged; the message names each.
     """
     manifest = read(folder)
-    files = [*manifest.record_files, *manifest.vocabularies]
+    files = [*manifest.record_files, *manifest.vocabularies, *manifest.event_files]
     total = sum(file.bytes for file in files)
     done = 0
     problems = []
@@ -345,7 +363,7 @@ def write_records(
     """
     stored = [
         FeatureSpec(name, feature.table, feature.stored_hotness)
-        for name, feature in manifest.features.items()
+        for name, feature in manifest.stored_features.items()
     ]
     check = BatchChecker(stored, manifest.table_rows, len(manifest.dense))
     check(Batch.of(records, f"{folder / file}, row {{}}".format))

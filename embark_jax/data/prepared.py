@@ -19,6 +19,7 @@ from embark_jax.config import EmbeddingConfig, PreparedConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.event_lists import Histories
 from embark_jax.data.manifest import MEND, SPLITS, Manifest, RecordFile
 from embark_jax.data.multi_hot import bags_of
 from embark_jax.data.pipeline import cores
@@ -48,7 +49,8 @@ class PreparedData:
     Args:
       folder: a folder with a ``manifest.json``; of one in a bucket, a copy on this
         machine is read.
-      seed: determines the order of the training samples, anew in each epoch.
+      seed: determines the order of the training samples, anew in each epoch; None
+        keeps that of the files.
       threads: number of threads that gather a batch together; None takes one per core,
         up to MAX_THREADS.
       manifest: manifest of some of the files alone; None takes all.
@@ -62,7 +64,7 @@ class PreparedData:
         self,
         folder: str | Path,
         *,
-        seed: int = 0,
+        seed: int | None = 0,
         threads: int | None = None,
         manifest: Manifest | None = None,
     ):
@@ -87,6 +89,8 @@ class PreparedData:
         self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_file)
         self._threads = threads or min(MAX_THREADS, cores())
         self._pool = ThreadPoolExecutor(self._threads, "gather")
+        events = self.manifest.events
+        self._histories = Histories(self.folder, events) if events else None
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """Returns the batch of training step ``step`` (from 0); may span epochs."""
@@ -152,8 +156,9 @@ class PreparedData:
         return self._window(epoch, number), sample - int(starts[number])
 
     def _make_order(self, epoch: int) -> _Order:
-        rng = np.random.default_rng([self._seed, epoch])
-        blocks = rng.permutation(len(self._blocks.rows))
+        blocks = np.arange(len(self._blocks.rows))
+        if self._seed is not None:
+            blocks = np.random.default_rng([self._seed, epoch]).permutation(blocks)
         ends = np.cumsum(self._blocks.rows[blocks])
         starts = np.concatenate([[0], ends[WINDOW_BLOCKS - 1 :: WINDOW_BLOCKS]])
         if starts[-1] != ends[-1]:
@@ -164,8 +169,11 @@ class PreparedData:
         start = window * WINDOW_BLOCKS
         blocks = np.sort(self._order(epoch).blocks[start : start + WINDOW_BLOCKS])
         starts = np.concatenate([[0], np.cumsum(self._blocks.rows[blocks])])
-        shuffle = np.random.default_rng([self._seed, epoch, window])
-        return _Window(blocks, starts, shuffle.permutation(int(starts[-1])))
+        order = np.arange(int(starts[-1]))
+        if self._seed is not None:
+            shuffle = np.random.default_rng([self._seed, epoch, window])
+            order = shuffle.permutation(order)
+        return _Window(blocks, starts, order)
 
     def _gather(self, slices: Sequence[_Slice], target: np.ndarray) -> None:
         """Copies samples from the files' memory to a batch, a block at a time."""
@@ -223,9 +231,12 @@ class PreparedData:
 
         batch = Batch.of(records, locate, self._checked_rows)
         features = self.manifest.features.items()
-        if not any(feature.bags_of_one_id for _, feature in features):
+        bags = any(feature.bags_of_one_id for _, feature in features)
+        if not bags and self._histories is None:
             return batch
         ids = dict(batch.ids)
+        if self._histories is not None:
+            ids |= self._histories.of(records["events"], self._pool.map)
         for name, feature in features:
             if feature.bags_of_one_id:
                 rows = self.table_rows[feature.table]

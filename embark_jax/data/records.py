@@ -3,7 +3,8 @@
 A record is a NumPy structured value of 4-byte words, without gaps: ``label``,
 ``dense``, ``ids`` with a field for each feature, ``weights`` with one for each weighted
 feature, if there are any, ``padding`` with one for each feature whose padding is said
-apart, and ``sample_weight``, if samples have one. So a batch is
+apart, ``sample_weight``, if samples have one, and on disk ``events``, if samples have
+histories. So a batch is
 gathered, and copied to a device, as a whole, and its columns are views.
 """
 
@@ -34,6 +35,7 @@ def layout(
     tasks: int = 0,
     sample_weights: bool = False,
     padding: tuple[tuple[str, int], ...] = (),
+    event_words: int = 0,
 ) -> np.dtype:
     """Returns the dtype of a record.
 
@@ -44,6 +46,7 @@ def layout(
       tasks: number of labels, if a sample has several; 0 means one label.
       sample_weights: whether a sample has a weight.
       padding: for each feature whose padding is said apart: name and hotness.
+      event_words: numbers that say which events a sample's history is of.
 
     Raises:
       DataError: if a record would be too large for NumPy.
@@ -69,6 +72,8 @@ def layout(
         fields.append(("padding", [(name, "<i4", (hot,)) for name, hot in padding]))
     if sample_weights:
         fields.append(("sample_weight", "<f4"))
+    if event_words:
+        fields.append(("events", "<i8", (event_words,)))
     return np.dtype(fields)
 
 

@@ -47,13 +47,14 @@ class WindowsData(DatasetView):
 
     Args:
       path: a folder of prepared folders, or a prepared folder with windows.
-      seed: determines the order of the samples in each window.
+      seed: determines the order of the samples in each window; None keeps that of the
+        files.
 
     Raises:
       DataError: if there is no window yet, or the first is damaged.
     """
 
-    def __init__(self, path: Path, *, seed: int = 0):
+    def __init__(self, path: Path, *, seed: int | None = 0):
         self.path, self._seed = local(path), seed
         windows = self.look()
         if not windows:
@@ -135,7 +136,8 @@ class WindowsSource:
         self._section = section
 
     def open(self, seed: int) -> tuple[WindowsData, Description]:
-        dataset = WindowsData(self._section.path, seed=seed)
+        order = seed if self._section.shuffle else None
+        dataset = WindowsData(self._section.path, seed=order)
         return dataset, described(dataset.first, {"kind": self._section.kind})
 
     def absent(self) -> None:

@@ -1,0 +1,128 @@
+"""Lists of users' events, of which each sample of prepared data sees a range.
+
+Histories are not written out per sample, which would take thousands of bytes each: they
+are gathered when a batch is read, of the events before the sample's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+
+from embark_jax._base.config import Config
+from embark_jax._base.errors import DataError
+from embark_jax.data.hashed_file import MEND, HashedFile
+
+EVENT = np.dtype([("item", "<u4"), ("time", "<u4"), ("action", "u1")])
+ITEM = np.dtype([("artist", "<u4"), ("album", "<u4")])
+RANGE_WORDS = 3
+"""A sample's range: number of the file, and where events begin and end there."""
+POOLS = 3
+"""Actions: a long listen, a like, a skip."""
+CANDIDATE_ACTION = POOLS
+TIME_BUCKETS = 2048
+SEQUENCES = ("past_item", "past_artist", "past_album", "past_time", "past_action")
+_OPEN_FILES = 256
+
+
+class EventFile(HashedFile):
+    """A file of events; those of a user lie together, in the order of time."""
+
+    rows: NonNegativeInt
+
+
+class EventLists(Config):
+    """The events of a folder of prepared data.
+
+    Attributes:
+      files: the files of events.
+      items: file with artist and album of each item.
+      longest: largest number of events of a history.
+      history: ``pools`` keeps the last third of ``longest`` of each action, ``last``
+        the last events.
+    """
+
+    files: tuple[EventFile, ...]
+    items: HashedFile
+    longest: PositiveInt
+    history: Literal["pools", "last"]
+
+
+class Histories:
+    """Gathers histories.
+
+    Args:
+      folder: folder of the prepared data.
+      lists: its events.
+
+    Raises:
+      DataError: if a file is not as it was written.
+    """
+
+    def __init__(self, folder: Path, lists: EventLists):
+        self._folder, self._lists = folder, lists
+        self._items = np.load(lists.items.verified(folder))
+        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_file)
+
+    def of(
+        self, ranges: np.ndarray, spread: Callable[..., Iterable[Any]]
+    ) -> dict[str, np.ndarray]:
+        """Returns each sequence, ``[batch, longest]`` int32, -1 behind its end.
+
+        Args:
+          ranges: ``[batch, RANGE_WORDS]``, as records hold them.
+          spread: a ``map``, such as that of threads.
+        """
+        shape = len(ranges), self._lists.longest
+        ids = {name: np.full(shape, -1, np.int32) for name in SEQUENCES}
+
+        def fill(sample: int) -> None:
+            events = self._history(*ranges[sample].tolist())
+            of_items = self._items[events["item"]]
+            columns = (
+                events["item"],
+                of_items["artist"],
+                of_items["album"],
+                time_bucket(events["time"]),
+                events["action"],
+            )
+            for name, column in zip(SEQUENCES, columns, strict=True):
+                ids[name][sample, : len(events)] = column
+
+        for _ in spread(fill, range(len(ranges))):  # raises a thread's exception
+            pass
+        return ids
+
+    def _history(self, file: int, begin: int, end: int) -> np.ndarray:
+        if begin == end:
+            return np.empty(0, EVENT)
+        events, longest = self._open(file)[begin:end], self._lists.longest
+        if self._lists.history == "last":
+            return events[-longest:]
+        action = events["action"]
+        of_pools = [
+            np.flatnonzero(action == pool)[-(longest // POOLS) :]
+            for pool in range(POOLS)
+        ]
+        return events[np.sort(np.concatenate(of_pools))]
+
+    def _open_file(self, number: int) -> np.ndarray:
+        try:
+            path = self._lists.files[number].sized(self._folder)
+            return np.load(path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self._folder}: {error}; {MEND}") from None
+
+
+def time_bucket(times: np.ndarray) -> np.ndarray:
+    """Returns the bucket of the time of each event before the last: the square root of
+    minutes, as in MLPerf's reference."""
+    if not len(times):
+        return np.zeros(0, np.int64)
+    minutes = np.maximum(0, times[-1].astype(np.int64) - times) / 60
+    return np.minimum(np.sqrt(minutes), TIME_BUCKETS).astype(np.int64)

@@ -1,0 +1,168 @@
+"""Yambda: generated files, samples and histories against loops over the raw events."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embark_jax.data.batch import DataError
+from embark_jax.data.pipeline import Workers
+from embark_jax.data.prepare import yambda
+from embark_jax.data.prepare.yambda_files import Yambda
+from embark_jax.data.prepare.yambda_samples import Options
+from embark_jax.data.prepared import PreparedData
+from embark_jax.data.windows import WindowsData
+
+SMALL = Yambda(
+    users=23, items=600, albums=150, artists=40, days=4, events_a_day=15.0, seed=3
+)
+OPTIONS = {"longest": 9, "min_history": 5, "scan": 40, "most_cross_rows": 97}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("yambda")
+    SMALL.write(folder, "50m")
+    return folder
+
+
+def prepared(raw, out, **options):
+    options = Options.model_validate(OPTIONS | options)
+    return yambda.prepare(raw, out, options, {}, Workers(2))
+
+
+def expected_samples(raw, history):
+    """Yields label, ids of the sample, and its history, by user and time."""
+    table = pq.read_table(raw / "flat/50m/multi_event.parquet").to_pylist()
+    sides = {}
+    for name in ("artist", "album"):
+        pairs = pq.read_table(raw / f"{name}_item_mapping.parquet").to_pylist()
+        sides[name] = {pair["item_id"]: pair[f"{name}_id"] for pair in pairs}
+    for user in range(SMALL.users):
+        events = sorted(
+            (e for e in table if e["uid"] == user), key=lambda e: e["timestamp"]
+        )
+        pooled = []
+        for number, event in enumerate(events):
+            is_listen = event["event_type"] == "listen"
+            is_long = is_listen and event["played_ratio_pct"] >= 50
+            if is_listen and number >= 5:
+                seen = pooled[-40:]
+                if history == "last":
+                    seen = seen[-9:]
+                else:
+                    kept = []
+                    for action in range(3):
+                        kept += [e for e in seen if e[2] == action][-3:]
+                    seen = sorted(kept, key=lambda e: e[3])
+                yield event, is_long, seen, sides
+            if event["event_type"] in ("listen", "like"):
+                action = 1 if event["event_type"] == "like" else 0 if is_long else 2
+                pooled.append((event["item_id"], event["timestamp"], action, number))
+
+
+@pytest.mark.parametrize("history", ["pools", "last"])
+def test_samples_and_histories_are_those_of_a_loop_over_events(
+    raw, tmp_path, history, monkeypatch
+):
+    monkeypatch.setattr(yambda, "GROUP_EVENTS", 400)
+    manifest = prepared(raw, tmp_path / "out", history=history)
+    assert manifest.events is not None
+    assert len(manifest.events.files) > 1
+    data = PreparedData(tmp_path / "out", seed=None)
+    (batch,) = data.in_file_order("train", data.train_samples)
+    by_user = {}
+    for row in range(len(batch)):
+        by_user.setdefault(int(batch.ids["uid"][row, 0]), []).append(row)
+    number = dict.fromkeys(by_user, 0)
+    samples = 0
+    for event, is_long, seen, sides in expected_samples(raw, history):
+        # Windows are in order, and in a window a user's samples are.
+        row = by_user[event["uid"]][number[event["uid"]]]
+        number[event["uid"]] += 1
+        samples += 1
+        ids = {name: array[row] for name, array in batch.ids.items()}
+        assert batch.labels[row] == is_long
+        assert ids["item"] == event["item_id"]
+        assert ids["album"] == sides["album"].get(event["item_id"], 0)
+        padding = [-1] * (9 - len(seen))
+        items = [e[0] for e in seen]
+        assert ids["past_item"].tolist() == items + padding
+        artists = [sides["artist"][item] for item in items]
+        assert ids["past_artist"].tolist() == artists + padding
+        assert ids["past_action"].tolist() == [e[2] for e in seen] + padding
+        asked = seen[-1][1]
+        buckets = [int(((asked - e[1]) / 60) ** 0.5) for e in seen]
+        assert ids["past_time"].tolist() == buckets + padding
+        last_pooled = asked // 3600 % 24 / 24
+        assert batch.dense[row, 0] == pytest.approx(np.cos(2 * np.pi * last_pooled))
+    assert samples == data.train_samples == manifest.rows("train")
+
+
+def test_windows_are_days_whose_samples_keep_their_order(raw, tmp_path):
+    manifest = prepared(raw, tmp_path / "out")
+    assert manifest.windows == [day * 86_400 for day in range(len(manifest.windows))]
+    windows = WindowsData(tmp_path / "out", seed=None)
+    first = windows.open(windows.look()[1])
+    users = first.train_batch(0, first.train_samples).ids["uid"][:, 0]
+    assert np.count_nonzero(np.diff(users)) == len(np.unique(users)) - 1
+    again = first.train_batch(1, first.train_samples)
+    np.testing.assert_array_equal(again.ids["uid"][:, 0], users)
+
+
+def test_preparing_resumes_and_finds_damage(raw, tmp_path):
+    out = tmp_path / "out"
+
+    def interrupted(stage, done, total):
+        if stage == "group":
+            raise KeyboardInterrupt
+
+    stopped = Workers(1, interrupted)
+    options = Options.model_validate(OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        yambda.prepare(raw, out, options, {}, stopped)
+    manifest = prepared(raw, out)
+    whole = prepared(raw, tmp_path / "whole")
+    assert manifest.digest() == whole.digest()
+    with pytest.raises(DataError, match="made with other options"):
+        prepared(raw, out, longest=12)
+    assert manifest.events is not None
+    events = out / manifest.events.files[0].file
+    events.write_bytes(events.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"events/000000.npy: has .* bytes"):
+        PreparedData(out)
+
+
+def test_bad_files_are_named(raw, tmp_path):
+    with pytest.raises(DataError, match="has no size in flat/"):
+        prepared(tmp_path, tmp_path / "out")
+    path = tmp_path / "flat/50m/multi_event.parquet"
+    path.parent.mkdir(parents=True)
+    table = pq.read_table(raw / "flat/50m/multi_event.parquet")
+    pq.write_table(table, path)
+    with pytest.raises(DataError, match=r"artist_item_mapping.parquet: no such file"):
+        prepared(tmp_path, tmp_path / "out")
+    for name in ("artist", "album"):
+        mapping = f"{name}_item_mapping.parquet"
+        (tmp_path / mapping).write_bytes((raw / mapping).read_bytes())
+    kinds = table["event_type"].to_pylist()
+    kinds[7] = "shared"
+    number = table.column_names.index("event_type")
+    pq.write_table(table.set_column(number, "event_type", pa.array(kinds)), path)
+    with pytest.raises(DataError, match="row 7: event_type is 'shared', must be one"):
+        prepared(tmp_path, tmp_path / "out")
+    pq.write_table(table.drop(["is_organic"]), path)
+    with pytest.raises(DataError, match="has no column is_organic"):
+        prepared(tmp_path, tmp_path / "other")
+    with pytest.raises(DataError, match="lower min_history"):
+        prepared(raw, tmp_path / "none", min_history=10_000)
+
+
+def test_generated_shares_are_those_that_are_published(raw):
+    table = pq.read_table(raw / "flat/50m/multi_event.parquet")
+    kinds = np.array(table["event_type"].to_pylist())
+    assert np.mean(kinds == "listen") == pytest.approx(0.972, abs=0.02)
+    users, times = table["uid"].to_numpy(), table["timestamp"].to_numpy()
+    assert (np.diff(users) >= 0).all()
+    assert (times % 5 == 0).all()
+    assert ((np.diff(times.astype(int)) >= 0) | (np.diff(users) > 0)).all()
