@@ -21,6 +21,7 @@ from embark_jax.config.embedding import TableConfig as TableConfig
 from embark_jax.config.models import AnyModelConfig as AnyModelConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
+from embark_jax.config.models import negatives_of as negatives_of
 from embark_jax.config.models import tasks_of as tasks_of
 from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig
 from embark_jax.config.optimizers import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark_jax._base.config import Config
 from embark_jax.config.own import OwnConfig, one_of
@@ -196,6 +196,13 @@ class NextItemConfig(BaseModelConfig):
     """Attention heads, which must divide the dim of the item."""
     temperature: PositiveFloat = 0.05
     """Number that divides the products of vectors before the softmax."""
+    every_position: bool = False
+    """Whether training predicts every event of a history by those before it, not the
+    item of a sample alone."""
+    in_batch: bool = True
+    """Whether the items of a batch's samples are negatives of each other."""
+    uniform_negatives: NonNegativeInt = 0
+    """Items drawn at random for each sample, which are negatives of the whole batch."""
 
 
 class MMoEConfig(BaseModelConfig):
@@ -241,6 +248,15 @@ if TYPE_CHECKING:
     ModelConfig = AnyModelConfig
 else:
     ModelConfig = one_of((*MODELS, OwnModelConfig))
+
+
+def negatives_of(model: AnyModelConfig) -> tuple[str, int] | None:
+    """Returns the item and the number of uniform negatives of a sample of a model that
+    has some."""
+    if not isinstance(model, NextItemConfig) or not model.uniform_negatives:
+        return None
+    (item,) = model.history.values()
+    return item, model.uniform_negatives
 
 
 def tasks_of(model: AnyModelConfig) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
 - ``batch``, ``checks``, ``records``: samples as arrays, their rules, and their form on
   disk, on hosts and on devices.
 - ``view``, ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
+- ``negatives``: items drawn at random, beside the samples of a dataset.
 - ``bag_counts``: how often rows are looked up, for statistics.
 - ``manifest``, ``hashed_file``, ``table_values``: what is known of a folder of prepared
   data.
@@ -22,6 +23,8 @@ from embark_jax.data.download import movielens_100k_folder as movielens_100k_fol
 from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES
 from embark_jax.data.hot_batches import HotBatches as HotBatches
 from embark_jax.data.movielens import MovieLens100K as MovieLens100K
+from embark_jax.data.negatives import WithUniformNegatives as WithUniformNegatives
+from embark_jax.data.negatives import uniform_negatives as uniform_negatives
 from embark_jax.data.pipeline import prefetch as prefetch
 from embark_jax.data.prepared import PreparedData as PreparedData
 from embark_jax.data.source import Description as Description

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from flax import nnx
 
 from embark_jax._base.config import ConfigError
 from embark_jax.config import call_named
-from embark_jax.config.models import MODELS, AnyModelConfig, OwnModelConfig
+from embark_jax.config.models import (
+    MODELS,
+    AnyModelConfig,
+    OwnModelConfig,
+    negatives_of,
+)
 from embark_jax.models.function import Model
 
 
@@ -18,6 +24,7 @@ def build(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     rngs: nnx.Rngs,
+    feature_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> Model:
     """Builds the model that ``config`` describes.
 
@@ -26,6 +33,7 @@ def build(
       embedding_shapes: each feature's embedding shape per sample.
       dense_features: number of dense features.
       rngs: its ``params`` stream draws the weights.
+      feature_rows: number of rows of each feature's table, which training may need.
 
     Raises:
       ValueError: if the embeddings do not suit the model.
@@ -35,6 +43,8 @@ def build(
         return _own(config, embedding_shapes, dense_features, rngs)
     model = pkgutil.resolve_name(MODELS[type(config)])
     arguments = config.model_dump(exclude={"kind"})
+    if negatives := negatives_of(config):
+        arguments["catalog"] = feature_rows.get(negatives[0], 1)
     return model(embedding_shapes, dense_features, **arguments, rngs=rngs)
 
 

@@ -11,19 +11,23 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
+from embark_jax.models.function import Samples
 from embark_jax.models.interface import check_history
 from embark_jax.models.layers import Linear
-from embark_jax.models.retrieval import RetrievalModel, unit
+from embark_jax.models.retrieval import Queries, RetrievalModel, unit
 from embark_jax.models.sequence import SequenceEncoder, is_event
+from embark_jax.plans.tables import UNIFORM_NEGATIVES
 
 
 class NextItem(RetrievalModel):
     """SASRec (https://arxiv.org/abs/1808.09781) or HSTU (https://arxiv.org/abs/2402.17152)
-    over the items of a history, trained by a softmax over the items of the batch.
+    over the items of a history, trained by a softmax over sampled items.
 
     A sequence begins with one event of the context, the sum of projections of all
     features but the history and the item. The user's vector is what the last event has
-    seen, the item's vector its own row; see ``RetrievalModel`` for the loss.
+    seen, the item's vector its own row; see ``RetrievalModel`` for the loss. In
+    training each event of the history may predict the next one, too, as in both papers;
+    the loss is then the mean over all events, of whatever sample.
 
     Args:
       embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
@@ -34,6 +38,11 @@ class NextItem(RetrievalModel):
       encoder: ``sasrec`` or ``hstu``.
       layers, heads: see ``SequenceEncoder``, whose width is the dim of the item.
       temperature: divides the cosines.
+      every_position: whether all events of a history are predicted, by those before.
+      in_batch: whether the items of the batch's samples are negatives.
+      uniform_negatives: number of ids of a sample's feature ``uniform_negatives``; 0 if
+        there is no such feature.
+      catalog: number of items that these are drawn from.
       compute_dtype: dtype of the operands of products with weights.
       dropout: of the layers.
       batch_norm: must be False: layers normalize each event.
@@ -53,22 +62,34 @@ class NextItem(RetrievalModel):
         layers: int = 2,
         heads: int = 1,
         temperature: float = 0.05,
+        every_position: bool = False,
+        in_batch: bool = True,
+        uniform_negatives: int = 0,
+        catalog: int = 1,
         compute_dtype: DTypeLike = jnp.float32,
         dropout: float = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
-        check_history(embedding_shapes, history)
+        inputs = dict(embedding_shapes)
+        length, *_ = inputs.pop(UNIFORM_NEGATIVES, (0,))
+        if length != uniform_negatives:
+            raise ValueError(
+                f"uniform_negatives is {uniform_negatives}, but the feature of that "
+                f"name has {length} ids a sample"
+            )
+        check_history(inputs, history)
         if len(history) != 1:
             raise ValueError(f"history has {len(history)} features, must have one")
         if batch_norm:
             raise ValueError("batch_norm is true, must be false: layers normalize")
         ((self.history, item),) = history.items()
-        super().__init__(embedding_shapes, item, temperature)
+        super().__init__(embedding_shapes, item, temperature, in_batch, catalog)
+        self.every_position = every_position
         length, width = embedding_shapes[self.history]
         self.context = tuple(
-            name for name, _ in self.shapes if name not in (self.history, item)
+            name for name in sorted(inputs) if name not in (self.history, item)
         )
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         self.projections = nnx.List(
@@ -81,6 +102,35 @@ class NextItem(RetrievalModel):
         )
 
     def users(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+        seen, position, valid = self._encoded(dense, embeddings)
+        is_last = valid & (position == position[:, -1:])
+        return unit(jnp.sum(jnp.where(is_last[..., None], seen, 0), axis=1))
+
+    def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+        return unit(embeddings[self.item])
+
+    def queries(self, embeddings: Mapping[str, jax.Array], batch: Samples) -> Queries:
+        items, ids = embeddings[self.item][:, None], batch.ids[self.item]
+        if not self.every_position:
+            users = self.users(batch.dense, embeddings)[:, None]
+            return Queries(users, unit(items), ids, batch.labels[:, None])
+        past_ids = batch.ids[self.history]
+        seen, _, valid = self._encoded(batch.dense, embeddings)
+        index = jnp.arange(valid.shape[1])
+        latest = lax.cummax(jnp.where(valid, index, 0), axis=1)  # before each target
+        users = unit(jnp.take_along_axis(seen, latest[..., None], axis=1))
+        targets = unit(jnp.concatenate([embeddings[self.history], items], axis=1))
+        is_met = (past_ids >= 0).astype(jnp.float32)
+        weights = jnp.concatenate([is_met, batch.labels[:, None]], axis=1)
+        events = is_met.sum() + len(ids)
+        target_ids = jnp.concatenate([past_ids, ids], axis=1)
+        return Queries(users, targets, target_ids, weights * (len(ids) / events))
+
+    def _encoded(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns what each event has seen, ``[batch, 1 + length, dim]``; its position;
+        and whether there is an event."""
         past = embeddings[self.history]
         start = jnp.broadcast_to(self.start[...], (past.shape[0], past.shape[-1]))
         for name, layer in zip(self.context, self.projections, strict=True):
@@ -90,9 +140,4 @@ class NextItem(RetrievalModel):
         valid = jnp.pad(is_event(past), ((0, 0), (1, 0)), constant_values=True)
         position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
         events = jnp.concatenate([start[:, None], past], axis=1)
-        seen = self.encoder(events, position, valid)
-        is_last = valid & (position == position[:, -1:])
-        return unit(jnp.sum(jnp.where(is_last[..., None], seen, 0), axis=1))
-
-    def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
-        return unit(embeddings[self.item])
+        return self.encoder(events, position, valid), position, valid

@@ -1,17 +1,18 @@
-"""Models that retrieve items, trained by a softmax over the items of a batch."""
+"""Models that retrieve items, trained by a softmax over sampled items."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
 from embark_jax.models.function import ModelWithLoss, Samples
 from embark_jax.models.interface import check_embeddings
+from embark_jax.plans.tables import UNIFORM_NEGATIVES
 
 COUNTERS = 2**18
 """Number of counters; if there are more items, they share counters by a hash."""
@@ -24,21 +25,43 @@ class Counts(nnx.Variable):
     """Counts how often items occurred: state without a gradient."""
 
 
+class Queries(NamedTuple):
+    """Vectors of users, and the item that each should find.
+
+    Attributes:
+      users, items: ``[batch, positions, dim]`` vectors of length one.
+      ids: ``[batch, positions]`` ids of the items.
+      weights: ``[batch, positions]`` factors of the losses.
+    """
+
+    users: jax.Array
+    items: jax.Array
+    ids: jax.Array
+    weights: jax.Array
+
+
 class RetrievalModel(ModelWithLoss):
     """A logit is the cosine of a user's and an item's vector, over a temperature.
 
-    Each positive sample learns to tell its item from the items of all other samples of
-    the batch. Popular items occur more often in a batch, so the log of an item's
-    frequency is subtracted from its logit. Equal items of a batch are no negatives of
-    each other. Labels are rewards: a sample of label 0 only provides its item as a
-    negative. Paper: https://doi.org/10.1145/3298689.3346996, which estimates
-    frequencies from the steps between occurrences; here they are counted. With
-    ``train.micro_batches`` the negatives are those of the micro-batch.
+    Each query learns to tell its item from sampled ones: the items of all samples of
+    the batch, and the ids of the feature ``uniform_negatives``, if there is one, which
+    all samples of the batch share. An item is no negative of itself. From a logit the
+    log of the number of times is subtracted that the item is expected among them (the
+    logQ correction, https://doi.org/10.1145/3298689.3346996): by the share of samples
+    that had it so far, which are counted, and by the same number for all items of the
+    uniform ones (https://doi.org/10.1145/3366424.3386195). Labels are rewards: a sample
+    of label 0 only provides its item as a negative. With ``train.micro_batches`` the
+    negatives are those of the micro-batch.
 
     Args:
       embedding_shapes: each feature's embedding shape per sample.
       item: feature, of one id a sample, that says which item it is.
       temperature: divides the cosines.
+      in_batch: whether the items of the batch are negatives.
+      catalog: number of items that uniform negatives are drawn from.
+
+    Raises:
+      ValueError: if there are no negatives of either kind.
     """
 
     def __init__(
@@ -46,9 +69,18 @@ class RetrievalModel(ModelWithLoss):
         embedding_shapes: Mapping[str, tuple[int, ...]],
         item: str,
         temperature: float,
+        in_batch: bool = True,
+        catalog: int = 1,
     ):
         self.shapes = tuple(sorted(embedding_shapes.items()))
         self.item, self.temperature = item, temperature
+        self.in_batch, self.catalog = in_batch, catalog
+        self.uniform = UNIFORM_NEGATIVES in embedding_shapes
+        if not (in_batch or self.uniform):
+            raise ValueError(
+                "in_batch is false and there are no uniform negatives: an item has "
+                "nothing to be told from; set uniform_negatives"
+            )
         self.counts = Counts(jnp.zeros(COUNTERS, jnp.int32))
 
     @abc.abstractmethod
@@ -58,6 +90,10 @@ class RetrievalModel(ModelWithLoss):
     @abc.abstractmethod
     def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
         """Returns the items' vectors, ``[batch, dim]``, of length one."""
+
+    @abc.abstractmethod
+    def queries(self, embeddings: Mapping[str, jax.Array], batch: Samples) -> Queries:
+        """Returns the queries that training answers."""
 
     def __call__(
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
@@ -70,25 +106,48 @@ class RetrievalModel(ModelWithLoss):
     def loss(
         self, embeddings: Mapping[str, jax.Array], batch: Samples
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the softmax cross entropy of each positive sample, and logits."""
-        users = self.users(batch.dense, embeddings)
+        """Returns the softmax cross entropy of each sample's queries, and logits."""
+        users, targets, target_ids, weights = self.queries(embeddings, batch)
         items = self.items(batch.dense, embeddings)
         ids = batch.ids[self.item][:, 0]
-        hashed = ids.astype(jnp.uint32) * jnp.uint32(_GOLDEN)
-        counter = (hashed >> jnp.uint32(14)).astype(jnp.int32)  # the upper 18 bits
-        counts = self.counts[...].at[counter].add(1)
+        negatives = [(items, ids)] if self.in_batch else []
+        uniform_samples = 0
+        if self.uniform:
+            rows = embeddings[UNIFORM_NEGATIVES]
+            vectors = unit(rows.reshape(-1, rows.shape[-1]))
+            negatives.append((vectors, batch.ids[UNIFORM_NEGATIVES].reshape(-1)))
+            uniform_samples = len(vectors)
+        counts = self.counts[...].at[_counter(ids)].add(1)
         self.counts[...] = counts
-        frequency = counts[counter].astype(jnp.float32)
-        scores = users @ items.T / self.temperature
-        corrected = scores - jnp.log(frequency)[None]
-        numbers = jnp.arange(len(ids))
-        again = (ids[:, None] == ids[None]) & (numbers[:, None] != numbers[None])
-        corrected = jnp.where(again, _NEVER, corrected)
-        losses = optax.softmax_cross_entropy_with_integer_labels(corrected, numbers)
-        return losses * batch.labels, jnp.sum(users * items, axis=1) / self.temperature
+        in_batch_samples = len(ids) if self.in_batch else 0
+        by_count = in_batch_samples / counts.sum(dtype=jnp.float32)
+
+        def log_expected(ids: jax.Array) -> jax.Array:
+            count = jnp.maximum(counts[_counter(ids)], 1).astype(jnp.float32)
+            return jnp.log(by_count * count + uniform_samples / self.catalog)
+
+        own = jnp.sum(users * targets, axis=-1) / self.temperature
+        own = own - log_expected(target_ids)
+        total = own
+        for vectors, negative_ids in negatives:
+            scores = jnp.einsum("bpd,nd->bpn", users, vectors) / self.temperature
+            scores = scores - log_expected(negative_ids)[None, None]
+            numbers = negative_ids[None, None]
+            no_negative = (numbers == target_ids[..., None]) | (numbers < 0)
+            scores = jnp.where(no_negative, _NEVER, scores)
+            total = jnp.logaddexp(total, jax.nn.logsumexp(scores, axis=-1))
+        losses = jnp.sum((total - own) * weights, axis=1)
+        logits = jnp.sum(users[:, -1] * items, axis=1) / self.temperature
+        return losses, logits
+
+
+def _counter(ids: jax.Array) -> jax.Array:
+    """Returns the number of each item's counter."""
+    hashed = ids.astype(jnp.uint32) * jnp.uint32(_GOLDEN)
+    return (hashed >> jnp.uint32(14)).astype(jnp.int32)  # the upper 18 bits
 
 
 def unit(x: jax.Array) -> jax.Array:
-    """Returns rows of length one; a row of zeros stays as it is."""
-    squared = jnp.sum(x**2, axis=1, keepdims=True)
+    """Returns vectors of length one; one of zeros stays as it is."""
+    squared = jnp.sum(x**2, axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))

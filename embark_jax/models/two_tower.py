@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from embark_jax.models.function import Samples
 from embark_jax.models.interface import pooled_dims
 from embark_jax.models.layers import MLP
-from embark_jax.models.retrieval import RetrievalModel, unit
+from embark_jax.models.retrieval import Queries, RetrievalModel, unit
 
 
 class TwoTower(RetrievalModel):
@@ -69,3 +70,8 @@ class TwoTower(RetrievalModel):
     def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
         inputs = [embeddings[name] for name in self.item_features]
         return unit(self.item_tower(jnp.concatenate(inputs, axis=1)))
+
+    def queries(self, embeddings: Mapping[str, jax.Array], batch: Samples) -> Queries:
+        users = self.users(batch.dense, embeddings)[:, None]
+        items = self.items(batch.dense, embeddings)[:, None]
+        return Queries(users, items, batch.ids[self.item], batch.labels[:, None])

@@ -23,6 +23,8 @@ FIRST_SLOTS = 2**14
 """Slots that a dynamic table begins with, if nothing is said."""
 PADDING_ID = -1
 """Marks a padding element of a bag; it costs no lookup."""
+UNIFORM_NEGATIVES = "uniform_negatives"
+"""Feature whose ids a run draws at random, for the loss of a retrieval model."""
 MOST = 2**31 - 1
 MOST_DIM = 2**16
 MOST_DEVICES = 2**16

@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax._base.memory import host_memory_bytes
-from embark_jax.config import SOURCES, ExperimentConfig, tasks_of
+from embark_jax.config import SOURCES, ExperimentConfig, negatives_of, tasks_of
 from embark_jax.data import (
     BatchChecker,
     Dataset,
     Description,
     HotBatches,
     Source,
+    WindowsData,
+    WithUniformNegatives,
+    uniform_negatives,
 )
 from embark_jax.plans.forced import SMALL_TABLE_BYTES
 from embark_jax.plans.plan import Plan
@@ -51,8 +54,42 @@ def read_dataset(config: ExperimentConfig) -> ModelData:
       DataError: if the dataset is missing or damaged.
     """
     dataset, description = source_of(config).open(config.seed)
+    description = with_negatives(config, description)
+    if len(description.features) > len(dataset.features):
+        if isinstance(dataset, WindowsData):
+            raise ConfigError(
+                "model.uniform_negatives: must be 0 with data.kind windows, whose "
+                "batches are those of their windows alone; in-batch negatives remain"
+            )
+        feature = description.features[-1]
+        dataset = WithUniformNegatives(
+            dataset, feature.table, feature.hotness, config.seed
+        )
     tables, features = merged_model(config, description)
     return ModelData(dataset, description, tables, features)
+
+
+def with_negatives(config: ExperimentConfig, description: Description) -> Description:
+    """Returns the description with the feature of the uniform negatives that the model
+    asks for.
+
+    Raises:
+      ConfigError: if the item's table grows, so that there is nothing to draw from.
+    """
+    if (negatives := negatives_of(config.model)) is None:
+        return description
+    item, count = negatives
+    tables = [f.table for f in description.features if f.name == item]
+    if not tables:
+        return description  # the model says what is wrong
+    changes = config.embedding.tables.get(tables[0])
+    if changes is not None and changes.max_slots is not None:
+        raise ConfigError(
+            f"model.uniform_negatives: table {tables[0]!r} is dynamic, must be fixed, "
+            "as its keys are not known before they come; set it to 0"
+        )
+    feature = uniform_negatives(tables[0], count)
+    return dataclasses.replace(description, features=(*description.features, feature))
 
 
 def _check_tasks(config: ExperimentConfig, labels: tuple[str, ...] | None) -> None:

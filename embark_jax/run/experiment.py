@@ -44,6 +44,7 @@ from embark_jax.run.dataset import (
     merged_model,
     read_dataset,
     source_of,
+    with_negatives,
 )
 from embark_jax.run.planning import make_plan, overlap, read_plan, wire
 from embark_jax.run.windows import RunWindows
@@ -194,12 +195,14 @@ class Experiment:
                 wire=wire(config),
                 implementation=_implementation(config),
             )
+        rows = {table.name: table.keys for table in self.tables}
         with config_error_at("model"):
             model = models.build(
                 config.model,
                 embeddings.output_shapes,
                 self.dataset.dense_features,
                 nnx.Rngs(config.seed),
+                {feature.name: rows[feature.table] for feature in self.features},
             )
         optimizers = build_optimizers(config, self.steps)
         with config_error_at("train"):
@@ -321,7 +324,7 @@ def plan_model(
         is impossible.
       DataError: if the dataset is damaged.
     """
-    if (description := source_of(config).absent()) is None:
+    if (absent := source_of(config).absent()) is None:
         setup = build(config, statistics=statistics)
         return PlannedModel(
             setup.tables,
@@ -330,6 +333,7 @@ def plan_model(
             setup.plan,
             without_data=False,
         )
+    description = with_negatives(config, absent)
     tables, features = merged_model(config, description)
     planned = make_plan(config, description, tables, features, statistics)
     return PlannedModel(tables, features, description, planned, without_data=True)

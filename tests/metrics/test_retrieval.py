@@ -1,5 +1,7 @@
 """Two towers: their loss against NumPy, and search on a mesh against sorting."""
 
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
+from embark_jax.data import WithUniformNegatives
 from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics.retrieval import items_of
+from tests.thorough import thorough
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
 TABLES = (ej.TableSpec("user", USERS, DIM), ej.TableSpec("item", ITEMS, DIM))
@@ -81,6 +85,122 @@ def test_the_loss_equals_its_formula():
             expected = np.log(np.exp(scores).sum()) - corrected
             assert losses[i] == pytest.approx(labels[i] * expected, rel=1e-4, abs=1e-5)
             assert logits[i] == pytest.approx(own, rel=1e-4, abs=1e-5)
+
+
+HISTORY = 5
+LATEST = {"past": "item"}
+SEQUENCES = {"item": (DIM,), "past": (HISTORY, DIM), "uniform_negatives": (2, DIM)}
+
+
+def next_item(**options) -> ej.models.NextItem:
+    options = {"every_position": True, "uniform_negatives": 2, **options}
+    return ej.models.NextItem(
+        SEQUENCES, 0, LATEST, "sasrec", 1, catalog=ITEMS, rngs=nnx.Rngs(0), **options
+    )
+
+
+def histories(rng, samples: int) -> dict[str, np.ndarray]:
+    """Ids; padding lies before a history, behind it or in the middle."""
+    past = rng.integers(0, ITEMS, (samples, HISTORY)).astype(np.int32)
+    past[rng.random((samples, HISTORY)) < 0.4] = -1
+    past[0] = -1
+    return {
+        "past": past,
+        "item": rng.integers(0, ITEMS, (samples, 1)).astype(np.int32),
+        "uniform_negatives": rng.integers(0, ITEMS, (samples, 2)).astype(np.int32),
+    }
+
+
+@pytest.mark.parametrize("in_batch", [True, False])
+def test_every_event_is_predicted_by_those_before(in_batch):
+    rng, samples = np.random.default_rng(3), 6
+    ids, rows = histories(rng, samples), rng.normal(size=(ITEMS, DIM))
+    model = next_item(temperature=0.5, in_batch=in_batch)
+    embeddings = {
+        name: jnp.asarray(np.where(x[..., None] < 0, 0, rows[x]), jnp.float32)
+        for name, x in ids.items()
+    }
+    embeddings["item"] = embeddings["item"][:, 0]
+    labels = np.array([1, 1, 0, 1, 1, 1], np.float32)
+    dense = jnp.zeros((samples, 0))
+    batch = Columns(dense, jax.tree.map(jnp.asarray, ids), {}, jnp.asarray(labels))
+    losses, _ = nnx.jit(ej.models.NextItem.loss)(model, embeddings, batch)
+    users_of = jax.jit(model.users)
+    items = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    count = np.maximum(np.bincount(ids["item"][:, 0], minlength=ITEMS), 1)
+    expected_number = in_batch * count + 2 * samples / ITEMS
+    negatives = ids["uniform_negatives"].reshape(-1)
+    if in_batch:
+        negatives = np.append(negatives, ids["item"])
+    events = np.sum(ids["past"] >= 0) + samples
+    for i in range(samples):
+        events_of_sample = [*ids["past"][i][ids["past"][i] >= 0], ids["item"][i, 0]]
+        total = 0.0
+        for t, target in enumerate(events_of_sample):
+            before = np.zeros((1, HISTORY, DIM), np.float32)
+            before[0, :t] = rows[events_of_sample[:t]]
+            seen = {"past": before}
+            (user,) = users_of(dense[:1], seen)
+            logits = items @ np.asarray(user, np.float64) / 0.5 - np.log(
+                expected_number
+            )
+            sampled = np.exp(logits[negatives[negatives != target]]).sum()
+            loss = np.log(np.exp(logits[target]) + sampled) - logits[target]
+            total += loss * (labels[i] if t == len(events_of_sample) - 1 else 1)
+        assert losses[i] == pytest.approx(total * samples / events, rel=1e-4)
+
+
+class Histories:
+    features = (
+        ej.FeatureSpec("item"),
+        ej.FeatureSpec("past", "item", HISTORY, "none"),
+    )
+    dense_features = 0
+    table_rows = MappingProxyType({"item": ITEMS})
+
+    def train_batch(self, step, batch_size):
+        ids = histories(np.random.default_rng(step), batch_size)
+        del ids["uniform_negatives"]
+        labels = np.ones(batch_size, np.float32)
+        return ej.Batch(np.zeros((batch_size, 0), np.float32), ids, labels)
+
+
+def test_negatives_are_a_function_of_the_sample():
+    data = WithUniformNegatives(Histories(), "item", 2, seed=1)
+    whole = data.train_batch(3, 8).ids["uniform_negatives"]
+    shares = [data.train_batch(6 + p, 4).ids["uniform_negatives"] for p in (0, 1)]
+    np.testing.assert_array_equal(whole, np.concatenate(shares))
+    other = WithUniformNegatives(Histories(), "item", 2, seed=2)
+    assert (other.train_batch(3, 8).ids["uniform_negatives"] != whole).any()
+    drawn = data.train_batch(0, 30_000).ids["uniform_negatives"]
+    numbers = np.bincount(drawn.reshape(-1), minlength=ITEMS)
+    assert len(numbers) == ITEMS
+    assert abs(numbers - 2000).max() < 5 * 2000**0.5  # five standard deviations
+    assert (
+        data.without(Histories().train_batch(0, 4)).ids[data.features[-1].name] < 0
+    ).all()
+
+
+@pytest.mark.parametrize("cluster", thorough(["ub", "rb"], ["ub"]))
+def test_sampled_softmax_of_a_sharded_table_equals_that_of_one_device(cluster):
+    data = WithUniformNegatives(Histories(), "item", 2, seed=1)
+
+    def trained(nodes, gpus):
+        machines = ej.fleets.load("this-machine", nodes, gpus)
+        forced = {"item": ej.ForcedPlacement(cluster)}
+        planned = ej.plan(TABLES[1:], data.features, machines, BATCH, forced=forced)
+        trainer = ej.Trainer(
+            next_item(),
+            ej.EmbeddingCollection(planned, planned.make_mesh()),
+            dense_optimizer=optax.sgd(0.1),
+            embedding_optimizer=ej.Adagrad(0.1),
+        )
+        losses = []
+        trainer.fit(data, 3, callback=lambda r: losses.append(r.loss), progress=False)
+        return np.array(losses), trainer.table("item").rows
+
+    for one, other in zip(trained(1, 1), trained(2, 4), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 class Likes:
