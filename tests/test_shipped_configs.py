@@ -65,6 +65,7 @@ NARROW = {
     "two_tower": ["model.tower=[4]"],
     "tbsm": [],
     "hstu": ["model.width=8", "model.deep=[8]"],
+    "dlrm_v4": ["model.hidden=8", "model.layers=1", "model.head_dim=4"],
     "next_item": ["model.layers=1"],
 }
 

@@ -177,6 +177,38 @@ class HSTUConfig(BaseModelConfig):
     """Hidden widths of the network behind the candidate."""
 
 
+class DLRMv4Config(BaseModelConfig):
+    """HSTU as MLPerf Training's DLRMv4 has it
+    (https://github.com/mlcommons/training)."""
+
+    kind: Literal["dlrm_v4"] = "dlrm_v4"
+    history: Annotated[
+        Mapping[str, str], Field(min_length=1, examples=[{"past_items": "item"}])
+    ]
+    """Feature whose past values each sequence feature (pooling none) holds."""
+    content: Annotated[str, Field(examples=["past_items"])]
+    """The sequence whose rows have an MLP of their own."""
+    encodings: tuple[str, ...] = ()
+    """Sequences whose rows are added to events as they are: of times and actions."""
+    width: PositiveInt = 64
+    """Width of an event."""
+    hidden: PositiveInt = 32
+    """Hidden width of the MLPs of events."""
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 3
+    """Number of layers."""
+    heads: PositiveInt = 4
+    """Attention heads."""
+    head_dim: PositiveInt = 16
+    """Width of queries, keys and values of a head."""
+    deep: PositiveInt = 64
+    """Hidden width of the candidate's MLP and of the logit's."""
+    samples_at_once: PositiveInt | None = None
+    """Samples of the batch that go through the model at once: of these alone
+    activations are in memory. None is all."""
+    input_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an event's values that training sets to zero."""
+
+
 class NextItemConfig(BaseModelConfig):
     """SASRec or HSTU for retrieval of the next item (https://arxiv.org/abs/1808.09781,
     https://arxiv.org/abs/2402.17152)."""
@@ -237,6 +269,7 @@ MODELS: dict[type[BaseModelConfig], str] = {
     DINConfig: "embark_jax.models.din:DIN",
     TwoTowerConfig: "embark_jax.models.two_tower:TwoTower",
     HSTUConfig: "embark_jax.models.hstu:HSTU",
+    DLRMv4Config: "embark_jax.models.dlrm_v4:DLRMv4",
     NextItemConfig: "embark_jax.models.next_item:NextItem",
     MMoEConfig: "embark_jax.models.mmoe:MMoE",
 }

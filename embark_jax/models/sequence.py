@@ -38,6 +38,7 @@ def attend(
 
     Args:
       query, key, value: ``[batch, length, heads, dim]``; the dims of values may differ.
+        Sums are float32.
       position: ``[batch, length]`` int32: an event sees those of no later position.
       valid: ``[batch, length]`` whether there is an event.
       weights: ``silu``: SiLU of the scores, over the length, which does not compete
@@ -57,7 +58,7 @@ def attend(
         return jnp.moveaxis(padded.reshape(shape), 1, 0)
 
     def scores(block_key, block_position, block_valid):
-        score = jnp.einsum("bqhd,bkhd->bhqk", query, block_key) / math.sqrt(dim)
+        score = _multiply("bqhd,bkhd->bhqk", query, block_key) / math.sqrt(dim)
         distance = position[:, None, :, None] - block_position[:, None, None, :]
         if bias is not None:
             score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
@@ -67,7 +68,7 @@ def attend(
         block_key, block_value, *where = block
         score, seen = scores(block_key, *where)
         weight = jnp.where(seen, nnx.silu(score), 0.0) / length
-        return total + jnp.einsum("bhqk,bkhd->bqhd", weight, block_value), None
+        return total + _multiply("bhqk,bkhd->bqhd", weight, block_value), None
 
     def add_softmax(sums, block):
         largest, weight_sum, total = sums
@@ -80,7 +81,7 @@ def attend(
         shrink = jnp.exp(largest - shift)
         weight = jnp.exp(score - shift[..., None])
         weight_sum = shrink * weight_sum + weight.sum(axis=-1)
-        added = jnp.einsum("bhqk,bkhd->bhqd", weight, block_value)
+        added = _multiply("bhqk,bkhd->bhqd", weight, block_value)
         return (new_largest, weight_sum, shrink[..., None] * total + added), None
 
     def over_blocks(add, sums):
@@ -100,6 +101,11 @@ def attend(
     return jnp.moveaxis(mean, 1, 2)
 
 
+def _multiply(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns a product of operands of the dtype of ``b``, summed in float32."""
+    return jnp.einsum(axes, a.astype(b.dtype), b, preferred_element_type=jnp.float32)
+
+
 def project(layer: Linear, x: jax.Array) -> jax.Array:
     """Applies a layer to each event of ``[batch, length, width]``."""
     return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:2], -1)
@@ -109,13 +115,16 @@ class STU(nnx.Module):
     """A layer of HSTU (https://arxiv.org/abs/2402.17152, equations 1 to 3).
 
     Of the normalized input it makes gates, values, queries and keys, all through SiLU;
-    what attention with SiLU sums up is normalized, gated, and added to the input.
+    what attention with SiLU sums up is normalized, gated, and added to the input. In
+    MLPerf's variant only gates go through SiLU, and the last product reads the gates
+    and the sums, too, beside the gated sums.
 
     Args:
       width: width of an event.
       heads: number of heads.
       qk_dim, v_dim: widths of queries and keys, and of values, of a head.
-      distances: distances of events that have a bias of their own.
+      distances: distances of events that have a bias of their own; 0 makes no bias.
+      variant: ``paper``, or ``dlrm_v4`` for MLPerf's.
       compute_dtype: dtype of the operands of products with weights.
       dropout: share of the gated values that training sets to zero.
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
@@ -127,30 +136,44 @@ class STU(nnx.Module):
         heads: int,
         qk_dim: int,
         v_dim: int,
-        distances: int,
+        distances: int = 0,
         *,
+        variant: Literal["paper", "dlrm_v4"] = "paper",
         compute_dtype: DTypeLike,
         dropout: float,
         rngs: nnx.Rngs,
     ):
-        self.heads = heads
+        self.heads, self.variant = heads, variant
         self.edges = (heads * v_dim, 2 * heads * v_dim, heads * (2 * v_dim + qk_dim))
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.uvqk = Linear(width, 2 * heads * (v_dim + qk_dim), **shared)
         self.gated_norm = nnx.LayerNorm(heads * v_dim, rngs=rngs)
-        self.output = Linear(heads * v_dim, width, **shared)
-        self.bias = nnx.Param(jnp.zeros(distances))
+        read = heads * v_dim * (3 if variant == "dlrm_v4" else 1)
+        self.output = Linear(read, width, **shared)
+        self.bias = nnx.Param(jnp.zeros(distances)) if distances else None
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
     def __call__(self, x: jax.Array, position: jax.Array, valid: jax.Array):
-        made = nnx.silu(project(self.uvqk, self.norm(x)))
+        made = project(self.uvqk, self.norm(x))
+        if self.variant == "paper":
+            made = nnx.silu(made)
         gate, *heads = jnp.split(made, self.edges, axis=-1)
         value, query, key = (
-            array.reshape(*array.shape[:2], self.heads, -1) for array in heads
+            array.reshape(*array.shape[:2], self.heads, -1).astype(
+                self.uvqk.compute_dtype
+            )
+            for array in heads
         )
-        total = attend(query, key, value, position, valid, "silu", self.bias[...])
-        gated = gate * self.gated_norm(total.reshape(gate.shape))
+        bias = None if self.bias is None else self.bias[...]
+        total = attend(query, key, value, position, valid, "silu", bias)
+        total = total.reshape(gate.shape)
+        if self.variant == "paper":
+            gated = gate * self.gated_norm(total)
+        else:
+            gate = nnx.silu(gate)
+            gated = [gate, total, gate * self.gated_norm(total)]
+            gated = jnp.concatenate(gated, axis=-1)
         gated = self.dropout(gated) if self.dropout else gated
         return x + project(self.output, gated)
 

@@ -395,6 +395,16 @@ def hstu(params, dense, embeddings, dtype, history, heads) -> Bounded:
     return near(logits[:, None])
 
 
+def dlrm_v4(
+    params, dense, embeddings, dtype, history, content, encodings, heads
+) -> Bounded:
+    """Logits of ``DLRMv4``."""
+    logits = sequence_oracle.dlrm_v4(
+        params, dense, embeddings, history, content, encodings, heads
+    )
+    return near(logits[:, None])
+
+
 def next_item(
     params, dense, embeddings, dtype, history, encoder, heads, temperature
 ) -> Bounded:
@@ -420,6 +430,7 @@ ORACLES = {
         two_tower,
         mmoe,
         hstu,
+        dlrm_v4,
         next_item,
     )
 }

@@ -87,6 +87,66 @@ def hstu(params, dense, embeddings, history, heads, plain_mlp):
     return np.array(logits)
 
 
+def wide_stu(layer, x, heads, longest):
+    """A layer of HSTU as MLPerf has it."""
+    events = len(x)
+    uvqk = affine(layer["uvqk"], layer_norm(layer["norm"], x))
+    u, v, q, k = np.split(uvqk, 4, -1)
+    u, dim, mixed = silu(u), v.shape[1] // heads, np.zeros_like(v)
+    for head in range(heads):
+        part = slice(head * dim, (head + 1) * dim)
+        for i in range(events):
+            for j in range(i + 1):
+                score = q[i, part] @ k[j, part] / dim**0.5
+                mixed[i, part] += silu(score) / longest * v[j, part]
+    gated = u * layer_norm(layer["gated_norm"], mixed)
+    return x + affine(layer["output"], np.concatenate([u, mixed, gated], -1))
+
+
+def normed_mlp(mlp, x):
+    hidden = affine(mlp["inner"], x)
+    hidden = hidden / (1 + np.exp(-layer_norm(mlp["inner_norm"], hidden)))
+    outer = affine(mlp["outer"], hidden)
+    return layer_norm(mlp["norm"], outer) if "norm" in mlp else outer
+
+
+def dlrm_v4(params, dense, embeddings, history, content, encodings, heads):
+    """Logits ``[batch]`` of MLPerf's ranking model."""
+    features = {*history, *history.values()}
+    others = sorted(history.keys() - {content, *encodings})
+    vectors = params["position_vectors"]
+    width = vectors.shape[1]
+    logits = []
+    for sample in range(len(dense)):
+        count = len(events_of(embeddings[content][sample]))
+        rows = {
+            past: np.array(
+                [*embeddings[past][sample][:count], embeddings[now][sample]], float
+            )
+            for past, now in history.items()
+        }
+        events = normed_mlp(params["content_mlp"], rows[content])
+        if others:
+            joined = np.concatenate([rows[name] for name in others], -1)
+            events = events + normed_mlp(params["others_mlp"], joined)
+        events = events * width**0.5 + sum(rows[name] for name in encodings)
+        context = [
+            affine(params["context_projections"][i], embeddings[name][sample])
+            for i, name in enumerate(sorted(embeddings.keys() - features))
+        ]
+        x = np.concatenate([np.array(context) * width**0.5, events])
+        x = x + vectors[len(x) - 1 - np.arange(len(x))]
+        for i in sorted(params["layers"]):
+            x = wide_stu(params["layers"][i], x, heads, len(vectors))
+        user = affine(params["combine"], np.concatenate([x[-1], dense[sample]]))
+        own = np.concatenate([rows[name][-1] for name in [content, *others]])
+        product = layer_norm(params["user_norm"], user) * normed_mlp(
+            params["item_mlp"], own
+        )
+        logits.append(normed_mlp(params["top"], product)[0])
+    return np.array(logits)
+
+
 def next_item(params, dense, embeddings, history, encoder, heads, temperature):
     """Logits ``[batch]`` of the retrieval model."""
     ((past, item),) = history.items()

@@ -121,3 +121,103 @@ def test_what_sequences_need():
     two = SHAPES | {"shop": (DIM,), "past_shops": (3, DIM)}
     with pytest.raises(ValueError, match=r"lengths \[3, 7\], must be equal"):
         models.HSTU(two, 0, HISTORY | {"past_shops": "shop"}, rngs=nnx.Rngs(0))
+
+
+V4_SHAPES = {
+    "item": (DIM,),
+    "artist": (4,),
+    "time": (16,),
+    "past_item": (LENGTH, DIM),
+    "past_artist": (LENGTH, 4),
+    "past_time": (LENGTH, 16),
+    "user": (6,),
+    "hour": (5,),
+}
+V4_HISTORY = {"past_item": "item", "past_artist": "artist", "past_time": "time"}
+
+
+def v4_inputs(batch):
+    rng = np.random.default_rng(1)
+    embeddings = {
+        name: rng.standard_normal((batch, *shape)).astype(np.float32)
+        for name, shape in V4_SHAPES.items()
+    }
+    lengths = np.arange(batch) * 3 % (LENGTH + 1)
+    for name in V4_HISTORY:
+        embeddings[name][np.arange(LENGTH) >= lengths[:, None]] = 0
+    return rng.standard_normal((batch, 3)).astype(np.float32), embeddings
+
+
+def v4_model(**options):
+    return models.DLRMv4(
+        V4_SHAPES,
+        3,
+        V4_HISTORY,
+        "past_item",
+        ["past_time"],
+        width=16,
+        hidden=8,
+        layers=2,
+        heads=2,
+        head_dim=4,
+        deep=8,
+        **options,
+        rngs=nnx.Rngs(0),
+    )
+
+
+def test_mlperfs_model_reads_ragged_histories():
+    dense, embeddings = v4_inputs(BATCH)
+    model = v4_model()
+    expected = sequence_oracle.dlrm_v4(
+        arrays_of(model), dense, embeddings, V4_HISTORY, "past_item", ["past_time"], 2
+    )
+    logits = jax.jit(lambda: model(dense, embeddings))()
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_go_through_in_chunks_with_the_same_gradients():
+    dense, embeddings = v4_inputs(8)
+
+    def results(model):
+        graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+        @jax.jit
+        def gradients(params, embeddings):
+            def loss(params, embeddings):
+                merged = nnx.merge(graph, params, rest, copy=True)
+                logits = merged(dense, embeddings)
+                return jnp.sum(logits**2), logits
+
+            return jax.grad(loss, (0, 1), has_aux=True)(params, embeddings)
+
+        return jax.tree.leaves(gradients(params, embeddings))
+
+    whole, chunked = results(v4_model()), results(v4_model(samples_at_once=2))
+    for one, other in zip(whole, chunked, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_each_chunk_and_step_has_its_own_dropout():
+    dense, embeddings = v4_inputs(4)
+    same = {name: np.repeat(rows[3:], 4, axis=0) for name, rows in embeddings.items()}
+    dense = np.repeat(dense[3:], 4, axis=0)
+    model = v4_model(samples_at_once=2, input_dropout=0.5, dropout=0.2)
+    call = nnx.jit(lambda model: model(dense, same))
+    logits = np.concatenate([call(model), call(model)])
+    assert len(np.unique(logits)) == 8
+    model.eval()
+    np.testing.assert_allclose(call(model), call(model)[0].item(), rtol=1e-5)
+
+
+def test_what_mlperfs_model_needs():
+    with pytest.raises(
+        ValueError, match=r"content is 'item', encodings are \[\], must"
+    ):
+        models.DLRMv4(V4_SHAPES, 0, V4_HISTORY, "item", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="'past_time' has dim 16, must be 8"):
+        models.DLRMv4(
+            V4_SHAPES, 0, V4_HISTORY, "past_item", ["past_time"], 8, rngs=nnx.Rngs(0)
+        )
+    with pytest.raises(ValueError, match="must divide 4, the number of samples"):
+        v4_model(samples_at_once=3)(*v4_inputs(4))

@@ -1,0 +1,243 @@
+"""HSTU as MLPerf Training has it: DLRMv4, which ranks a candidate after a history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.typing import DTypeLike
+
+from embark_jax.models.interface import check_embeddings, check_history
+from embark_jax.models.layers import Linear
+from embark_jax.models.sequence import STU, is_event, project
+
+
+class NormedMLP(nnx.Module):
+    """Two linear layers of events or samples: the hidden values are multiplied by the
+    sigmoid of their normalization, and the result is normalized."""
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        *,
+        normed: bool = True,
+        compute_dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        self.inner = Linear(inputs, hidden, **shared)
+        self.inner_norm = nnx.LayerNorm(hidden, rngs=rngs)
+        self.outer = Linear(hidden, outputs, **shared)
+        self.norm = nnx.LayerNorm(outputs, rngs=rngs) if normed else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        apply = project if x.ndim == 3 else lambda layer, x: layer(x)
+        hidden = apply(self.inner, x)
+        hidden = hidden * nnx.sigmoid(self.inner_norm(hidden))
+        outer = apply(self.outer, hidden)
+        return outer if self.norm is None else self.norm(outer)
+
+
+class DLRMv4(nnx.Module):
+    """The model of MLPerf Training's DLRMv4 benchmark.
+
+    A sequence begins with an event of each feature of the context; then come the events
+    of the history, and at its end the candidate. An event is the sum of what one MLP
+    makes of its content, another of its other features, its encodings, and a vector by
+    its distance from the candidate. What the candidate has seen is combined with the
+    dense features, which are of the time of the request, and multiplied by what an MLP
+    makes of the candidate's own rows. Layers: https://github.com/mlcommons/training,
+    recommendation; paper: https://arxiv.org/abs/2402.17152.
+
+    Args:
+      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
+        ``(length, dim)`` for a sequence. Features are taken sorted by name.
+      dense_features: number of dense features.
+      history: for each sequence feature the pooled feature whose past values it holds;
+        sequences have equal lengths.
+      content: the sequence whose rows have an MLP of their own, and say which events
+        there are.
+      encodings: sequences whose rows are added as they are, and are no part of the
+        candidate's own rows: of times and actions.
+      width: width of an event.
+      hidden: width of the hidden layers of the MLPs of events.
+      layers, heads: of the STU layers.
+      head_dim: width of queries, keys and values of a head.
+      deep: width of the hidden layers of the candidate's MLP and the logit's.
+      samples_at_once: number of samples of the whole batch that go through the model at
+        once, whose activations alone are in memory; None is all.
+      compute_dtype: dtype of the operands of products.
+      input_dropout: share of an event that training sets to zero.
+      dropout: the same of what each layer adds.
+      batch_norm: must be False: layers normalize each event.
+      rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
+
+    Raises:
+      ValueError: if options do not fit the features.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes: Mapping[str, tuple[int, ...]],
+        dense_features: int,
+        history: Mapping[str, str],
+        content: str,
+        encodings: Sequence[str] = (),
+        width: int = 64,
+        hidden: int = 32,
+        layers: int = 3,
+        heads: int = 4,
+        head_dim: int = 16,
+        deep: int = 64,
+        samples_at_once: int | None = None,
+        compute_dtype: DTypeLike = jnp.float32,
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        check_history(embedding_shapes, history)
+        if batch_norm:
+            raise ValueError("batch_norm is true, must be false: layers normalize")
+        for name in (content, *encodings):
+            if name not in history or (name == content and content in encodings):
+                raise ValueError(
+                    f"content is {content!r}, encodings are {list(encodings)}, must be "
+                    f"unequal names of {sorted(history)}"
+                )
+        lengths = {embedding_shapes[name][0] for name in history}
+        if len(lengths) > 1:
+            raise ValueError(f"sequences have lengths {sorted(lengths)}, must be equal")
+        for name in encodings:
+            if (dim := embedding_shapes[name][1]) != width:
+                raise ValueError(f"encoding {name!r} has dim {dim}, must be {width}")
+        self.shapes = tuple(sorted(embedding_shapes.items()))
+        self.history = tuple(sorted(history.items()))
+        self.content, self.encodings = content, tuple(encodings)
+        events = {*history, *history.values()}
+        self.context = tuple(name for name, _ in self.shapes if name not in events)
+        self.others = tuple(
+            name for name, _ in self.history if name not in (content, *encodings)
+        )
+        self.samples_at_once = samples_at_once
+        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+
+        def dim(*names: str) -> int:
+            return sum(embedding_shapes[name][-1] for name in names)
+
+        self.context_projections = nnx.List(
+            Linear(dim(name), width, **shared) for name in self.context
+        )
+        self.content_mlp = NormedMLP(dim(content), hidden, width, **shared)
+        self.others_mlp = (
+            NormedMLP(dim(*self.others), hidden, width, **shared)
+            if self.others
+            else None
+        )
+        length = len(self.context) + lengths.pop() + 1
+        bound = length**-0.5
+        self.position_vectors = nnx.Param(
+            jax.random.uniform(
+                rngs.params(), (length, width), minval=-bound, maxval=bound
+            )
+        )
+        self.input_dropout = (
+            nnx.Dropout(input_dropout, rngs=rngs) if input_dropout else None
+        )
+        self.layers = nnx.List(
+            STU(
+                width,
+                heads,
+                head_dim,
+                head_dim,
+                variant="dlrm_v4",
+                dropout=dropout,
+                **shared,
+            )
+            for _ in range(layers)
+        )
+        self.combine = Linear(width + dense_features, width, **shared)
+        self.user_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.item_mlp = NormedMLP(dim(content, *self.others), deep, width, **shared)
+        self.top = NormedMLP(width, deep, 1, normed=False, **shared)
+
+    def __call__(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Returns logits; see ``interface`` for shapes and errors."""
+        check_embeddings(embeddings, self.shapes)
+        batch = dense.shape[0]
+        if self.samples_at_once is None or batch <= self.samples_at_once:
+            return self.logits(dense, embeddings)
+        chunks = batch // self.samples_at_once
+        if batch % self.samples_at_once:
+            raise ValueError(
+                f"samples_at_once is {self.samples_at_once}, must divide {batch}, the "
+                "number of samples"
+            )
+        graph, params, state = nnx.split(self, nnx.Param, ...)
+
+        @jax.checkpoint
+        def logits_of(chunk):
+            number, dense, embeddings = chunk
+            folded = jax.tree.map(
+                lambda leaf: (
+                    jax.random.fold_in(leaf, number)
+                    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+                    else leaf
+                ),
+                state,
+            )
+            model = nnx.merge(graph, params, folded, copy=True)
+            return model.logits(dense, embeddings)
+
+        def dealt(array: jax.Array) -> jax.Array:
+            """Deals samples out to chunks: of each device as many to each."""
+            by_chunk = array.reshape(-1, chunks, *array.shape[1:])
+            return jnp.moveaxis(by_chunk, 1, 0)
+
+        dealt_arrays = jax.tree.map(dealt, (dense, dict(embeddings)))
+        logits = lax.map(logits_of, (jnp.arange(chunks), *dealt_arrays))
+        if self.input_dropout:  # the next step draws other masks
+            self.input_dropout.rngs()  # type: ignore[union-attr]
+        return logits.T.reshape(batch)
+
+    def logits(
+        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        """Returns the logits of samples that go through the model at once."""
+        whole = {
+            name: jnp.concatenate([embeddings[name], embeddings[now][:, None]], axis=1)
+            for name, now in self.history
+        }
+        events = self.content_mlp(whole[self.content])
+        if self.others_mlp is not None:
+            others = jnp.concatenate([whole[name] for name in self.others], axis=-1)
+            events = events + self.others_mlp(others)
+        pairs = zip(self.context, self.context_projections, strict=True)
+        context = [layer(embeddings[name])[:, None] for name, layer in pairs]
+        x = jnp.concatenate([*context, events], axis=1)
+        held = is_event(embeddings[self.content])
+        one = jnp.ones_like(held[:, :1])
+        valid = jnp.concatenate([*[one for _ in context], held, one], axis=1)
+        # Padding lies between the last event and the candidate, and has no place.
+        position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
+        x = x * x.shape[-1] ** 0.5
+        vectors = jnp.asarray(self.position_vectors[...])
+        x = x + vectors[position[:, -1:] - position]
+        for name in self.encodings:
+            x = x + jnp.pad(whole[name], ((0, 0), (len(context), 0), (0, 0)))
+        x = self.input_dropout(x) if self.input_dropout else x
+        for layer in self.layers:
+            x = layer(x, position, valid)
+        user = self.combine(jnp.concatenate([x[:, -1], dense], axis=-1))
+        now = dict(self.history)
+        names = (self.content, *self.others)
+        rows = jnp.concatenate([embeddings[now[name]] for name in names], axis=-1)
+        return self.top(self.user_norm(user) * self.item_mlp(rows))[:, 0]
