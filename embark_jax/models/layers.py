@@ -7,7 +7,8 @@ is computed from these arrays are float32.
 Several devices may each hold a part of a parameter; ``split`` in its metadata names the
 axis to split it along. Successive products are split by columns and by rows
 alternately, so that only every second one ends in a sum over devices
-(https://arxiv.org/abs/1909.08053).
+(https://arxiv.org/abs/1909.08053). A product without a second one stays whole: its
+columns would have to be gathered before the next layer.
 """
 
 from __future__ import annotations
@@ -186,15 +187,17 @@ class MLP(nnx.Module):
                 "least 1: where the data have no dense features, take a model that "
                 "has no MLP on them"
             )
+        products = list(itertools.pairwise((inputs, *widths)))
+        in_pairs = len(products) // 2 * 2
         self.layers = nnx.List(
             Linear(
                 fan_in,
                 fan_out,
-                split="rows" if i % 2 else "columns",
+                split=None if i == in_pairs else "rows" if i % 2 else "columns",
                 compute_dtype=compute_dtype,
                 rngs=rngs,
             )
-            for i, (fan_in, fan_out) in enumerate(itertools.pairwise((inputs, *widths)))
+            for i, (fan_in, fan_out) in enumerate(products)
         )
         hidden = widths if last_relu else widths[:-1]
         self.norms = nnx.List(

@@ -28,7 +28,13 @@ from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.wire import VALUE_BYTES
-from embark_jax.simulator.dense import DType
+from embark_jax.simulator.dense import (
+    FLOAT_BYTES,
+    DType,
+    device_parameters,
+    inputs_width,
+)
+from embark_jax.simulator.dense import VALUE_BYTES as DTYPE_BYTES
 from embark_jax.simulator.tasks import (
     HOST_LINK,
     MEMORY,
@@ -39,7 +45,7 @@ from embark_jax.simulator.tasks import (
 )
 from embark_jax.simulator.timeline import Task
 
-FLOAT_BYTES = 4
+GATHER = "gather of inputs"
 CHECK = "capacity check"
 UPDATE = "update"
 SUMMED = "all-reduce"
@@ -127,16 +133,7 @@ def program_tasks(
       network: the dense layers.
       dtype: data type of the dense layers; their parameters and gradients are float32.
       dense_states: float32 values that their optimizer keeps for each parameter.
-
-    Raises:
-      ValueError: if the dense layers are split inside nodes, which is not simulated
-        yet.
     """
-    if workload.dense.parallelism == "tensor":
-        raise ValueError(
-            "train.dense is 'tensor', whose sums inside nodes cannot be simulated; "
-            "simulate 'replicated' or 'zero1'"
-        )
     model = ProgramModel(workload)
     by_storage: dict[StorageKind, dict[str, list[Phase]]] = {}
     for phase in phases(placements, features, workload, model):
@@ -199,10 +196,24 @@ def program_tasks(
     needed_bytes = FLOAT_BYTES * (len(sharded) + 1)
     flags_bytes = sum(phase.buffer_bytes for phase in flags)
     routes.append(make.all_reduce(CHECK, CHECK, needed_bytes + flags_bytes, ids_left))
+    shared_by = 1
+    if workload.dense.parallelism == "tensor":
+        shared_by = workload.fleet.gpus_per_node
+        # Each device of a node gets the inputs of all of its samples.
+        samples_bytes = shared_by * workload.device_batch * DTYPE_BYTES[dtype]
+        gather_ms = make.rates.node.all_gather_ms(samples_bytes * inputs_width(network))
+        forward.append(make.on_node_links(GATHER, GATHER, [gather_ms], outputs))
+        outputs = [GATHER]
     return [
         *forward,
         *make.dense(
-            network, workload.device_batch, dtype, (), outputs, TENSOR_CORES | MEMORY
+            network,
+            workload.device_batch,
+            dtype,
+            () if shared_by == 1 else outputs,
+            outputs,
+            TENSOR_CORES | MEMORY,
+            shared_by,
         ),
         *backward,
         *_update_dense(make, workload, network, dense_states, summed, ready),
@@ -218,8 +229,8 @@ def _update_dense(
     rows: Sequence[Phase],
     rows_ready: Sequence[str],
 ) -> list[Task]:
-    """Sums gradients over devices and updates. With ZeRO each device updates a part,
-    which it then sends to all.
+    """Sums gradients over devices and updates. With ZeRO each device updates a share,
+    which it then sends to all. Layers split inside nodes are summed over nodes alone.
 
     Args:
       network: the dense layers.
@@ -227,25 +238,42 @@ def _update_dense(
       rows: phases that sum the gradients of rows which every device has.
       rows_ready: tasks that these wait for.
     """
+    kind = workload.dense.parallelism
     parameters = network.parameters
+    if kind == "tensor":
+        parameters = device_parameters(network, workload.fleet.gpus_per_node)
     # The gradient is read; the parameter and its states are read and written.
     update_bytes = parameters * FLOAT_BYTES * (3 + 2 * states)
     rows_bytes = sum(phase.buffer_bytes for phase in rows)
     waits = [DENSE_GRADIENTS, *rows_ready]
-    if workload.dense.parallelism == "replicated":
+    if kind == "replicated":
         value_bytes = VALUE_BYTES[workload.wire.sums]
         ready = [(task, value_bytes * count) for task, count in _made(network)]
         sums = _sums(make, ready, rows_bytes, waits)
         names = [task.name for task in sums]
         return [*sums, make.memory(APPLIED, "dense", update_bytes, names)]
+    moved_bytes = parameters * FLOAT_BYTES
+    share = f"{APPLIED}: share"
+    # Devices tell each other whether the shares are finite.
+    applied = make.all_reduce(APPLIED, CHECK, FLOAT_BYTES, [share])
+    if kind == "tensor":
+        rail_ms = make.rates.rail.all_reduce_ms(moved_bytes)
+        along = "dense sums over nodes"
+        return [
+            make.task(
+                along, along, NETWORK, rail_ms, [DENSE_GRADIENTS], workload.devices
+            ),
+            make.all_reduce(SUMMED, SUMMED, rows_bytes, [*waits, along]),
+            make.memory(share, "dense", update_bytes, [SUMMED]),
+            applied,
+        ]
     # A reduce-scatter goes once around the ring, as an all-gather does.
     scatter, gather = "reduce-scatter", "all-gather"
-    moved_bytes = parameters * FLOAT_BYTES
-    share_bytes = update_bytes / workload.devices
     return [
         make.all_gather(scatter, scatter, moved_bytes, [DENSE_GRADIENTS]),
         make.all_reduce(SUMMED, SUMMED, rows_bytes, [*waits, scatter]),
-        make.memory(APPLIED, "dense", share_bytes, [SUMMED]),
+        make.memory(share, "dense", update_bytes / workload.devices, [SUMMED]),
+        applied,
         make.all_gather(gather, gather, moved_bytes, [APPLIED]),
     ]
 

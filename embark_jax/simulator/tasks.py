@@ -10,7 +10,14 @@ import numpy as np
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.plans import traffic
-from embark_jax.simulator.dense import VALUE_BYTES, DType, product_ms
+from embark_jax.simulator.dense import (
+    FLOAT_BYTES,
+    VALUE_BYTES,
+    DeviceProduct,
+    DType,
+    device_products,
+    product_ms,
+)
 from embark_jax.simulator.timeline import LINKS, Resource, Task
 
 MEMORY: frozenset[Resource] = frozenset({"memory"})
@@ -134,6 +141,18 @@ class Tasks:
         ms = self.rates.all_gather_ms(buffer_bytes)
         return self.task(name, phase, self.links, ms, after, self.rates.fleet.devices)
 
+    def on_node_links(
+        self,
+        name: str,
+        phase: str,
+        times_ms: Iterable[float],
+        after: Iterable[str],
+    ) -> Task:
+        """Collectives of the devices of each node, one after the other; ``rates.node``
+        has their times."""
+        gpus = self.rates.fleet.gpus_per_node
+        return self.task(name, phase, NODE_LINK, sum(times_ms), after, gpus)
+
     def dense(
         self,
         network: DenseNetwork,
@@ -142,6 +161,7 @@ class Tasks:
         bottom_after: Iterable[str],
         top_after: Iterable[str],
         resources: frozenset[Resource] = TENSOR_CORES,
+        shared_by: int = 1,
     ) -> list[Task]:
         """Makes the tasks of forward and backward of the dense layers. After "cross
         backward" the gradients of the embeddings are known.
@@ -153,16 +173,18 @@ class Tasks:
           bottom_after: what the bottom MLP waits for.
           top_after: what else the cross layers and the top MLP wait for.
           resources: resources that a dense layer occupies.
+          shared_by: devices of a node that split the layers, and compute all samples of
+            the node together. What they sum is float32 in any data type.
         """
+        bottom, cross_products, top = device_products(network, shared_by)
+        batch *= shared_by
 
-        def products_ms(products):
+        def products_ms(products: Iterable[DeviceProduct]) -> float:
             return sum(
-                product_ms(self.rates, batch, product, dtype) for product in products
+                product_ms(self.rates, batch, made.product, dtype) for made in products
             )
 
-        bottom_ms, cross_ms, top_ms = map(
-            products_ms, (network.bottom, network.cross, network.top)
-        )
+        bottom_ms, cross_ms, top_ms = map(products_ms, (bottom, cross_products, top))
         # The inputs are joined. Each cross layer moves both factors, the sum and the
         # result forward; backward also the gradients of both factors.
         joined_bytes = batch * network.width * VALUE_BYTES[dtype]
@@ -171,17 +193,44 @@ class Tasks:
         forward_ms = self.rates.memory_ms((2 + 4 * cross) * joined_bytes, kernels)
         backward_ms = self.rates.memory_ms((2 + 7 * cross) * joined_bytes, kernels)
 
-        def compute(name, ms, after):
-            return self.task(name, "dense", resources, ms, after)
+        tasks: list[Task] = []
 
-        top_after = ("bottom forward", *top_after)
-        return [
-            compute("bottom forward", bottom_ms, bottom_after),
-            compute("top forward", cross_ms + top_ms + forward_ms, top_after),
-            compute("top backward", 2 * top_ms, ("top forward",)),
-            compute("cross backward", 2 * cross_ms + backward_ms, ("top backward",)),
-            compute("bottom backward", 2 * bottom_ms, ("cross backward",)),
-        ]
+        def compute(name: str, ms: float, after: Iterable[str], sums: Iterable[int]):
+            sums_ms = [
+                self.rates.node.all_reduce_ms(FLOAT_BYTES * batch * values)
+                for values in sums
+            ]
+            if not any(sums_ms):
+                tasks.append(self.task(name, "dense", resources, ms, after))
+                return
+            products = f"{name}: products"
+            tasks.append(self.task(products, "dense", resources, ms, after))
+            tasks.append(self.on_node_links(name, "dense sums", sums_ms, [products]))
+
+        def forward(*products: DeviceProduct) -> list[int]:
+            return [made.forward_sum for made in products]
+
+        def backward(*products: DeviceProduct) -> list[int]:
+            return [made.backward_sum for made in products]
+
+        compute("bottom forward", bottom_ms, bottom_after, forward(*bottom))
+        compute(
+            "top forward",
+            cross_ms + top_ms + forward_ms,
+            ("bottom forward", *top_after),
+            forward(*cross_products, *top),
+        )
+        compute("top backward", 2 * top_ms, ("top forward",), backward(*top))
+        compute(
+            "cross backward",
+            2 * cross_ms + backward_ms,
+            ("top backward",),
+            backward(*cross_products),
+        )
+        compute(
+            "bottom backward", 2 * bottom_ms, ("cross backward",), backward(*bottom)
+        )
+        return tasks
 
     @property
     def links(self) -> frozenset[Resource]:

@@ -170,7 +170,7 @@ def param_shardings(kind: DenseParallelism, params: Any, mesh: Mesh) -> Any:
         NamedSharding(
             mesh,
             PartitionSpec(*[None] * split, "gpu")
-            if split is not None and variable[...].shape[split] % devices == 0
+            if split is not None and variable.get_value().shape[split] % devices == 0
             else PartitionSpec(),
         )
         for variable in variables

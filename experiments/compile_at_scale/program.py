@@ -17,7 +17,10 @@ DONE = re.compile(r"-done\((?:[^%)]*)%?(?P<started>[\w.\-]+)\)")
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
 IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-MESH = re.compile(r"replica_groups=mesh\[([^\]]+)\]\s*\{([^}]*)\}")
+MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]+)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))?\s*\{([^}]*)\}"
+)
 AXIS = re.compile(r"'(\w+)'=(\d+)")
 NAMED = re.compile(r'op_name="([^"]*)"')
 COMPUTES = re.compile(r" (?:fusion|custom-call|dot|convolution|sort|while|call)\(")
@@ -140,8 +143,12 @@ def _group(rest: str) -> tuple[int, ...]:
         return tuple(int(n) for n in first.split(","))
     if match := MESH.search(rest):
         axes = {name: int(size) for name, size in AXIS.findall(match[1])}
-        together = re.findall(r"'(\w+)'", match[2])
-        devices = np.arange(math.prod(axes.values())).reshape(list(axes.values()))
+        together = re.findall(r"'(\w+)'", match[4])
+        devices = np.arange(math.prod(axes.values()))
+        if match[2]:
+            dims, order = ([int(n) for n in match[i].split(",")] for i in (2, 3))
+            devices = devices.reshape(dims).transpose(order)
+        devices = devices.reshape(list(axes.values()))
         first = tuple(slice(None) if name in together else 0 for name in axes)
         return tuple(map(int, devices[first].reshape(-1)))
     raise ValueError(f"a collective without replica groups: {rest[:200]}")

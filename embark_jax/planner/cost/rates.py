@@ -21,6 +21,16 @@ class Rates:
 
     fleet: Fleet
 
+    @property
+    def node(self) -> Rates:
+        """The rates of collectives inside each node."""
+        return Rates(dataclasses.replace(self.fleet, nodes=1))
+
+    @property
+    def rail(self) -> Rates:
+        """The rates of collectives between the devices of equal rank of all nodes."""
+        return Rates(dataclasses.replace(self.fleet, gpus_per_node=1))
+
     def memory_ms(self, moved_bytes, kernels: int = 0):
         """Returns the time of kernels that together read and write these bytes of
         device memory."""
