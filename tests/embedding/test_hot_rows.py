@@ -93,6 +93,7 @@ def test_kernels_take_hot_rows(cluster):
         check(Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
 
 
+@pytest.mark.slow
 def test_gradients_of_hot_rows_are_summed_in_the_format_of_sums_alone():
     planned = make_plan(FEATURES, [placed("rb", 5)], 2, 4, 16)
     exact = Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=4)

@@ -92,7 +92,7 @@ def test_a_shared_table(cluster, optimizer):
     ("cluster", "columns", "optimizer"),
     [
         ("dp", 1, "ftrl, decay"),
-        ("rb", 2, "l2"),
+        pytest.param("rb", 2, "l2", marks=pytest.mark.slow),
         ("ub", 2, "rowwise_adagrad"),
         pytest.param("rb", 1, "l2", marks=pytest.mark.slow),
         pytest.param("ub", 1, "rowwise_adagrad", marks=pytest.mark.slow),

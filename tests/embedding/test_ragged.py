@@ -121,6 +121,7 @@ def test_it_is_padded_where_the_collective_is_missing(calls, monkeypatch):
     assert not calls
 
 
+@pytest.mark.slow
 def test_no_bit_of_compressed_rows_differs_from_padded(calls):
     wire = Wire("bfloat16", "float8_e4m3")
     found = problems.solve(make_problem((2, 4), wire))

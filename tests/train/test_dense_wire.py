@@ -133,7 +133,8 @@ def test_a_run_goes_on_bit_by_bit(tmp_path):
     assert_equal_states(snapshot(after), snapshot(whole))
 
 
-@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
 def test_an_overflow_changes_no_bit(overlap):
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
     tight, ample = (
