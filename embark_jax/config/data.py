@@ -74,6 +74,8 @@ class WindowsConfig(Config):
     wait_minutes: NonNegativeFloat = 0.0
     """How long a run waits for the next folder when it has trained on all others, until
     it ends."""
+    dense_features: NonNegativeInt | None = None
+    """Columns of numbers in each sample; see ``PreparedConfig``."""
 
 
 class OwnDataConfig(OwnConfig):

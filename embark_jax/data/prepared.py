@@ -15,7 +15,7 @@ import numpy as np
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
-from embark_jax.config import EmbeddingConfig, PreparedConfig
+from embark_jax.config import EmbeddingConfig, PreparedConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError
@@ -281,17 +281,24 @@ class PreparedSource:
         return dataset, described(dataset, order)
 
     def absent(self) -> Description | None:
-        path, dense_features = self._section.path, self._section.dense_features
-        if in_bucket(path) or path.exists():
-            return None
-        need = f"{path} is not there; planning without the data needs it"
-        if dense_features is None:
-            raise ConfigError(
-                f"data.dense_features: {need} (and rows and hotness under embedding), "
-                "training needs the folder: `embark data prepare --out` makes one"
-            )
-        table_rows, features = self._embedding.declared(need)
-        return Description(table_rows, features, dense_features, labels=None)
+        return absent(self._section, self._embedding)
+
+
+def absent(
+    section: PreparedConfig | WindowsConfig, embedding: EmbeddingConfig
+) -> Description | None:
+    """Describes prepared data that are not on this machine; see ``Source``."""
+    path = section.path
+    if in_bucket(path) or Path(path).exists():
+        return None
+    need = f"{path} is not there; planning without the data needs it"
+    if section.dense_features is None:
+        raise ConfigError(
+            f"data.dense_features: {need} (and rows and hotness under embedding), "
+            "training needs the folder: `embark data prepare --out` makes one"
+        )
+    table_rows, features = embedding.declared(need)
+    return Description(table_rows, features, section.dense_features, labels=None)
 
 
 class _Order(NamedTuple):

@@ -13,7 +13,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.manifest import Manifest
 from embark_jax.data.prepare.extension import EXTENDS
-from embark_jax.data.prepared import PreparedData, described
+from embark_jax.data.prepared import PreparedData, absent, described
 from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
 from embark_jax.data.view import DatasetView
@@ -133,12 +133,12 @@ class WindowsSource:
     """See ``Source``."""
 
     def __init__(self, section: WindowsConfig, embedding: EmbeddingConfig):
-        self._section = section
+        self._section, self._embedding = section, embedding
 
     def open(self, seed: int) -> tuple[WindowsData, Description]:
         order = seed if self._section.shuffle else None
         dataset = WindowsData(self._section.path, seed=order)
         return dataset, described(dataset.first, {"kind": self._section.kind})
 
-    def absent(self) -> None:
-        return None
+    def absent(self) -> Description | None:
+        return absent(self._section, self._embedding)

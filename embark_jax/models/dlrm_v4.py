@@ -128,15 +128,15 @@ class DLRMv4(nnx.Module):
         self.samples_at_once = samples_at_once
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
 
-        def dim(*names: str) -> int:
+        def dims(*names: str) -> int:
             return sum(embedding_shapes[name][-1] for name in names)
 
         self.context_projections = nnx.List(
-            Linear(dim(name), width, **shared) for name in self.context
+            Linear(dims(name), width, **shared) for name in self.context
         )
-        self.content_mlp = NormedMLP(dim(content), hidden, width, **shared)
+        self.content_mlp = NormedMLP(dims(content), hidden, width, **shared)
         self.others_mlp = (
-            NormedMLP(dim(*self.others), hidden, width, **shared)
+            NormedMLP(dims(*self.others), hidden, width, **shared)
             if self.others
             else None
         )
@@ -164,7 +164,7 @@ class DLRMv4(nnx.Module):
         )
         self.combine = Linear(width + dense_features, width, **shared)
         self.user_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.item_mlp = NormedMLP(dim(content, *self.others), deep, width, **shared)
+        self.item_mlp = NormedMLP(dims(content, *self.others), deep, width, **shared)
         self.top = NormedMLP(width, deep, 1, normed=False, **shared)
 
     def __call__(

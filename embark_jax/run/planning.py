@@ -103,7 +103,9 @@ def _dense_load(
 ) -> DenseLoad:
     shapes = embedding_shapes(tables, features)
     with config_error_at("model"):
-        model = models.footprint(config.model, shapes, data.dense_features)
+        model = models.footprint(
+            config.model, shapes, data.dense_features, config.train.batch_size
+        )
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     return DenseLoad(
         model.parameters,
