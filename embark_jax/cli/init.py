@@ -10,9 +10,7 @@ import typer
 
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax.cli.arguments import say
-
-CONFIGS = Path(__file__).parents[1] / "config_files"
-"""``configs``: a link in a checkout, a folder in a built package."""
+from embark_jax.config import reading
 
 
 def init(
@@ -29,11 +27,7 @@ def init(
     ] = "quickstart",
 ) -> None:
     """Write a config to start from: a copy of one that comes with the package."""
-    shipped = {
-        path.relative_to(CONFIGS).with_suffix("").as_posix(): path
-        for pattern in ("*.yaml", "experiments/*/*.yaml")
-        for path in CONFIGS.glob(pattern)
-    }
+    shipped = reading.shipped()
     if example not in shipped:
         raise ConfigError(f"--example is {example!r}; {nearest(example, shipped)}")
     if out.suffix != ".yaml":

@@ -13,11 +13,12 @@ import typer
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
-from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.arguments import ConfigFile, Overrides, TrustCode, console, say
 from embark_jax.cli.errors import FIXABLE, complain, show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
+from embark_jax.config.own import code_of, trusted
 from embark_jax.launch.process_group import find_process_group, this_process_alone
 from embark_jax.launch.supervisor import Supervisor
 from embark_jax.launch.token import shared_token
@@ -184,12 +185,15 @@ def evaluate(
             "--k", min=1, help="Cut-off of NDCG and Recall: the K best of each group."
         ),
     ] = 10,
+    trust_code: TrustCode = False,
 ) -> None:
     """Evaluate a checkpoint on the test set, on any mesh and with any plan."""
+    folder = None
     if in_bucket(config_file) or config_file.is_dir():
         run = RunFolder(config_file)
         checkpoint = checkpoint or run.checkpoints
-        config_file = run.read() / "config.yaml"
+        folder = run.read()
+        config_file = folder / "config.yaml"
     elif checkpoint is None:
         raise typer.BadParameter(
             f"--checkpoint is missing: name a run's checkpoints, or give the folder "
@@ -199,6 +203,12 @@ def evaluate(
         checkpoint = checkpoint / CHECKPOINTS
     config = reading.load(config_file, overrides or ())
     set_up_xla(say)
-    from embark_jax.run import evaluation
+    from embark_jax.run import evaluation, experiment
 
-    evaluation.evaluate_checkpoint(config, checkpoint, console, group_by, k)
+    if folder is None:
+        evaluation.evaluate_checkpoint(config, checkpoint, console, group_by, k)
+        return
+    for kind in experiment.named_code(config):
+        trusted(folder, kind, trust_code)
+    with code_of(folder):
+        evaluation.evaluate_checkpoint(config, checkpoint, console, group_by, k)

@@ -18,6 +18,18 @@ from embark_jax.config.table_lists import experiment_of
 from embark_jax.config.validation import listed, short, validated
 from embark_jax.planner.request.table_list import read_table_list
 
+SHIPPED = Path(__file__).parents[1] / "config_files"
+"""``configs``: a link in a checkout, a folder in a built package."""
+
+
+def shipped() -> dict[str, Path]:
+    """Returns the configs that come with the package, by name."""
+    return {
+        path.relative_to(SHIPPED).with_suffix("").as_posix(): path
+        for pattern in ("*.yaml", "experiments/*/*.yaml")
+        for path in SHIPPED.glob(pattern)
+    }
+
 
 def load(
     path: str | Path,
@@ -50,7 +62,8 @@ def load(
     try:
         data, problems = readers[path.suffix](path)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+        hint = _shipped_hint(path) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{error.filename}: {error.strerror}{hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
@@ -70,6 +83,17 @@ def load(
         return _shrunk(config, scales[-1].removeprefix("scale="))
     except ConfigError as error:
         raise listed(source, {"scale": str(error)}) from None
+
+
+def _shipped_hint(path: Path) -> str:
+    """Says how to get a config that comes with the package; "" if it is none."""
+    name = path.with_suffix("").as_posix().rpartition("configs/")[2]
+    if name not in shipped():
+        return ""
+    return (
+        f"; it comes with the package: `embark init {path.name} --example {name}` "
+        "writes it here"
+    )
 
 
 def _shrunk(config: ExperimentConfig, text: str) -> ExperimentConfig:

@@ -31,7 +31,8 @@ def pooled_dims(
     """
     sequences = [
         f"feature {name!r} gives {tuple(shape)} a sample, must be (dim,): this model "
-        "takes pooled features, so set pooling to sum or mean"
+        f"takes pooled features, so set embedding.features.{name}.pooling (pooling of "
+        "FeatureSpec) to sum or mean"
         for name, shape in sorted(embedding_shapes.items())
         if len(shape) != 1
     ]

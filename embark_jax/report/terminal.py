@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from embark_jax.plans.plan import Plan
 from embark_jax.report import summary
-from embark_jax.report.summary import short
+from embark_jax.report.summary import Decision, short
 
 MOST_DECISIONS = 30
 """Largest number of lines of tables, unless each table is asked for."""
+MIN_REASON_COLUMNS = 40
+"""Width below which reasons are listed below the table, not in a column of it."""
 MOST_DEVICES = 16
 """Devices that are listed one by one; more are listed by node."""
 PATH_TITLE = (
@@ -59,7 +62,7 @@ class Report:
         ):
             if sentence:
                 yield Text(sentence)
-        yield _decisions(plan, self.in_full, options.max_width < WIDE_COLUMNS)
+        yield from _decisions(plan, self.in_full, console, options)
         yield Text(summary.CLUSTERS)
         if plan.prediction and plan.prediction.breakdown:
             yield Text(summary.COLUMNS)
@@ -87,9 +90,30 @@ def _table(*headings: str, title: str) -> Table:
     return table
 
 
-def _decisions(plan: Plan, separately: bool, narrow: bool) -> Table:
+def _decisions(
+    plan: Plan, separately: bool, console: Console, options: ConsoleOptions
+) -> Iterator[RenderableType]:
+    """Shows who holds what; reasons have a column of their own where it is wide."""
     rows = summary.decisions(plan, separately)
-    kept = {row.tables: summary.without(plan, row) for row in rows}
+    shown = rows if separately else rows[:MOST_DECISIONS]
+    narrow = options.max_width < WIDE_COLUMNS
+    table = _decision_table(plan, shown, narrow, with_reasons=False)
+    room = options.max_width - Measurement.get(console, options, table).maximum
+    if with_reasons := room >= MIN_REASON_COLUMNS:
+        table = _decision_table(plan, shown, narrow, with_reasons)
+    left_out = sum(len(row.tables) for row in rows[len(shown) :])
+    if left_out:
+        table.caption = f"and {summary.counted(left_out, 'table')} more: see --all"
+        table.caption_justify = "left"
+    yield table
+    if not with_reasons:
+        for row in shown:
+            yield Text(f"{row.name}: {row.why}")
+
+
+def _decision_table(
+    plan: Plan, rows: Sequence[Decision], narrow: bool, with_reasons: bool
+) -> Table:
     numbers = ("rows × dim", "ms", "without")
     if not narrow:
         numbers = ("rows × dim", "ids", "ms", "share", "without")
@@ -98,10 +122,11 @@ def _decisions(plan: Plan, separately: bool, narrow: bool) -> Table:
     table = _table("table", *numbers, title="Tables")
     table.add_column("placement", no_wrap=True)
     table.add_column("devices", max_width=16)
-    table.add_column("why", ratio=1)
+    if with_reasons:
+        table.add_column("why", ratio=1)
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
-    shown = rows if separately else rows[:MOST_DECISIONS]
-    for row in shown:
+    for row in rows:
+        without, replanned = summary.without(plan, row)
         cells = {
             "rows × dim": f"{short(row.rows)} × {row.dim}",
             "ids": str(row.ids),
@@ -109,20 +134,16 @@ def _decisions(plan: Plan, separately: bool, narrow: bool) -> Table:
             "share": "–"
             if row.ms is None or not step_ms
             else f"{row.ms / step_ms:.1%}",
-            "without": kept[row.tables][0],
-            "replanned": kept[row.tables][1],
+            "without": without,
+            "replanned": replanned,
         }
         table.add_row(
             Text(row.name),
             *(cells[number] for number in numbers),
             row.placement,
             row.devices,
-            Text(row.why),
+            *([Text(row.why)] if with_reasons else []),
         )
-    left_out = sum(len(row.tables) for row in rows[len(shown) :])
-    if left_out:
-        table.caption = f"and {summary.counted(left_out, 'table')} more: see --all"
-        table.caption_justify = "left"
     return table
 
 

@@ -25,3 +25,14 @@ def test_an_unknown_example_names_the_nearest(tmp_path):
     refused = embark("init", tmp_path / "a.yaml", "--example", "quickstrat")
     assert_refused(refused, "quickstart")
     assert_refused(embark("init", tmp_path / "a.txt"), ".yaml")
+
+
+def test_who_misses_a_config_of_the_package_is_told_how_to_get_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    outcome = embark("train", "configs/quickstart.yaml")
+    assert_refused(
+        outcome, "No such file", "embark init quickstart.yaml --example quick"
+    )
+    assert "init" not in embark("train", "configs/mine.yaml").err

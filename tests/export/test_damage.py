@@ -219,10 +219,12 @@ def test_code_of_a_run_runs_if_it_is_trusted(made, tmp_path):
         ej.load_scorer(run)
     outcome = embark("export", run, "--out", tmp_path / "new")
     runs.assert_refused(outcome, "code/summing.py", "--trust-code")
+    runs.assert_refused(embark("evaluate", run), "code/summing.py", "--trust-code")
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "new").exists()
     done("predict", run, "--in", tmp_path / "rows.csv", "--trust-code")
     (tmp_path / "ran").unlink()
+    done("evaluate", run, "--trust-code")
 
 
 def test_an_export_is_scored_without_code(made, tmp_path):

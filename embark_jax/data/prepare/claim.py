@@ -68,6 +68,8 @@ def _begun(out: Path, work: Path) -> dict[str, Any] | None:
     if (out / manifests.FILE_NAME).exists():
         return dict(manifests.read(out).made_from)
     if (started := work / _STARTED).exists():
+        if _names(out) == {work.name} and _names(work) == {_STARTED}:
+            return None  # the command ended before it had read anything
         mend = f"delete {out}, and run the command again"
         if not isinstance(recorded := read_json(started, mend), dict):
             raise DataError(f"{started}: is damaged (is no mapping); {mend}")
@@ -79,6 +81,10 @@ def _begun(out: Path, work: Path) -> dict[str, Any] | None:
     return None
 
 
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def _check_same(
     out: Path, begun: Mapping[str, Any], made_from: Mapping[str, Any]
 ) -> None:
@@ -87,6 +93,6 @@ def _check_same(
     keys = sorted((begun.keys() | wanted.keys()) - {RAW})
     if changed := [key for key in keys if begun.get(key) != wanted.get(key)]:
         raise DataError(
-            f"{out}: was made with other options ({', '.join(changed)}); take another "
+            f"{out}: was begun with other options ({', '.join(changed)}); take another "
             "--out, or delete it"
         )

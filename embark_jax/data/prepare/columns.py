@@ -107,6 +107,11 @@ class Columns(Config):
           DataError: if a column is missing or is used twice, or none is left for
             features.
         """
+        if not {"label", "labels"} & self.model_fields_set and self.label not in names:
+            raise DataError(
+                f"{where}: has no column {self.label!r}; say which is the label, such "
+                f"as label={names[-1]}; known: {', '.join(sorted(names))}"
+            )
         check_there((*self.named, *self.ignore), names, where)
         if "" in names and "" not in self.ignore and (self.others or "" in self.named):
             raise DataError(

@@ -75,9 +75,10 @@ class OwnFiles(NamedTuple):
         if not paths:
             verb = "has" if raw.is_dir() else "is"
             problem = f"{verb} no {' or '.join(patterns)}"
+            if not raw.exists():
+                raise DataError(f"{raw}: no such file or folder")
             raise DataError(
-                f"{raw}: {problem if raw.exists() else 'no such file'}; --raw is such "
-                "a file, or a folder of such files"
+                f"{raw}: {problem}; name such a file, or a folder of such files"
             )
         if patterns is PARQUET_FILES:
             return cls(paths, parquet_names(paths[0]), None)

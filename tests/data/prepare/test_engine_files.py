@@ -122,4 +122,4 @@ def test_the_command_takes_both(clicks, tmp_path):
     assert "already prepared" in done(*command).out
     counted[1:].write_parquet(tmp_path / "values" / "user.parquet")
     outcome = embark(*command)
-    runs.assert_refused(outcome, "was made with other options (vocabularies)")
+    runs.assert_refused(outcome, "was begun with other options (vocabularies)")

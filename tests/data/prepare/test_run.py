@@ -96,13 +96,21 @@ def test_another_data_set_or_option_is_refused(raw, tmp_path):
     out = tmp_path / "out"
     prepare_in(raw, out)
     with pytest.raises(
-        DataError, match=r"out: was made with other options \(min_count\)"
+        DataError, match=r"out: was begun with other options \(min_count\)"
     ):
         prepare(criteo.kaggle(raw), out, Options(split="time", min_count=3), {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "precious.txt").write_text("x")
     with pytest.raises(DataError, match="other: holds other files; take another"):
         prepare_in(raw, tmp_path / "other")
+
+
+def test_options_may_be_mended_before_anything_was_read(tmp_path):
+    (tmp_path / "clicks.csv").write_text("label,shop,item\n1,a,1\n0,b,2\n1,a,1\n")
+    call = "data", "prepare", "csv", "--raw", tmp_path / "clicks.csv", "--split", "none"
+    outcome = embark(*call, "--out", tmp_path / "out", "dense.shop=log")
+    runs.assert_refused(outcome, "line 2: column shop: value is 'a'")
+    done(*call, "--out", tmp_path / "out")
 
 
 def test_hashes_are_of_the_files(raw, tmp_path):

@@ -65,4 +65,4 @@ def test_the_command(tmp_path):
     assert [(f.hotness, f.pooling) for f in setup.features] == [(3, "mean")]
     assert (setup.plan.batch_size, setup.config.model.kind) == (3, "dlrm")
     again = embark("data", "synth", "--model", tables, *options, "--seed", "1")
-    assert "was made with other options (seed); take another --out" in again.err
+    assert "was begun with other options (seed); take another --out" in again.err
