@@ -51,5 +51,6 @@ from embark_jax.config.schema import EarlyStoppingConfig as EarlyStoppingConfig
 from embark_jax.config.schema import ExperimentConfig as ExperimentConfig
 from embark_jax.config.schema import MeshConfig as MeshConfig
 from embark_jax.config.schema import PlateauConfig as PlateauConfig
+from embark_jax.config.schema import RetrievalConfig as RetrievalConfig
 from embark_jax.config.schema import SearchedConfig as SearchedConfig
 from embark_jax.config.schema import TrainConfig as TrainConfig

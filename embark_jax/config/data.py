@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from embark_jax._base.config import Config
 from embark_jax._base.storage import AnyPath, LocalPath
@@ -47,6 +53,25 @@ class MovieLens100KConfig(Config):
     labels: Mapping[str, Annotated[int, Field(ge=1, le=5)]] = {}
     """Several labels, each with the stars from which on it is 1; empty means one label,
     from 4 stars on."""
+    split: Literal["random", "leave_one_out"] = "random"
+    """``random``: ratings split 8:1:1. ``leave_one_out``: the films of each user in
+    order, the last one for the test, the one before it for validation; features are
+    item and earlier_items alone, and each label is 1."""
+    stride: PositiveInt = 1
+    """With ``leave_one_out``, every so many films of a user make a training sample. One
+    more than ``earlier_items`` trains on each film once with
+    ``model.every_position``."""
+
+    @model_validator(mode="after")
+    def _agree(self):
+        if self.split == "leave_one_out" and (self.labels or not self.earlier_items):
+            raise ValueError(
+                "split is leave_one_out, which needs earlier_items, and no labels: set "
+                "earlier_items to 50, say, and leave labels out"
+            )
+        if self.split == "random" and self.stride > 1:
+            raise ValueError(f"stride is {self.stride}, must be 1 with a random split")
+        return self
 
 
 class PreparedConfig(Config):

@@ -67,6 +67,17 @@ class PlateauConfig(_ImprovementConfig):
     """Smallest share of the rates that lowering leaves."""
 
 
+class RetrievalConfig(Config):
+    """Evaluations of a retrieval model search all items for the one that each positive
+    sample has: HR@K and NDCG@K."""
+
+    at: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
+    """The cutoffs K."""
+    exclude: str | None = None
+    """Feature of items that the user has seen, such as the history, among which the
+    search does not look; None searches all."""
+
+
 class TrainConfig(Config):
     """The training loop. ``batch_size`` is global; intervals are in steps."""
 
@@ -122,6 +133,10 @@ class TrainConfig(Config):
     eval_every: PositiveInt | None = None
     """Steps between two evaluations on the validation set, or on the test set if there
     is none; None evaluates only at the end, on the test set."""
+    retrieval: RetrievalConfig | None = None
+    """HR@K and NDCG@K over all items, which evaluations of `next_item` and of
+    `two_tower` measure, too, where an item's vector is made of its id alone; None
+    measures neither."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends training when the validation set no longer improves; needs `eval_every`."""
     plateau: PlateauConfig | None = None
@@ -158,6 +173,15 @@ class TrainConfig(Config):
             raise ValueError("early_stopping needs eval_every: set it too")
         if self.plateau is not None and self.eval_every is None:
             raise ValueError("plateau needs eval_every: set it too")
+        for key in ("early_stopping", "plateau"):
+            section = getattr(self, key)
+            if section is None or "@" not in section.metric:
+                continue
+            if self.retrieval is None or 10 not in self.retrieval.at:
+                raise ValueError(
+                    f"{key}.metric is {section.metric}, which needs retrieval: set "
+                    "retrieval.at to [10]"
+                )
         return self
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax.config import EmbeddingConfig, MovieLens100KConfig
-from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.batch import Batch, DataError, Dataset
 from embark_jax.data.download import movielens_100k_folder
-from embark_jax.data.prepare.movielens_files import LIKED_STARS, recbole_100k
+from embark_jax.data.leave_one_out import LeaveOneOut
+from embark_jax.data.prepare.movielens_files import LIKED_STARS, Files, recbole_100k
 from embark_jax.data.prepare.sequences import History
 from embark_jax.data.prepare.vocabulary import flat, padded
 from embark_jax.data.source import Description
@@ -78,19 +79,7 @@ class MovieLens100K:
         labels: Mapping[str, int] = MappingProxyType({}),
         ratings: int = 100_000,
     ):
-        folder = movielens_100k_folder() if folder is None else Path(folder)
-        try:
-            files = recbole_100k(folder)
-            rated = files.ratings.read()
-            user = files.users.numbers_of(rated["user"], required=True).to_numpy()
-            item = files.items.numbers_of(rated["item"], required=True).to_numpy()
-        except DataError as error:
-            raise DataError(f"{error}; {_REMEDY}") from None
-        if len(rated) != ratings:
-            raise DataError(
-                f"{files.ratings.path}: has {len(rated)} ratings, must have {ratings}; "
-                f"{_REMEDY}"
-            )
+        files, rated, user, item = _read(folder, ratings)
         self._file_name = files.ratings.path.name
         self._seed = seed
 
@@ -168,21 +157,63 @@ class MovieLens100K:
         )
 
 
+def movielens_100k_next(
+    folder: Path | None = None,
+    length: int = 50,
+    stride: int = 1,
+    seed: int = 0,
+    ratings: int = 100_000,
+) -> LeaveOneOut:
+    """Returns the films of each user by time, and of one time in the order of the file;
+    arguments and errors as in ``MovieLens100K`` and ``LeaveOneOut``."""
+    _, rated, user, item = _read(folder, ratings)
+    order = np.lexsort([rated["timestamp"].to_numpy(), user])
+    rows = int(item.max()) + 1
+    return LeaveOneOut(
+        user[order], item[order], rows, length=length, stride=stride, seed=seed
+    )
+
+
+def _read(
+    folder: Path | None, ratings: int
+) -> tuple[Files, pa.Table, np.ndarray, np.ndarray]:
+    """Returns the files, the ratings, and the numbers of their users and items."""
+    folder = movielens_100k_folder() if folder is None else Path(folder)
+    try:
+        files = recbole_100k(folder)
+        rated = files.ratings.read()
+        user = files.users.numbers_of(rated["user"], required=True).to_numpy()
+        item = files.items.numbers_of(rated["item"], required=True).to_numpy()
+    except DataError as error:
+        raise DataError(f"{error}; {_REMEDY}") from None
+    if len(rated) != ratings:
+        raise DataError(
+            f"{files.ratings.path}: has {len(rated)} ratings, must have {ratings}; "
+            f"{_REMEDY}"
+        )
+    return files, rated, user, item
+
+
 class MovieLensSource:
     """See ``Source``; the data set is the same everywhere."""
 
     def __init__(self, section: MovieLens100KConfig, embedding: EmbeddingConfig):
         self._section = section
 
-    def open(self, seed: int) -> tuple[MovieLens100K, Description]:
+    def open(self, seed: int) -> tuple[Dataset, Description]:
         section = self._section
+        order = section.model_dump(mode="json", exclude={"path"})
+        if section.split == "leave_one_out":
+            dataset = movielens_100k_next(
+                section.path, section.earlier_items, section.stride, seed
+            )
+            return dataset, Description.of(dataset, order=order)
         dataset = MovieLens100K(
             section.path,
             seed=seed,
             earlier_items=section.earlier_items,
             labels=section.labels,
         )
-        order = section.model_dump(mode="json", exclude={"path"})
         labels = tuple(section.labels)
         return dataset, Description.of(dataset, labels=labels, order=order)
 
@@ -191,6 +222,9 @@ class MovieLensSource:
             return None
         hotness = {name: _HOTNESS.get(name, 1) for name in _TABLE_ROWS}
         features = _features(hotness, self._section.earlier_items)
+        if self._section.split == "leave_one_out":
+            wanted = [f for f in features if f.table == "item"]
+            return Description({"item": _TABLE_ROWS["item"]}, wanted, dense_features=0)
         labels = tuple(self._section.labels)
         return Description(_TABLE_ROWS, features, dense_features=2, labels=labels)
 

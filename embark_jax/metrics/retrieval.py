@@ -1,6 +1,7 @@
-"""Exact top-K search over all items, on all devices of the mesh.
+"""Exact search over all items, on all devices of the mesh, and its quality.
 
-Each device scores its share of the items, and only its own best K travel.
+Each device scores its share of the items. Of a search only its own best K travel; of
+ranks only the number of items that come before the one that was met.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from embark_jax.data import Batch
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.tables import PADDING_ID
+
+ITEMS_AT_ONCE = 8192
+"""Items of a device that are scored at once, and ``USERS_AT_ONCE`` users by them: 8 MiB
+of scores."""
+USERS_AT_ONCE = 256
 
 
 class ItemIndex:
@@ -42,7 +48,8 @@ class ItemIndex:
                 f"ids have shape {np.shape(ids)} and vectors {np.shape(vectors)}, must "
                 "be [items] and [items, dim], with at least one item"
             )
-        missing = -len(ids) % mesh.size
+        self._block = min(ITEMS_AT_ONCE, -(-len(ids) // mesh.size))
+        missing = -len(ids) % (mesh.size * self._block)
         rows = NamedSharding(mesh, PartitionSpec(MESH_AXES))
         self._ids, self._mesh = np.asarray(ids), mesh
         filled = np.pad(np.asarray(vectors, np.float32), ((0, missing), (0, 0)))
@@ -72,6 +79,134 @@ class ItemIndex:
         search = _search(self._mesh, k, len(self._ids))
         indices, scores = search(jnp.asarray(users, jnp.float32), self._vectors)
         return self._ids[np.asarray(indices)], np.asarray(scores)
+
+    def ranks(
+        self, users: np.ndarray, items: np.ndarray, seen: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns how many items come before the one that each user met.
+
+        An item comes before another if its product with the user's vector is larger, or
+        if it is equal and the item is further ahead in the index, as in ``search``.
+
+        Args:
+          users: ``[users, dim]`` vectors of the users.
+          items: ``[users]`` the id of the item that each one met.
+          seen: ``[users, seen]`` ids of items that do not count for a user, padded with
+            -1; the item itself counts, whether it is among them or not.
+
+        Returns:
+          ``[users]`` int32 ranks, 0 for the best.
+
+        Raises:
+          ValueError: if shapes differ, an item is not in the index, or a product with
+            it is not finite.
+        """
+        items = np.asarray(items)
+        seen = np.empty((len(items), 0), int) if seen is None else np.asarray(seen)
+        dim = self._vectors.shape[1]
+        if np.shape(users) != (len(items), dim) or len(seen) != len(items):
+            raise ValueError(
+                f"users have shape {np.shape(users)}, items {items.shape} and seen "
+                f"{seen.shape}, must be [users, {dim}], [users] and [users, seen]"
+            )
+        targets = self._indices(items)
+        if (targets < 0).any():
+            raise ValueError(f"item {items[targets < 0][0]} is not in the index")
+        seen = np.where(seen == items[:, None], PADDING_ID, seen)
+        inputs = np.asarray(users, np.float32), targets, self._indices(seen)
+        rank = _rank(self._mesh, self._block, len(self._ids))
+        ranks, scores = [], []
+        for first in range(0, len(items), USERS_AT_ONCE):
+            users_at_once = [x[first : first + USERS_AT_ONCE] for x in inputs]
+            missing = USERS_AT_ONCE - len(users_at_once[0])  # one shape, one program
+            padded = (
+                np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1)))
+                for x in users_at_once
+            )
+            ranks_at_once, scores_at_once = rank(*padded, self._vectors)
+            ranks.append(np.asarray(ranks_at_once)[: USERS_AT_ONCE - missing])
+            scores.append(np.asarray(scores_at_once)[: USERS_AT_ONCE - missing])
+        if not np.isfinite(np.concatenate(scores)).all():
+            raise ValueError("a product of user and item is not finite")
+        return np.concatenate(ranks)
+
+    def _indices(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the places of ids in the index, -1 for those that it lacks."""
+        order = np.argsort(self._ids, kind="stable")
+        sorted_ids = self._ids[order]
+        where = np.minimum(np.searchsorted(sorted_ids, ids), len(order) - 1)
+        return np.where(sorted_ids[where] == ids, order[where], -1).astype(np.int32)
+
+
+def at_k(ranks: np.ndarray, cutoffs: Sequence[int]) -> dict[str, float]:
+    """Returns the hit rate ``hr@K`` and ``ndcg@K`` of ranks, for each cutoff K.
+
+    Of one item for each user, a hit is a rank below K, whose gain is
+    ``1 / log2(rank + 2)`` (https://arxiv.org/abs/1808.09781, section IV-B).
+
+    Raises:
+      ValueError: if there are no ranks.
+    """
+    ranks = np.asarray(ranks)
+    if not ranks.size:
+        raise ValueError("there are no ranks")
+    gains = 1 / np.log2(ranks + 2.0)
+    metrics = {}
+    for k in cutoffs:
+        metrics[f"hr@{k}"] = float(np.mean(ranks < k))
+        metrics[f"ndcg@{k}"] = float(np.mean(np.where(ranks < k, gains, 0)))
+    return metrics
+
+
+@functools.lru_cache(maxsize=8)
+def _rank(mesh: Mesh, block: int, items: int):
+    """Returns ``(users [n, dim], targets [n], seen [n, s], vectors) -> (ranks [n],
+    scores [n] of the targets)``, compiled; targets and seen ones are indices."""
+
+    def of_device(users, targets, seen, vectors):
+        count = len(vectors)
+        first = lax.axis_index(MESH_AXES) * count
+        blocks = vectors.reshape(-1, block, vectors.shape[1])
+        starts = first + jnp.arange(0, count, block)
+        everyone = jnp.arange(len(users))[:, None]
+
+        def scores_of(start, block_vectors):
+            """Returns scores ``[n, block]``, and the items' indices ``[1, block]``."""
+            scores = jnp.einsum("ud,id->ui", users, block_vectors, precision="highest")
+            indices = (start + jnp.arange(block))[None]
+            inside = (seen >= start) & (seen < start + block)
+            columns = jnp.where(inside, seen - start, block)
+            scores = scores.at[everyone, columns].set(-jnp.inf, mode="drop")
+            return jnp.where(indices < items, scores, -jnp.inf), indices
+
+        def add_target(total, inputs):
+            scores, indices = scores_of(*inputs)
+            own = jnp.where(indices == targets[:, None], scores, 0)
+            return total + own.sum(axis=1), None
+
+        def add_before(total, inputs):
+            scores, indices = scores_of(*inputs)
+            is_equal = (scores == target[:, None]) & (indices < targets[:, None])
+            before = (scores > target[:, None]) | is_equal
+            return total + before.sum(axis=1, dtype=jnp.int32), None
+
+        zeros = jnp.zeros(len(users))
+        target, _ = lax.scan(add_target, zeros, (starts, blocks))
+        target = lax.psum(target, MESH_AXES)
+        zeros = jnp.zeros(len(users), jnp.int32)
+        ranks, _ = lax.scan(add_before, zeros, (starts, blocks))
+        return lax.psum(ranks, MESH_AXES), target
+
+    whole = PartitionSpec()
+    return jax.jit(
+        jax.shard_map(
+            of_device,
+            mesh=mesh,
+            in_specs=(whole, whole, whole, PartitionSpec(MESH_AXES)),
+            out_specs=(whole, whole),
+            check_vma=False,  # sums over devices are alike on all of them
+        )
+    )
 
 
 @functools.lru_cache(maxsize=8)

@@ -86,7 +86,7 @@ class NextItem(RetrievalModel):
             raise ValueError("batch_norm is true, must be false: layers normalize")
         ((self.history, item),) = history.items()
         super().__init__(embedding_shapes, item, temperature, in_batch, catalog)
-        self.every_position = every_position
+        self.every_position, self.item_features = every_position, (item,)
         length, width = embedding_shapes[self.history]
         self.context = tuple(
             name for name in sorted(inputs) if name not in (self.history, item)

@@ -64,6 +64,9 @@ class RetrievalModel(ModelWithLoss):
       ValueError: if there are no negatives of either kind.
     """
 
+    item_features: tuple[str, ...]
+    """Features of which an item's vector is made."""
+
     def __init__(
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],

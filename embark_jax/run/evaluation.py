@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.storage import in_bucket
 from embark_jax.checkpoint import Checkpointer, CheckpointError
-from embark_jax.config import ExperimentConfig, tasks_of
+from embark_jax.config import ExperimentConfig, RetrievalConfig, tasks_of
 from embark_jax.data import Batch
 from embark_jax.metrics.ranking import Ranking, rank
+from embark_jax.metrics.retrieval import ItemIndex, at_k
+from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.report.display import show_result
 from embark_jax.run import experiment
 from embark_jax.run.experiment import Experiment
@@ -142,13 +145,39 @@ def on_split(
 ) -> dict[str, Any]:
     """Returns metrics over a whole split, whose name is part of their names."""
     check = setup.checker()
+    retrieval = setup.config.train.retrieval
+    if retrieval is not None:
+        batches = iter(kept := list(batches))
     metrics = dataclasses.asdict(trainer.evaluate(batches, check))
     tasks = zip(tasks_of(setup.config.model), metrics.pop("tasks"), strict=True)
     record = {f"{split}_{name}": value for name, value in metrics.items()}
     for task, values in tasks:
         names = [name for name in metrics if name != "samples"]
         record |= {f"{split}_{name}/{task}": values[name] for name in names}
+    if retrieval is not None:
+        for name, value in _retrieved(trainer, kept, retrieval).items():
+            record[f"{split}_{name}"] = value
     return record | counts(f"{split}_bad_ids", check.bad_ids)
+
+
+def _retrieved(
+    trainer: Trainer, batches: Sequence[Batch], config: RetrievalConfig
+) -> dict[str, float]:
+    """Returns HR@K and NDCG@K of the items of positive samples among all items."""
+    model: RetrievalModel = trainer.model
+    features = trainer.embeddings.plan.features
+    tables = {feature.name: feature.table for feature in features}
+    table = trainer.table(tables[model.item])
+    rows = {model.item: jnp.asarray(table.rows)}
+    vectors = model.items(jnp.zeros((len(table.rows), 0)), rows)
+    index = ItemIndex(table.keys, np.asarray(vectors), trainer.embeddings.mesh)
+    ranks = [np.empty(0, int)]
+    for batch, users in trainer.predict(batches, method="users"):
+        positive = batch.labels > 0
+        seen = None if config.exclude is None else batch.ids[config.exclude][positive]
+        items = batch.ids[model.item][positive, 0]
+        ranks.append(index.ranks(np.asarray(users)[positive], items, seen))
+    return at_k(np.concatenate(ranks), config.at)
 
 
 def counts(prefix: str, bad_ids: Mapping[str, int]) -> dict[str, int]:

@@ -14,10 +14,11 @@ from embark_kernels import availability
 from flax import nnx
 
 from embark_jax import models
-from embark_jax._base.config import ConfigError, config_error_at
+from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.config import (
     AnyModelConfig,
     ExperimentConfig,
+    RetrievalConfig,
     copy_path,
     source_file,
 )
@@ -31,6 +32,8 @@ from embark_jax.data import (
     scale_warnings,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.models.function import Model
+from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run.accesses import sample_accesses
@@ -204,6 +207,8 @@ class Experiment:
                 nnx.Rngs(config.seed),
                 {feature.name: rows[feature.table] for feature in self.features},
             )
+        if config.train.retrieval is not None:
+            _check_retrieval(config.train.retrieval, model, self.features)
         optimizers = build_optimizers(config, self.steps)
         with config_error_at("train"):
             return Trainer(
@@ -220,6 +225,22 @@ class Experiment:
                 on_bad_id=config.embedding.on_bad_id,
                 scratch=config.embedding.scratch,
             )
+
+
+def _check_retrieval(
+    config: RetrievalConfig, model: Model, features: tuple[FeatureSpec, ...]
+) -> None:
+    """Raises ``ConfigError`` if evaluations cannot search all items."""
+    if not isinstance(model, RetrievalModel) or model.item_features != (model.item,):
+        raise ConfigError(
+            "train.retrieval: must be left out, as the model makes no vector of an "
+            "item's id alone; ej.ItemIndex takes any vectors"
+        )
+    names = [feature.name for feature in features]
+    if config.exclude is not None and config.exclude not in names:
+        raise ConfigError(f"train.retrieval.exclude: {nearest(config.exclude, names)}")
+    if jax.process_count() > 1:
+        raise ConfigError("train.retrieval: must be left out in several processes")
 
 
 def named_code(config: ExperimentConfig) -> list[str]:

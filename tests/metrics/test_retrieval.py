@@ -10,9 +10,12 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
+from embark_jax.config import TrainConfig
 from embark_jax.data import WithUniformNegatives
 from embark_jax.embedding.device_batch import Columns
+from embark_jax.metrics import retrieval
 from embark_jax.metrics.retrieval import items_of
+from tests import runs
 from tests.thorough import thorough
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
@@ -41,6 +44,43 @@ def test_search_equals_sorting(items):
         np.testing.assert_allclose(products, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="k is 44, must be from 1 to the"):
         index.search(users, 44)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 4)])
+@pytest.mark.parametrize("items", [3, 43])
+def test_ranks_equal_sorting(shape, items, monkeypatch):
+    monkeypatch.setattr(retrieval, "ITEMS_AT_ONCE", 4)
+    monkeypatch.setattr(retrieval, "USERS_AT_ONCE", 16)
+    rng = np.random.default_rng(1)
+    users, vectors = (rng.integers(-2, 3, (n, 2)) for n in (40, items))  # many ties
+    ids = rng.permutation(1000)[:items]
+    targets = rng.choice(ids, 40)
+    seen = np.where(rng.random((40, 5)) < 0.3, -1, rng.choice(ids, (40, 5)))
+    seen[0, 0], seen[1, 0] = targets[0], 5000  # the item itself; one of no vector
+    index = ej.ItemIndex(ids, vectors, mesh(shape))
+    for known in (seen, None):
+        expected = []
+        for user, target, left_out in zip(users, targets, seen, strict=True):
+            scores = vectors @ user
+            order = ids[np.argsort(-scores, kind="stable")].tolist()
+            if known is not None:
+                order = [i for i in order if i == target or i not in left_out]
+            expected.append(order.index(target))
+        np.testing.assert_array_equal(index.ranks(users, targets, known), expected)
+    with pytest.raises(ValueError, match="item 5000 is not in the index"):
+        index.ranks(users[:1], [5000])
+    with pytest.raises(ValueError, match="is not finite"):
+        index.ranks(np.full((1, 2), np.nan), targets[:1])
+
+
+def test_hit_rates_and_gains_of_ranks():
+    metrics = retrieval.at_k(np.array([0, 2, 9, 10]), (1, 10))
+    assert metrics == {
+        "hr@1": 0.25,
+        "ndcg@1": 0.25,
+        "hr@10": 0.75,
+        "ndcg@10": pytest.approx((1 + 0.5 + 1 / np.log2(11)) / 4),
+    }
 
 
 def tower(**options) -> ej.models.TwoTower:
@@ -250,3 +290,54 @@ def test_logits_vectors_and_search_of_a_trainer_agree():
     own = vectors[[list(ids).index(item) for item in batch.ids["item"][:, 0]]]
     cosines = np.sum(users * own, axis=1)
     np.testing.assert_allclose(logits, cosines / 0.2, rtol=1e-4, atol=1e-5)
+
+
+CONFIG = """\
+data: {kind: synthetic, dense_features: 0, train_samples: 512, test_samples: 100}
+model:
+  kind: next_item
+  history: {past: item}
+  layers: 1
+  every_position: true
+  uniform_negatives: 2
+embedding:
+  dim: 4
+  tables: {item: {rows: 60}}
+  features: {item: {}, past: {table: item, hotness: 3, pooling: none}}
+train:
+  batch_size: 64
+  steps: 4
+  retrieval: {at: [10, 60], exclude: past}
+"""
+
+
+@pytest.mark.slow
+def test_a_run_measures_hit_rates(tmp_path):
+    config = runs.write_config(tmp_path, CONFIG)
+    runs.done("train", config, "--workdir", tmp_path / "run")
+    record = runs.final(tmp_path / "run")
+    assert record["test_hr@60"] == 1
+    assert 0 < record["test_ndcg@10"] <= record["test_hr@10"] < 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.retrieval.exclude=seen", "train.retrieval.exclude: "),
+        ("model={kind: din, history: {past: item}}", "train.retrieval: must be left"),
+        ("embedding.tables.item.max_slots=64", "'item' is dynamic, must be fixed"),
+    ],
+)
+@pytest.mark.slow
+def test_what_hit_rates_and_negatives_need(tmp_path, override, message):
+    config = runs.write_config(tmp_path, CONFIG)
+    outcome = runs.embark("train", config, "--workdir", tmp_path / "run", override)
+    assert outcome.code
+    assert message in outcome.err
+
+
+def test_stopping_by_a_hit_rate_needs_it():
+    train = {"eval_every": 1, "early_stopping": {"metric": "hr@10"}}
+    with pytest.raises(ValueError, match="which needs retrieval"):
+        TrainConfig.model_validate(train)
+    TrainConfig.model_validate(train | {"retrieval": {}})

@@ -1,0 +1,115 @@
+"""The next item of each user, by the protocol of next-item papers: leave one out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from embark_jax.data.batch import Batch, id_dtype
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
+
+
+class LeaveOneOut:
+    """A ``Dataset`` of users' events in order: the last event of each user is a test
+    sample, the one before it a validation sample, and those before train.
+
+    A sample has an item, and in the sequence ``earlier_items`` the user's events before
+    it, the latest at the end. All labels are 1. Users of fewer than three events train
+    alone. Protocol: https://arxiv.org/abs/1808.09781, section IV-A.
+
+    Args:
+      users: ``[events]`` user of each event, ascending; events of one are in order.
+      items: ``[events]`` item of each event, from 0.
+      rows: number of items.
+      length: largest number of earlier items.
+      stride: every so many events of a user make a training sample, counted from the
+        last one. ``length + 1`` trains on each event once where the model predicts
+        every event of a sequence.
+      seed: determines the order of the training samples, anew in each epoch.
+
+    Raises:
+      ValueError: if there are no events, or users are not ascending.
+    """
+
+    dense_features = 0
+
+    def __init__(
+        self,
+        users: np.ndarray,
+        items: np.ndarray,
+        rows: int,
+        *,
+        length: int,
+        stride: int = 1,
+        seed: int = 0,
+    ):
+        if not len(users) or (np.diff(users) < 0).any():
+            raise ValueError("there must be events, and users must be ascending")
+        self.table_rows = {"item": rows}
+        self.features = (
+            FeatureSpec("item"),
+            FeatureSpec("earlier_items", "item", length, "none"),
+        )
+        self._length, self._seed = length, seed
+        self._items = np.asarray(items).astype(id_dtype(rows))
+        _, first, counts = np.unique(users, return_index=True, return_counts=True)
+        self._first = np.repeat(first, counts)  # event of each event's user
+        end = first + counts
+        tested = counts >= 3
+        self._test, self._validation = end[tested] - 1, end[tested] - 2
+        self._train = np.concatenate(
+            [
+                np.arange(stop - 1, start, -stride)
+                for start, stop in zip(
+                    first, np.where(tested, end - 2, end), strict=True
+                )
+            ]
+        )
+        self.train_samples = len(self._train)
+        # An epoch is shuffled once, not at each of its batches.
+        self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)
+
+    def train_batch(self, step: int, batch_size: int) -> Batch:
+        """Returns the batch of training step ``step`` (from 0); may span epochs."""
+        positions = np.arange(step * batch_size, (step + 1) * batch_size)
+        epochs, samples = np.divmod(positions, self.train_samples)
+        events = [self._epoch(e)[samples[epochs == e]] for e in np.unique(epochs)]
+        return self._batch(np.concatenate(events))
+
+    def validation_batches(self, batch_size: int) -> Iterator[Batch]:
+        """Yields the whole validation set once; the last batch may be shorter."""
+        return self._in_order(self._validation, batch_size)
+
+    def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        """Yields the whole test set once; the last batch may be shorter."""
+        return self._in_order(self._test, batch_size)
+
+    def bayes_auc(self) -> None:
+        """Returns None: there are no negative samples."""
+        return None
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self._seed, epoch]).permutation(self._train)
+
+    def _in_order(self, events: np.ndarray, batch_size: int) -> Iterator[Batch]:
+        for start in range(0, len(events), batch_size):
+            yield self._batch(events[start : start + batch_size])
+
+    def _batch(self, events: np.ndarray) -> Batch:
+        """Returns samples whose items are those of these events."""
+        earlier = events[:, None] - np.arange(self._length, 0, -1)
+        is_users = earlier >= self._first[events][:, None]
+        items = self._items[np.maximum(earlier, 0)]
+        ids = {
+            "item": self._items[events][:, None],
+            "earlier_items": np.where(is_users, items, items.dtype.type(PADDING_ID)),
+        }
+        samples = len(events)
+        return Batch(
+            np.zeros((samples, 0), np.float32),
+            ids,
+            np.ones(samples, np.float32),
+            locate=lambda i: f"event {events[i]} of all users' events",
+        )
