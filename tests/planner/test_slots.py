@@ -133,6 +133,19 @@ def test_rows_of_all_cached_tables_have_numbers():
     assert max(s.rows_per_device for s in found.storages) < 2**31
 
 
+def test_a_table_without_numbers_for_its_rows_is_refused_by_name():
+    listed = table_list("T7")
+    tables, features = listed.specs()
+    tables = [dataclasses.replace(table, tier="auto") for table in tables]
+    for gpus in (1, 2):
+        workload = listed.workload(ej.fleets.dgx_h100(1, gpus), None, None, None)
+        said = r"table 't3' has 5,000,000,000 rows .* take at least 3 devices, or make"
+        with pytest.raises(ValueError, match=said):
+            plan_for(workload, tables, features)
+    workload = listed.workload(ej.fleets.dgx_h100(1, 4), None, None, None)
+    assert plan_for(workload, tables, features).placements
+
+
 def two_tables(link_bytes_per_s, slots):
     """Hot rows of two tables in host memory behind a link, and all rows on devices."""
     machines = ej.fleets.dgx_h100(1, 4)

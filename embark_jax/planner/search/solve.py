@@ -13,6 +13,7 @@ from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.ways import fewest_slots
+from embark_jax.plans.plan import MAX_SLOTS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -238,6 +239,8 @@ def _least_rows(instance: Instance, use: TableUse) -> int:
 
 def shortage(instance: Instance) -> str:
     """Says what is short, by how much, where, and what would make it fit."""
+    if numbers := _lacking_numbers(instance):
+        return numbers
     forced = any(force.is_fixed for force in instance.forced)
     least_bytes = Relaxation(instance).least_bytes()
     text = instance.memory.shortage(least_bytes, table_bytes(instance), forced)
@@ -249,4 +252,18 @@ def shortage(instance: Instance) -> str:
     return (
         f"{text}; or, in a config, for the largest table, device memory for some rows "
         f"and host memory or a disk for all: add {line}.tier: auto"
+    )
+
+
+def _lacking_numbers(instance: Instance) -> str:
+    """Says which cached tables have more rows than devices can number, if any have."""
+    devices = instance.workload.devices
+    return "; ".join(
+        f"table {table.name!r} has {table.rows:,} rows on {devices} device"
+        f"{'s' * (devices > 1)}, and a device numbers at most {MAX_SLOTS:,} rows of "
+        f"cached tables: take at least {-(-table.rows // MAX_SLOTS)} devices, or make "
+        "it dynamic, with keys of 64 bits in place of numbers: set max_slots instead of "
+        "tier and slots"
+        for table in instance.tables
+        if table.tier != "device" and table.rows > devices * MAX_SLOTS
     )
