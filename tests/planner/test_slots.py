@@ -133,17 +133,24 @@ def test_rows_of_all_cached_tables_have_numbers():
     assert max(s.rows_per_device for s in found.storages) < 2**31
 
 
-def test_a_table_without_numbers_for_its_rows_is_refused_by_name():
+@pytest.mark.parametrize(
+    ("gpus", "host_bytes", "message"),
+    [
+        (1, 2e12, r"table 't3' has 5,000,000,000 rows .* take at least 3 devices, or"),
+        (2, 2e12, r"table 't3' has 5,000,000,000 rows on 2 devices, and a device num"),
+        (4, 1e12, r"7 cached tables .* take 1,784 GB, .* for 1,000 GB and devices for"),
+    ],
+)
+def test_rows_without_numbers_or_stores_are_refused_by_name(gpus, host_bytes, message):
     listed = table_list("T7")
     tables, features = listed.specs()
     tables = [dataclasses.replace(table, tier="auto") for table in tables]
-    for gpus in (1, 2):
-        workload = listed.workload(ej.fleets.dgx_h100(1, gpus), None, None, None)
-        said = r"table 't3' has 5,000,000,000 rows .* take at least 3 devices, or make"
-        with pytest.raises(ValueError, match=said):
-            plan_for(workload, tables, features)
-    workload = listed.workload(ej.fleets.dgx_h100(1, 4), None, None, None)
-    assert plan_for(workload, tables, features).placements
+    machines = ej.fleets.dgx_h100(1, gpus)
+    device = dataclasses.replace(machines.device, host_memory_bytes=host_bytes / gpus)
+    machines = dataclasses.replace(machines, device=device)
+    workload = listed.workload(machines, None, None, None)
+    with pytest.raises(ValueError, match=message):
+        plan_for(workload, tables, features)
 
 
 def two_tables(link_bytes_per_s, slots):

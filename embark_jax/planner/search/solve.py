@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 
+from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -239,8 +240,8 @@ def _least_rows(instance: Instance, use: TableUse) -> int:
 
 def shortage(instance: Instance) -> str:
     """Says what is short, by how much, where, and what would make it fit."""
-    if numbers := _lacking_numbers(instance):
-        return numbers
+    if lacking := _lacking_numbers(instance) or _lacking_stores(instance):
+        return lacking
     forced = any(force.is_fixed for force in instance.forced)
     least_bytes = Relaxation(instance).least_bytes()
     text = instance.memory.shortage(least_bytes, table_bytes(instance), forced)
@@ -262,8 +263,31 @@ def _lacking_numbers(instance: Instance) -> str:
         f"table {table.name!r} has {table.rows:,} rows on {devices} device"
         f"{'s' * (devices > 1)}, and a device numbers at most {MAX_SLOTS:,} rows of "
         f"cached tables: take at least {-(-table.rows // MAX_SLOTS)} devices, or make "
-        "it dynamic, with keys of 64 bits in place of numbers: set max_slots instead of "
-        "tier and slots"
+        "it dynamic, with keys of 64 bits for numbers: set max_slots, not tier and slots"
         for table in instance.tables
         if table.tier != "device" and table.rows > devices * MAX_SLOTS
+    )
+
+
+def _lacking_stores(instance: Instance) -> str:
+    """Says what row stores lack if cached tables fit neither them nor the devices."""
+    memory, workload = instance.memory, instance.workload
+    tables = [table for table in instance.tables if table.tier != "device"]
+    rows_bytes = sum(table.rows * memory.row_bytes(table.dim) for table in tables)
+    tiers = {storage.tier for storage in instance.candidates.storages}
+    stores_bytes = workload.fleet.nodes * sum(
+        limit_bytes
+        for tier, limit_bytes in zip(
+            STORED_TIERS, memory.stored_limit_bytes, strict=True
+        )
+        if tier in tiers
+    )
+    devices_bytes = workload.devices * memory.limit_bytes
+    if rows_bytes <= stores_bytes + devices_bytes:
+        return ""
+    return (
+        f"rows of {len(tables)} cached tables and their optimizer state take "
+        f"{rows_bytes / 1e9:,.0f} GB, but host memory and disks have room for "
+        f"{stores_bytes / 1e9:,.0f} GB and devices for {devices_bytes / 1e9:,.0f}: take "
+        "more nodes, or a fleet file with more host_memory_bytes a device or a disk"
     )
