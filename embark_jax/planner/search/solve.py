@@ -45,6 +45,8 @@ def solve(instance: Instance) -> SearchResult:
     Raises:
       ValueError: if the tables do not fit.
     """
+    if lacking := _lacking_numbers(instance):
+        raise ValueError(lacking)
     result = None
     if table_bytes(instance) <= instance.memory.limit_bytes:
         result = _search(instance)
@@ -240,7 +242,7 @@ def _least_rows(instance: Instance, use: TableUse) -> int:
 
 def shortage(instance: Instance) -> str:
     """Says what is short, by how much, where, and what would make it fit."""
-    if lacking := _lacking_numbers(instance) or _lacking_stores(instance):
+    if lacking := _lacking_stores(instance):
         return lacking
     forced = any(force.is_fixed for force in instance.forced)
     least_bytes = Relaxation(instance).least_bytes()
@@ -263,7 +265,7 @@ def _lacking_numbers(instance: Instance) -> str:
         f"table {table.name!r} has {table.rows:,} rows on {devices} device"
         f"{'s' * (devices > 1)}, and a device numbers at most {MAX_SLOTS:,} rows of "
         f"cached tables: take at least {-(-table.rows // MAX_SLOTS)} devices, or make "
-        "it dynamic, with keys of 64 bits for numbers: set max_slots, not tier and slots"
+        "it dynamic, with keys of 64 bits: set max_slots, not tier and slots"
         for table in instance.tables
         if table.tier != "device" and table.rows > devices * MAX_SLOTS
     )
@@ -288,6 +290,6 @@ def _lacking_stores(instance: Instance) -> str:
     return (
         f"rows of {len(tables)} cached tables and their optimizer state take "
         f"{rows_bytes / 1e9:,.0f} GB, but host memory and disks have room for "
-        f"{stores_bytes / 1e9:,.0f} GB and devices for {devices_bytes / 1e9:,.0f}: take "
-        "more nodes, or a fleet file with more host_memory_bytes a device or a disk"
+        f"{stores_bytes / 1e9:,.0f} GB and devices for {devices_bytes / 1e9:,.0f}: "
+        "take more nodes, or a fleet file with more host_memory_bytes, or a disk"
     )
