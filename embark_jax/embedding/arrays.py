@@ -8,6 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from embark_jax.embedding.cluster import Route
+from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.plan import MESH_AXES
 
 BATCH = PartitionSpec(MESH_AXES)
@@ -36,7 +37,8 @@ class Routes(NamedTuple):
       storages: route of each storage's cluster, by storage name.
       mean_factors: for each feature with mean pooling ``[batch]``: one over the total
         weight of a bag.
-      needed: for each sharded storage the ``[]`` int32 capacity that the batch needs.
+      spans: for each sequence, where its events lie.
+      needed: for each capacity of the plan the ``[]`` int32 that the batch needs.
       bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
         number of ids in each device's samples that are neither a row of their table nor
         padding. They are treated as padding.
@@ -45,6 +47,7 @@ class Routes(NamedTuple):
 
     storages: dict[str, Route]
     mean_factors: dict[str, jax.Array]
+    spans: dict[str, Spans]
     needed: dict[str, jax.Array]
     bad_ids: jax.Array
     any_bad: jax.Array

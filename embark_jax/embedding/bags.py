@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -40,31 +40,39 @@ def mean_factor(
     return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
 
 
+def shapes_of_ids(plan: Plan, packed: Container[str]) -> dict[str, tuple[int, int]]:
+    """Returns the shape of each feature's ids, where these sequences are packed."""
+    return {
+        f.name: (plan.devices, plan.events[f.name])
+        if f.name in packed
+        else (plan.batch_size, f.hotness)
+        for f in plan.features
+    }
+
+
 def check_arrays(
-    plan: Plan,
     what: str,
     arrays: Mapping[str, jax.Array],
-    expected: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
     dtypes: Sequence[DTypeLike],
 ) -> None:
     """Raises ``ValueError`` if ids or weights are not those of a plan's batch.
 
     Args:
-      plan: plan with the features and the batch size.
       what: name of the arrays in the message.
       arrays: arrays by feature.
-      expected: the features that must have them.
+      shapes: shapes of the features that must have them.
       dtypes: allowed dtypes.
     """
-    if set(arrays) != set(expected):
+    if set(arrays) != set(shapes):
         raise ValueError(
-            f"{what} are given for {sorted(arrays)}, must be for {sorted(expected)}"
+            f"{what} are given for {sorted(arrays)}, must be for {sorted(shapes)}"
         )
-    shapes = {f.name: (plan.batch_size, f.hotness) for f in plan.features}
     allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
     problems = [
         f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
-        f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan)"
+        f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan, or "
+        "[devices, events])"
         for name, array in arrays.items()
         if array.shape != shapes[name] or array.dtype not in dtypes
     ]
@@ -73,13 +81,13 @@ def check_arrays(
 
 
 class Requests(NamedTuple):
-    """What the features of a storage ask for.
+    """What the features of a block ask for.
 
     Attributes:
-      ids: ``[batch, columns]`` ids, -1 where padded; of a dynamic table the index of
-        each key among all of them.
-      weights: ``[batch, columns]`` float32, or None if no feature has weights.
-      keys: ``[batch, columns, 2]`` keys of a dynamic table, or None.
+      ids: ``[rows, columns]`` ids, -1 where padded; of a dynamic table the number of
+        each key among those of all blocks.
+      weights: ``[rows, columns]`` float32, or None if no feature has weights.
+      keys: ``[rows, columns, 2]`` keys of a dynamic table, or None.
     """
 
     ids: jax.Array
@@ -92,24 +100,41 @@ def requests_of(
     ids: Mapping[str, jax.Array],
     present: Mapping[str, jax.Array],
     weights: Mapping[str, jax.Array],
-) -> Requests:
-    """Returns the requests of a storage; ``present`` says by feature which ids are no
-    padding."""
-    names = [f.feature.name for f in index.features]
-    wide = index.wide or any(ids[name].dtype == jnp.int64 for name in names)
-    with jax.enable_x64(wide):
-        integer = jnp.int64 if wide else jnp.int32
-        columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)
-    keys = None
-    if index.by_key:
-        keys = words_of(columns)
-        number = jnp.arange(columns.size, dtype=jnp.int32).reshape(columns.shape)
-        held = jnp.concatenate([present[n] for n in names], axis=1)
-        columns = jnp.where(held, number, PADDING_ID)
-    if not any(f.feature.weighted for f in index.features):
-        return Requests(columns, None, keys)
-    factors = [
-        weights[n] if n in weights else jnp.ones(ids[n].shape, jnp.float32)
-        for n in names
+) -> list[Requests]:
+    """Returns the requests of each block of a storage; ``present`` says by feature
+    which ids are no padding. The arrays of a feature have the rows of its block."""
+    wide = index.wide or any(
+        ids[f.feature.name].dtype == jnp.int64 for f in index.features
+    )
+    weighted = any(f.feature.weighted for f in index.features)
+    requests, numbered = [], 0
+    for block in index.blocks:
+        names = [f.feature.name for f in block.features]
+        with jax.enable_x64(wide):
+            integer = jnp.int64 if wide else jnp.int32
+            columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)
+        keys = None
+        if index.by_key:
+            keys = words_of(columns)
+            number = numbered + jnp.arange(columns.size, dtype=jnp.int32)
+            numbered += columns.size
+            held = jnp.concatenate([present[n] for n in names], axis=1)
+            columns = jnp.where(held, number.reshape(columns.shape), PADDING_ID)
+        factors = None
+        if weighted:
+            ones = [jnp.ones(ids[n].shape, jnp.float32) for n in names]
+            factors = jnp.concatenate(
+                [weights.get(n, one) for n, one in zip(names, ones, strict=True)],
+                axis=1,
+            )
+        requests.append(Requests(columns, factors, keys))
+    return requests
+
+
+def any_row(index: StorageIndex, requests: Sequence[Requests]) -> jax.Array:
+    """Returns ``[]`` bool: whether the requests ask for any row of the storage."""
+    owners = [
+        block.expand(of_block.ids, of_block.keys)[1]
+        for block, of_block in zip(index.blocks, requests, strict=True)
     ]
-    return Requests(columns, jnp.concatenate(factors, axis=1), keys)
+    return jnp.stack([(owner < index.devices).any() for owner in owners]).any()

@@ -1,16 +1,19 @@
 """The interface that the three clusters share and the collection composes, and some
 functions that they share.
 
-All methods run on one device, inside ``shard_map``. ``batch`` is the device's share of
-the global batch; ``outputs`` and ``requests`` are those of the storage's index.
+All methods run on one device, inside ``shard_map``. Ids, lookups and gradients are
+lists, with an array for each block of the storage's index; ``rows``, ``outputs`` and
+``requests`` are those of the block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from embark_kernels import Implementation, RowGroups, sum_groups
 
 from embark_jax.embedding.bags import Requests
@@ -55,7 +58,6 @@ class Cluster(Protocol):
     Args:
       index: index of the storage.
       exchange: exchange of ids, rows and gradients; DP needs none.
-      batch: samples of a device.
       capacity: number of ids that a device can send to one other; DP sends none.
       wire: formats in which rows and gradients travel.
       implementation: kernels of lookups and sums.
@@ -64,7 +66,7 @@ class Cluster(Protocol):
     index: StorageIndex
     implementation: Implementation
 
-    def route(self, requests: Requests) -> tuple[Route, jax.Array]:
+    def route(self, requests: list[Requests]) -> tuple[Route, jax.Array]:
         """Finds where each id goes, and int32 values of which the step needs the
         largest over all devices: the ``[]`` capacity that the route needs here, or in
         DP what ``finish`` takes."""
@@ -83,15 +85,16 @@ class Cluster(Protocol):
         """Returns the ``[rows]`` slots of ``row_gradients``."""
         ...
 
-    def lookup(self, block: jax.Array, route: Route) -> jax.Array:
-        """Returns weighted sums of each bag's rows, ``[batch, outputs, width]``."""
+    def lookup(self, block: jax.Array, route: Route) -> list[jax.Array]:
+        """Returns weighted sums of each bag's rows, ``[rows, outputs, width]``; the
+        argument is this device's block of the storage."""
         ...
 
-    def summands(self, gradients: jax.Array, route: Route) -> Summands | None:
+    def summands(self, gradients: list[jax.Array], route: Route) -> Summands | None:
         """Returns what ``row_gradients`` sums; None if other devices add to it."""
         ...
 
-    def row_gradients(self, gradients: jax.Array, route: Route) -> RowGradients:
+    def row_gradients(self, gradients: list[jax.Array], route: Route) -> RowGradients:
         """Turns gradients of ``lookup``'s result into those of this device's rows."""
         ...
 
@@ -119,11 +122,33 @@ class ShardedCluster(Cluster, Protocol):
         ...
 
 
-def weights_of_requests(index: StorageIndex, requests: Requests) -> jax.Array | None:
-    """Returns the weight of each request, ``[batch, requests]``, if there are any."""
-    if requests.weights is None:
-        return None
-    return requests.weights[:, index.request_column]
+def weights_of_requests(
+    index: StorageIndex, requests: list[Requests]
+) -> list[jax.Array] | None:
+    """Returns the weight of each request, ``[rows, requests]``, if there are any."""
+    weights = [
+        of_block.weights[:, block.request_column]
+        for block, of_block in zip(index.blocks, requests, strict=True)
+        if of_block.weights is not None
+    ]
+    return weights or None
+
+
+def flat(arrays: Sequence[jax.Array], *shape: int) -> jax.Array:
+    """Joins the arrays of all blocks to one of ``[n, *shape]``."""
+    return jnp.concatenate([array.reshape(-1, *shape) for array in arrays])
+
+
+def unflat(joined: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Inverts ``flat``: cuts ``[n]`` into arrays of these shapes."""
+    before = np.cumsum([array.size for array in arrays])[:-1]
+    cuts = zip(jnp.split(joined, before), arrays, strict=True)
+    return [cut.reshape(array.shape) for cut, array in cuts]
+
+
+def flat_weights(weights: Sequence[jax.Array] | None) -> jax.Array | None:
+    """Joins the weights of all blocks, if there are any."""
+    return None if weights is None else flat(weights)
 
 
 def pick(values: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
@@ -144,7 +169,7 @@ def mean_square_over_column_shards(
     gradient: jax.Array,
     touched: RowGroups,
     sent_request: jax.Array,
-    inverse: jax.Array,
+    inverse: Sequence[jax.Array],
 ) -> jax.Array:
     """Finds the mean of gradient² of rows whose column shards lie on several devices.
 
@@ -158,7 +183,8 @@ def mean_square_over_column_shards(
       touched: the rows, grouped from what this device received.
       sent_request: ``[devices, capacity]`` request of this device behind each cell it
         sent.
-      inverse: ``[batch * requests]`` cell of each request in what this device sent.
+      inverse: for each block ``[rows, requests]`` cell of each request in what this
+        device sent.
 
     Returns:
       The mean of each row, ``[rows]``.
@@ -166,13 +192,15 @@ def mean_square_over_column_shards(
     share = pick((gradient**2).sum(axis=1), touched.group).reshape(sent_request.shape)
     with jax.named_scope("square exchange"):
         returned = exchange.swap(share).reshape(-1)
-    request_share = pick(returned, inverse).reshape(-1, index.requests)
-    columns = jnp.zeros((request_share.shape[0], index.columns), request_share.dtype)
-    columns = columns.at[:, index.request_column].add(request_share)
-    dim = index.output_dim[index.request_output][None]
-    request_mean = (columns[:, index.request_column] / dim).reshape(-1)
+    means = []
+    for block, cell in zip(index.blocks, inverse, strict=True):
+        request_share = pick(returned, cell)
+        columns = jnp.zeros((block.rows, block.columns), request_share.dtype)
+        columns = columns.at[:, block.request_column].add(request_share)
+        dim = block.output_dim[block.request_output][None]
+        means.append(columns[:, block.request_column] / dim)
     with jax.named_scope("square exchange"):
-        mean = exchange.swap(pick(request_mean, sent_request)).reshape(-1)
+        mean = exchange.swap(pick(flat(means), sent_request)).reshape(-1)
     # Equal for all requests of a row, but zero for those nobody asked about.
     rows = jnp.zeros(gradient.shape[0], mean.dtype)
     return rows.at[touched.group].max(mean, mode="drop")

@@ -37,24 +37,31 @@ def make_cluster(
 ) -> Cluster:
     """Makes the cluster of a storage; arguments as in ``EmbeddingCollection``, but for
     the implementation of kernels, which is chosen."""
-    index = index_storage(storage, plan.features, plan.devices)
+    index = index_of(plan, storage)
     return CLUSTERS[storage.cluster](
         index=index,
         exchange=_make_exchange(plan, storage, index, mesh),
-        batch=plan.batch_size // plan.devices,
         capacity=plan.capacities.get(storage.name, 0),
         wire=wire,
         implementation=implementation,
     )
 
 
+def index_of(plan: Plan, storage: Storage) -> StorageIndex:
+    """Returns the index of a storage of the plan."""
+    batch = plan.batch_size // plan.devices
+    return index_storage(storage, plan.features, plan.devices, batch, plan.events)
+
+
 def _make_exchange(
     plan: Plan, storage: Storage, index: StorageIndex, mesh: Mesh
 ) -> Exchange:
     properties = storage.kind.of_exchange
+    # RB alone sends partial sums, and its index has one block.
+    partial_sums = index.blocks[0].partial_sums
     if properties.staged:
-        return HierarchicalExchange(index.partial_sums, plan.nodes, plan.gpus_per_node)
+        return HierarchicalExchange(partial_sums, plan.nodes, plan.gpus_per_node)
     # Where XLA has no ragged collective, padding travels, with the same result.
     if not properties.padded and plan.devices > 1 and has_gpus(mesh):
-        return RaggedExchange(index.partial_sums)
-    return FlatExchange(index.partial_sums)
+        return RaggedExchange(partial_sums)
+    return FlatExchange(partial_sums)

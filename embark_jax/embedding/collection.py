@@ -21,26 +21,29 @@ from embark_jax.embedding.arrays import (
     Storages,
 )
 from embark_jax.embedding.bags import (
+    any_row,
     check_arrays,
     mask_bad,
     mean_factor,
     requests_of,
+    shapes_of_ids,
 )
 from embark_jax.embedding.cluster import Cluster
-from embark_jax.embedding.clusters import make_cluster
+from embark_jax.embedding.clusters import index_of, make_cluster
 from embark_jax.embedding.exchange import largest_over_devices
 from embark_jax.embedding.hot_keys import index_hot_rows
-from embark_jax.embedding.indexing import index_storage
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.mesh import check_mesh
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
+from embark_jax.embedding.sequences import Spans, pack_columns, unpack
+from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Storage
 from embark_jax.plans.tables import embedding_shapes
 from embark_jax.plans.wire import FLOAT32, Wire
 
-NO_PADDING: Mapping[str, jax.Array] = MappingProxyType({})
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class EmbeddingCollection:
@@ -59,7 +62,7 @@ class EmbeddingCollection:
         are zero.
 
     Attributes:
-      capacities: for each sharded storage, the ids that one device can send to another.
+      capacities: as in the plan; no id is sent where all are hot.
       clusters: cluster of each storage, by name.
       hot_keys: index of the plan's listed hot rows.
 
@@ -83,8 +86,11 @@ class EmbeddingCollection:
         self.wire = wire
         self.implementation = implementation
         self.hot_only = hot_only
-        self.capacities = {n: 0 if hot_only else c for n, c in plan.capacities.items()}
         self._storages = {storage.name: storage for storage in plan.storages}
+        self.capacities = {
+            name: 0 if hot_only and name in self._storages else capacity
+            for name, capacity in plan.capacities.items()
+        }
         self._specs = plan.partition_specs()
         self.clusters: dict[str, Cluster] = {
             name: make_cluster(
@@ -99,12 +105,13 @@ class EmbeddingCollection:
         }
         # Indexes of storages whose rows no id may ask for.
         self._barred = {
-            name: index_storage(storage, plan.features, plan.devices)
+            name: index_of(plan, storage)
             for name, storage in self._storages.items()
             if name not in self.clusters
         }
         self.hot_keys = index_hot_rows(plan.placements)
         self._weighted = {f.name for f in plan.features if f.weighted}
+        self._sequences = [f for f in plan.features if f.sequence]
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
         self._route_specs = self._specs_of_routes(BATCH)
@@ -188,7 +195,8 @@ class EmbeddingCollection:
         self,
         ids: Mapping[str, jax.Array],
         weights: Mapping[str, jax.Array],
-        padding: Mapping[str, jax.Array] = NO_PADDING,
+        padding: Mapping[str, jax.Array] = NONE,
+        spans: Mapping[str, Spans] = NONE,
     ) -> Routes:
         """Finds out where each id goes; depends on no parameter.
 
@@ -196,34 +204,45 @@ class EmbeddingCollection:
         treated as padding. Of a dynamic table any integer but -1 is a key.
 
         Args:
-          ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded.
-          weights: for each weighted feature ``[batch, hotness]`` float32.
-          padding: for some features of dynamic tables ``[batch, hotness]`` int32, not 0
+          ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded;
+            for a sequence of ``spans`` ``[devices, events]``, as ``sequences.pack``
+            packs those of each device's samples.
+          weights: for each weighted feature float32 of the same shape.
+          padding: for some features of dynamic tables int32 of the same shape, not 0
             where padded: -1 is a key there.
+          spans: spans of the sequences that are packed; others are packed here.
 
         Raises:
           ValueError: if a feature is missing or has another shape or type.
         """
-        integers, floats = (jnp.int32, jnp.int64), (jnp.float32,)
-        features = [f.name for f in self.plan.features]
-        check_arrays(self.plan, "ids", ids, features, integers)
-        check_arrays(self.plan, "weights", weights, sorted(self._weighted), floats)
+        shapes = shapes_of_ids(self.plan, spans)
+        check_arrays("ids", ids, shapes, (jnp.int32, jnp.int64))
+        weighted = {name: shapes[name] for name in sorted(self._weighted)}
+        check_arrays("weights", weights, weighted, (jnp.float32,))
 
-        def route(ids, weights, padding):
-            masked = {n: mask_bad(ids[n], self._rows[n]) for n in features}
+        def route(ids, weights, padding, spans):
+            ids, weights, padding, spans = pack_columns(
+                self.plan.events, ids, weights, padding, spans
+            )
+            masked = {n: mask_bad(ids[n], rows) for n, rows in self._rows.items()}
             ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
             present = {n: present for n, (_, present, _) in masked.items()}
             present |= {n: padded == 0 for n, padded in padding.items()}
-            ids = self.hot_keys.positions_of(ids, self.plan.features)
+            pooled = [f for f in self.plan.features if not f.sequence]
+            for features in (pooled, *([f] for f in self._sequences)):
+                ids |= self.hot_keys.positions_of(ids, features)
             bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own_needs = {}, {}
             for name, index in self._barred.items():
                 requests = requests_of(index, ids, present, weights)
-                _, owner, _ = index.expand(requests.ids, requests.keys)
-                own_needs[name] = (owner < index.devices).any().astype(jnp.int32)
+                own_needs[name] = any_row(index, requests).astype(jnp.int32)
             for name, cluster in self.clusters.items():
                 requests = requests_of(cluster.index, ids, present, weights)
                 storages[name], own_needs[name] = cluster.route(requests)
+            for name, of_sequence in spans.items():
+                if events_of(name) in self.plan.capacities:
+                    events = of_sequence.length.sum(dtype=jnp.int32)
+                    own_needs[events_of(name)] = events
             mean_factors = {
                 f.name: mean_factor(present[f.name], weights, f.name)
                 for f in self.plan.features
@@ -235,14 +254,16 @@ class EmbeddingCollection:
             for name, cluster in self.clusters.items():
                 storages[name] = cluster.finish(storages[name], largest[name])
             needed = {name: largest[name] for name in self.plan.capacities}
-            return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
+            return Routes(
+                storages, mean_factors, spans, needed, bad[None], bad_anywhere > 0
+            )
 
-        mapped = self.map(route, (BATCH, BATCH, BATCH), self._route_specs)
-        return mapped(dict(ids), dict(weights), dict(padding))
+        mapped = self.map(route, BATCH, self._route_specs)
+        return mapped(dict(ids), dict(weights), dict(padding), dict(spans))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
-        """Returns the ``[]`` int32 capacity that the batch needs, for each sharded
-        storage; of several micro-batches, that of the one that needs the most."""
+        """Returns the ``[]`` int32 that the batch needs of each capacity; of several
+        micro-batches, that of the one that needs the most."""
         return {name: routes.needed[name].max() for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
@@ -256,21 +277,27 @@ class EmbeddingCollection:
         """Returns each feature's pooled embedding, ``[batch, dim]`` float32; for a
         sequence it is ``[batch, hotness, dim]``."""
 
-        batch, shapes = self.plan.batch_size // self.plan.devices, self.output_shapes
+        plan = self.plan
+        dims = {f.name: self.output_shapes[f.name][-1] for f in plan.features}
+        batch = plan.batch_size // plan.devices
 
         def lookup(storages, routes):
-            sums: dict[str, list[jax.Array]] = {f.name: [] for f in self.plan.features}
+            sums: dict[str, list[jax.Array]] = {f.name: [] for f in plan.features}
             for name, cluster in self.clusters.items():
-                outputs = cluster.lookup(storages[name], routes.storages[name])
-                for feature in cluster.index.features:
-                    sums[feature.feature.name].append(feature.assemble(outputs))
+                by_block = cluster.lookup(storages[name], routes.storages[name])
+                for block, outputs in zip(cluster.index.blocks, by_block, strict=True):
+                    for feature in block.features:
+                        sums[feature.feature.name].append(feature.assemble(outputs))
             # Of hot and of cold rows, where a table has both; of empty bags none.
             pooled = {
                 name: sum(summands[1:], summands[0])
                 if summands
-                else jnp.zeros((batch, *shapes[name]))
+                else jnp.zeros((plan.events.get(name, batch), dims[name]))
                 for name, summands in sums.items()
             }
+            for feature in self._sequences:
+                name = feature.name
+                pooled[name] = unpack(pooled[name], routes.spans[name], feature.hotness)
             for name, factor in routes.mean_factors.items():
                 pooled[name] = pooled[name] * factor[:, None]
             return pooled
@@ -317,6 +344,7 @@ class EmbeddingCollection:
                     state[name],
                     routes.storages[name],
                     routes.mean_factors,
+                    routes.spans,
                     gradients if replicated else late_gradients,
                     rule_of(optimizer, self._storages[name]),
                     step,
@@ -365,4 +393,4 @@ class EmbeddingCollection:
     def _specs_of_routes(self, batch: PartitionSpec) -> Any:
         storages = dict.fromkeys(self.clusters, batch)
         replicated = PartitionSpec()
-        return Routes._make([storages, batch, replicated, batch, replicated])
+        return Routes(storages, batch, batch, replicated, batch, replicated)  # pyright: ignore

@@ -10,6 +10,7 @@ in one collective with them, and in another it would wait for a latency of its o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,8 @@ from embark_kernels import (
 from embark_jax.embedding.cluster import (
     RowGradients,
     Summands,
+    flat,
+    flat_weights,
     sum_up,
     weights_of_requests,
 )
@@ -35,7 +38,7 @@ from embark_jax.embedding.exchange import (
     own_share_alone,
     sum_over_devices,
 )
-from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.indexing import Block, StorageIndex
 from embark_jax.plans.collectives import summed_whole
 from embark_jax.plans.options import DenseWire
 from embark_jax.plans.wire import Wire
@@ -45,16 +48,44 @@ class DataParallelRoute(NamedTuple):
     """The route of a DP storage.
 
     Attributes:
-      slot: ``[batch, requests]`` slot of each request; ``slots`` where padded.
-      weight: ``[batch, requests]`` weight of each request, or None.
+      slot: for each block ``[rows, requests]`` slot of each request; ``slots`` where
+        padded.
+      weight: for each block ``[rows, requests]`` weight of each request; or None.
       groups: requests grouped by their rows in the all-reduced buffer.
       touched: ``[rows]`` slot of each row of that buffer; out of range where unused.
     """
 
-    slot: jax.Array
-    weight: jax.Array | None
+    slot: list[jax.Array]
+    weight: list[jax.Array] | None
     groups: RowGroups
     touched: jax.Array
+
+
+class _SummedColumns(NamedTuple):
+    """How gradients of a block's id columns are summed over the devices.
+
+    Attributes:
+      whole: columns of tables that are summed whole.
+      behind: for each of these, how far slots lie behind their rows of the buffer.
+      listed: the other columns.
+    """
+
+    whole: np.ndarray
+    behind: np.ndarray
+    listed: np.ndarray
+
+    @classmethod
+    def of(cls, block: Block, behind: Mapping[str, int]) -> _SummedColumns:
+        """Returns those of a block, by ``behind`` of the tables summed whole."""
+        tables = [""] * block.columns
+        for feature in block.features:
+            for column in range(feature.columns.start, feature.columns.stop):
+                tables[column] = feature.feature.table
+        is_whole = np.array([table in behind for table in tables])
+        whole, listed = np.flatnonzero(is_whole), np.flatnonzero(~is_whole)
+        return cls(
+            whole, np.array([behind[tables[c]] for c in whole], np.int32), listed
+        )
 
 
 class DataParallel:
@@ -64,7 +95,6 @@ class DataParallel:
         self,
         index: StorageIndex,
         exchange: Exchange,
-        batch: int,
         capacity: int,
         wire: Wire,
         implementation: Implementation,
@@ -72,86 +102,93 @@ class DataParallel:
         self.index = index
         self.wire: DenseWire = wire.sums
         self.implementation: Implementation = implementation
-        batch_ids: dict[str, int] = {}
-        for feature in index.features:
-            name, hotness = feature.feature.table, feature.feature.hotness
-            ids = batch * index.devices * hotness
-            batch_ids[name] = batch_ids.get(name, 0) + ids
         # Tables that are summed whole: buffer rows of their first rows, and how far
-        # their slots lie behind those; the latter for each id column, too.
+        # their slots lie behind those.
         first_row = []
-        behind = []
+        behind: dict[str, int] = {}
         self._buffer_rows = 0
-        column_behind = np.zeros(index.columns, np.int32)
-        column_whole = np.zeros(index.columns, bool)
         for rows in index.storage.ranges:
             table = rows.table.name
-            if not summed_whole(rows.rows, batch_ids[table]):
+            if not summed_whole(rows.rows, index.batch_ids[table]):
                 continue
             first_row.append(self._buffer_rows)
-            behind.append(index.storage.first_slots[table][0, 0] - self._buffer_rows)
+            slots_before = index.storage.first_slots[table][0, 0]
+            behind[table] = slots_before - self._buffer_rows
             self._buffer_rows += rows.rows
-            for feature in index.features:
-                if feature.feature.table == table:
-                    column_whole[feature.columns] = True
-                    column_behind[feature.columns] = behind[-1]
         self._first_row = np.array(first_row, np.int32)
-        self._behind = np.array(behind, np.int32)
-        self._whole = np.flatnonzero(column_whole)
-        self._listed = np.flatnonzero(~column_whole)
-        self._column_behind = column_behind[self._whole]
+        self._behind = np.array([*behind.values()], np.int32)
+        self._columns = [_SummedColumns.of(block, behind) for block in index.blocks]
 
     def route(self, requests):
         """Returns slots and weights, and ``[buffer rows + …]``: the rows of tables
         summed whole that this device uses, and its slots in the other tables."""
-        _, _, slot = self.index.expand(requests.ids)
+        slots = [
+            block.expand(of_block.ids)[2]
+            for block, of_block in zip(self.index.blocks, requests, strict=True)
+        ]
         weight = weights_of_requests(self.index, requests)
         used = jnp.zeros(self._buffer_rows, jnp.int32)
         if self.index.devices > 1:
-            used = used.at[self._buffer_row(slot)].set(1, mode="drop")
-        if self.index.devices > 1 and self._listed.size:
-            listed = own_share_alone(slot[:, self._listed].reshape(-1))
-            used = jnp.concatenate([used, listed])
-        return (slot, weight), used
+            for buffer_row in self._buffer_row(slots):
+                used = used.at[buffer_row].set(1, mode="drop")
+            listed = self._listed(slots)
+            if listed.size:
+                used = jnp.concatenate([used, own_share_alone(listed)])
+        return (slots, weight), used
 
     def finish(self, route, largest) -> DataParallelRoute:
-        slot, weight = route
-        groups, touched = self._group(slot, largest)
-        return DataParallelRoute(slot, weight, groups, touched)
+        slots, weight = route
+        groups, touched = self._group(slots, largest)
+        return DataParallelRoute(slots, weight, groups, touched)
 
     def _group(
-        self, slot: jax.Array, largest: jax.Array
+        self, slots: list[jax.Array], largest: jax.Array
     ) -> tuple[RowGroups, jax.Array]:
-        slots, implementation = self.index.slots, self.implementation
+        out_of_range, implementation = self.index.slots, self.implementation
         if self.index.devices == 1:
             groups = group_rows(
-                slot.reshape(-1),
-                slots,
-                max_groups=self.index.max_rows(len(slot)),
+                flat(slots),
+                out_of_range,
+                max_groups=self.index.max_rows,
                 implementation=implementation,
             )
             return groups, groups.row
         used, listed = jnp.split(largest, [self._buffer_rows])
-        buffer_rows = [self._buffer_row(slot)]
-        touched = [jnp.where(used > 0, self._slots_of_buffer(), slots)]
-        if self._listed.size:
-            everywhere = group_rows(listed, slots, implementation=implementation)
-            listed_rows = own_share(everywhere.group).reshape(-1, self._listed.size)
-            buffer_rows.append(self._buffer_rows + listed_rows)
+        touched = [jnp.where(used > 0, self._slots_of_buffer(), out_of_range)]
+        listed_rows = jnp.zeros(0, jnp.int32)
+        if listed.size:
+            everywhere = group_rows(listed, out_of_range, implementation=implementation)
+            listed_rows = self._buffer_rows + own_share(everywhere.group)
             touched.append(everywhere.row)
-        in_order = np.argsort(np.concatenate([self._whole, self._listed]))
-        target = jnp.concatenate(buffer_rows, axis=1)[:, in_order].reshape(-1)
+        targets = []
+        for columns, buffer_row in zip(
+            self._columns, self._buffer_row(slots), strict=True
+        ):
+            cells = len(buffer_row) * len(columns.listed)
+            of_block, listed_rows = jnp.split(listed_rows, [cells])
+            of_block = of_block.reshape(len(buffer_row), -1)
+            order = np.argsort(np.concatenate([columns.whole, columns.listed]))
+            targets.append(jnp.concatenate([buffer_row, of_block], axis=1)[:, order])
         rows = jnp.concatenate(touched)
-        size = rows.shape[0]
-        return group_targets(target, size, implementation=implementation), rows
+        groups = group_targets(flat(targets), len(rows), implementation=implementation)
+        return groups, rows
 
-    def _buffer_row(self, slot: jax.Array) -> jax.Array:
-        """Returns ``[batch, …]``: the buffer row of each request of tables that are
-        summed whole; out of range where padded."""
-        slot = slot[:, self._whole]
-        behind = jnp.asarray(self._column_behind)[None]
+    def _buffer_row(self, slots: list[jax.Array]) -> list[jax.Array]:
+        """Returns for each block ``[rows, …]``: the buffer row of each request of
+        tables that are summed whole; out of range where padded."""
         nowhere = jnp.iinfo(jnp.int32).max
-        return jnp.where(slot < self.index.slots, slot - behind, nowhere)
+        buffer_rows = []
+        for columns, slot in zip(self._columns, slots, strict=True):
+            slot = slot[:, columns.whole]
+            behind = jnp.asarray(columns.behind[None])
+            valid = slot < self.index.slots
+            buffer_rows.append(jnp.where(valid, slot - behind, nowhere))
+        return buffer_rows
+
+    def _listed(self, slots: list[jax.Array]) -> jax.Array:
+        """Returns the slots of all requests of the other tables, block by block."""
+        pairs = zip(self._columns, slots, strict=True)
+        return flat([slot[:, columns.listed] for columns, slot in pairs])
 
     def _slots_of_buffer(self) -> jax.Array:
         """Returns the slots ``[buffer rows]`` of tables that are summed whole."""
@@ -165,24 +202,31 @@ class DataParallel:
         return route.touched
 
     def lookup(self, block, route):
-        return pooled_lookup(
-            block,
-            route.slot,
-            route.weight,
-            hotness=self.index.hotness,
-            implementation=self.implementation,
-        )
+        weights = route.weight or [None] * len(route.slot)
+        return [
+            pooled_lookup(
+                block,
+                slot,
+                weight,
+                hotness=of_block.hotness,
+                implementation=self.implementation,
+            )
+            for of_block, slot, weight in zip(
+                self.index.blocks, route.slot, weights, strict=True
+            )
+        ]
 
     def summands(self, gradients, route):
         return self._summands(gradients, route) if self.index.devices == 1 else None
 
-    def _summands(self, gradients: jax.Array, route: DataParallelRoute) -> Summands:
-        batch, _, width = gradients.shape
+    def _summands(
+        self, gradients: list[jax.Array], route: DataParallelRoute
+    ) -> Summands:
         return Summands(
             route.groups,
-            gradients.reshape(-1, width),
-            self.index.request_bags(batch),
-            None if route.weight is None else route.weight.reshape(-1),
+            flat(gradients, self.index.storage.width),
+            self.index.request_bags(),
+            flat_weights(route.weight),
         )
 
     def row_gradients(self, gradients, route):

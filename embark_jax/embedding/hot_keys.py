@@ -52,20 +52,22 @@ class HotKeys:
     def positions_of(
         self, ids: Mapping[str, jax.Array], features: Sequence[FeatureSpec]
     ) -> dict[str, jax.Array]:
-        """Returns the ids of all features, as positions where hot rows are listed."""
+        """Returns the ids of features that have equally many rows of ids, as positions
+        where hot rows are listed."""
+        own = {f.name: ids[f.name] for f in features}
         listed = [f for f in features if f.table in self.tables]
         if not listed:
-            return dict(ids)
+            return own
         wide = self.wide or any(ids[f.name].dtype == jnp.int64 for f in listed)
         with jax.enable_x64(wide):
             integer = jnp.int64 if wide else jnp.int32
             columns = [ids[f.name].astype(integer) for f in listed]
-            hotness = [f.hotness for f in listed]
-            table = np.repeat([self.tables[f.table] for f in listed], hotness)
+            counts = [column.shape[1] for column in columns]
+            table = np.repeat([self.tables[f.table] for f in listed], counts)
             positions = self.positions(jnp.concatenate(columns, axis=1), table)
-            by_feature = jnp.split(positions, np.cumsum(hotness)[:-1].tolist(), axis=1)
+            by_feature = jnp.split(positions, np.cumsum(counts)[:-1].tolist(), axis=1)
         names = [f.name for f in listed]
-        return {**ids, **dict(zip(names, by_feature, strict=True))}
+        return {**own, **dict(zip(names, by_feature, strict=True))}
 
     def positions(self, ids: jax.Array, table: np.ndarray) -> jax.Array:
         """Returns the positions of rows of tables, shaped like ``ids``.

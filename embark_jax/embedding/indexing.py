@@ -1,20 +1,22 @@
 """Static index arrays of one storage: they say where each id of all features goes.
 
 All devices run one program, so what differs between tables and owners is data here,
-never code; the compiled step does not grow with the number of features.
+never code; the compiled step does not grow with the number of pooled features.
 
-A sample has one *bag* of each pooled feature, and of a sequence (pooling "none") one
-for each of its ids. An *output* is what a bag is pooled into, in one column shard:
-``[batch, width]``. A *request* is an id of a bag, or its padding, once for each column
-shard of its table: the unit of routing. A sequence of 3 ids in a table of two column
-shards has 3 bags, 6 outputs and 6 requests; pooled, it has 1 bag, 2 outputs and 6
-requests.
+The ids that read a storage lie in *blocks*: one of all pooled features, with a row for
+each sample, and one of each sequence (pooling "none"), with a row of one id for each
+*event*, wherever its sample ends. A *bag* is the ids of one feature in one row. An
+*output* is what a bag is pooled into, in one column shard: ``[rows, width]``. A
+*request* is an id of a bag, or its padding, once for each column shard of its table:
+the unit of routing. Three ids of a sample in a table of two column shards are 6
+requests: pooled, of 1 bag and 2 outputs; in a sequence, of 3 bags and 6 outputs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -29,48 +31,40 @@ from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureOutputs:
-    """The position of a feature's outputs among those of its storage.
+    """The position of a feature's outputs among those of its block.
 
     Attributes:
       feature: the feature.
       dim: dim of its table.
-      columns: its id columns, among those of the storage.
-      first_output, bags, column_shards: its outputs are ``[bags, column_shards]``
-        starting at ``first_output``; ``bags`` is the number of bags of a sample.
+      columns: its id columns, among those of the block.
+      outputs: its outputs, one for each column shard.
     """
 
     feature: FeatureSpec
     dim: int
     columns: slice
-    first_output: int
-    bags: int
-    column_shards: int
-
-    @property
-    def outputs(self) -> slice:
-        count = self.bags * self.column_shards
-        return slice(self.first_output, self.first_output + count)
+    outputs: slice
 
     def assemble(self, outputs: jax.Array) -> jax.Array:
-        """Turns ``[batch, outputs, width]`` of the storage into the feature's ``[batch,
-        dim]``; into ``[batch, hotness, dim]`` for a sequence."""
-        bags = outputs[:, self.outputs].reshape(-1, self.bags, self.dim)
-        return bags if self.feature.pooling == "none" else bags[:, 0]
+        """Turns ``[rows, outputs, width]`` of the block into the feature's ``[rows,
+        dim]``."""
+        return outputs[:, self.outputs].reshape(-1, self.dim)
 
     def disassemble(self, value: jax.Array) -> jax.Array:
-        """Inverts ``assemble``: returns ``[batch, bags * column_shards, width]``."""
-        outputs = self.bags * self.column_shards
-        return value.reshape(value.shape[0], outputs, -1)
+        """Inverts ``assemble``: returns ``[rows, column shards, width]``."""
+        column_shards = self.outputs.stop - self.outputs.start
+        return value.reshape(value.shape[0], column_shards, -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StorageIndex:
-    """Index arrays of one storage; all are NumPy and become constants of the program.
+class Block:
+    """Index arrays of one block; all are NumPy and become constants of the program.
 
     Attributes:
-      storage: the storage that is indexed.
+      storage: the storage that is read.
       devices: number of devices in the mesh.
-      features: features that read the storage, in order.
+      rows: samples of a device; of a sequence, the events that it has room for.
+      features: features of the block, in order.
       columns: number of id columns of all those features.
       request_column, request_output: ``[requests]`` id column and output of each
         request.
@@ -85,6 +79,7 @@ class StorageIndex:
 
     storage: Storage
     devices: int
+    rows: int
     features: tuple[FeatureOutputs, ...]
     columns: int
     request_column: np.ndarray
@@ -106,71 +101,32 @@ class StorageIndex:
         return len(self.output_row_shards)
 
     @property
-    def by_key(self) -> bool:
-        """Whether this is the storage of a dynamic table."""
-        return bool(self.storage.kind.table)
-
-    @property
-    def wide(self) -> bool:
-        """Whether a table has more rows than 32 bits number."""
-        return any(
-            rows.table.rows > np.iinfo(np.int32).max for rows in self.storage.ranges
-        )
-
-    @property
-    def partial(self) -> bool:
-        """Whether some rows of a table lie in another storage."""
-        return any(rows.rows < rows.table.rows for rows in self.storage.ranges)
-
-    @property
-    def slots(self) -> int:
-        """Slots of a block, if each row had one."""
-        return self.storage.rows_per_device
-
-    @property
     def hotness(self) -> tuple[int, ...]:
-        """Requests of each output; they follow each other in a sample."""
+        """Requests of each output; they follow each other in a row."""
         return tuple(np.bincount(self.request_output).tolist())
 
-    @property
-    def column_sharded(self) -> bool:
-        return self.storage.kind.split
-
-    def max_rows(self, samples: int) -> int:
-        """Returns the most unique rows that these samples can ask of one device."""
-        rows_by_device = np.zeros(self.devices, np.int64)
-        for rows in self.storage.ranges:
-            table = rows.table.name
-            hotness = [
-                f.feature.hotness for f in self.features if f.feature.table == table
-            ]
-            shard_rows = samples * sum(hotness)
-            if not self.by_key:
-                shard_rows = min(rows.shard_rows(0), shard_rows)
-            np.add.at(rows_by_device, self.storage.owners(table).ravel(), shard_rows)
-        return int(rows_by_device.max())
-
     def expand(
-        self, ids: jax.Array, keys: jax.Array | None = None
+        self, ids: jax.Array, keys: jax.Array | None = None, absent: int = 0
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Finds the owner and slot of every request.
 
         Args:
-          ids: ``[batch, columns]`` int32 or int64, -1 where padded.
-          keys: ``[batch, columns, 2]`` keys of a dynamic table. Its slots are not known
-            yet: the ids are any numbers below their count that stand for keys.
+          ids: ``[rows, columns]`` int32 or int64, -1 where padded.
+          keys: ``[rows, columns, 2]`` keys of a dynamic table. Its slots are not known
+            yet: the ids are any numbers below ``absent`` that stand for keys.
+          absent: slot of padding of a dynamic table.
 
         Returns:
-          ``(shard, owner, slot)``, each ``[batch, requests]`` int32; an request that is
+          ``(shard, owner, slot)``, each ``[rows, requests]`` int32; a request that is
           padding, or whose row lies elsewhere, has owner ``devices`` and slot
-          ``slots``. Of a dynamic table the slot is the id, and the count where padded.
+          ``rows_per_device`` of the storage. Of a dynamic table the slot is the id.
         """
         row_shards = self.output_row_shards[self.request_output][None]
         if keys is not None:
             row_shard = row_shard_of(keys, self.storage.ranges[0].row_shards)
             shard = self.output_first_shard[self.request_output][None]
             shard += row_shard.astype(jnp.int32)[:, self.request_column]
-            slot, absent = ids[:, self.request_column], ids.size
+            slot = ids[:, self.request_column]
             owner = jnp.asarray(self.partial_sums.owner)[shard]
             owner = jnp.where(slot >= 0, owner, self.devices)
             return shard, owner, jnp.where(slot >= 0, slot, absent)
@@ -178,7 +134,7 @@ class StorageIndex:
         shard_owner = self.partial_sums.owner
         with jax.enable_x64(ids.dtype == jnp.int64):
             ids = ids[:, self.request_column]
-            if self.partial:
+            if any(rows.rows < rows.table.rows for rows in self.storage.ranges):
                 begin = jnp.asarray(
                     self.output_begin[None, self.request_output], ids.dtype
                 )
@@ -196,21 +152,125 @@ class StorageIndex:
                 owner = jnp.asarray(shard_owner)[shard]
                 first_slot = jnp.asarray(self.shard_first_slot)[shard]
         owner = jnp.where(valid, owner, self.devices)
-        slot = jnp.where(valid, first_slot + local_row, self.slots)
+        slot = jnp.where(valid, first_slot + local_row, self.storage.rows_per_device)
         return jnp.broadcast_to(shard, slot.shape), owner, slot
 
-    def request_bags(self, batch: int) -> jax.Array:
-        """Returns ``[batch * requests]`` bags: ``sample * outputs + output``."""
-        sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
-        return (sample * self.outputs + jnp.asarray(self.request_output[None])).reshape(
-            -1
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StorageIndex:
+    """The blocks of ids that read one storage.
+
+    Attributes:
+      storage: the storage that is indexed.
+      devices: number of devices in the mesh.
+      blocks: that of the pooled features, if there are any, then one for each sequence.
+    """
+
+    storage: Storage
+    devices: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def features(self) -> tuple[FeatureOutputs, ...]:
+        """Features that read the storage, block by block."""
+        return tuple(feature for block in self.blocks for feature in block.features)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether this is the storage of a dynamic table."""
+        return bool(self.storage.kind.table)
+
+    @property
+    def wide(self) -> bool:
+        """Whether a table has more rows than 32 bits number."""
+        return any(
+            rows.table.rows > np.iinfo(np.int32).max for rows in self.storage.ranges
         )
+
+    @property
+    def slots(self) -> int:
+        """Slots of a device's block, if each row had one."""
+        return self.storage.rows_per_device
+
+    @property
+    def column_sharded(self) -> bool:
+        return self.storage.kind.split
+
+    @property
+    def columns(self) -> int:
+        """Ids of a device, padding included."""
+        return sum(block.rows * block.columns for block in self.blocks)
+
+    @property
+    def batch_ids(self) -> dict[str, int]:
+        """Ids that a batch has for each table, padding included."""
+        ids = {rows.table.name: 0 for rows in self.storage.ranges}
+        for block in self.blocks:
+            for feature in block.features:
+                columns = feature.columns.stop - feature.columns.start
+                ids[feature.feature.table] += self.devices * block.rows * columns
+        return ids
+
+    @property
+    def max_rows(self) -> int:
+        """The most unique rows that a batch can ask of one device."""
+        rows_by_device = np.zeros(self.devices, np.int64)
+        batch_ids = self.batch_ids
+        for rows in self.storage.ranges:
+            table = rows.table.name
+            shard_rows = batch_ids[table]
+            if not self.by_key:
+                shard_rows = min(rows.shard_rows(0), shard_rows)
+            np.add.at(rows_by_device, self.storage.owners(table).ravel(), shard_rows)
+        return int(rows_by_device.max())
+
+    def request_bags(self) -> jax.Array:
+        """Returns the ``[requests of a device]`` outputs that they belong to, numbered
+        block by block and row by row."""
+        bags, outputs = [], 0
+        for block in self.blocks:
+            row = jnp.arange(block.rows, dtype=jnp.int32)[:, None]
+            bag = row * block.outputs + jnp.asarray(block.request_output[None])
+            bags.append(outputs + bag.reshape(-1))
+            outputs += block.rows * block.outputs
+        return jnp.concatenate(bags)
+
+
+FULL: Mapping[str, int] = MappingProxyType({})
+"""Room for every event that there may be."""
 
 
 def index_storage(
-    storage: Storage, features: Sequence[FeatureSpec], devices: int
+    storage: Storage,
+    features: Sequence[FeatureSpec],
+    devices: int,
+    batch: int,
+    events: Mapping[str, int] = FULL,
 ) -> StorageIndex:
-    """Builds the index arrays of ``storage`` for the features that read its tables."""
+    """Builds the index arrays of ``storage`` for the features that read its tables.
+
+    Args:
+      storage: the storage.
+      features: all features.
+      devices: number of devices in the mesh.
+      batch: samples of a device.
+      events: events that a device has room for, by sequence; others are full.
+    """
+    tables = {rows.table.name for rows in storage.ranges}
+    own = [feature for feature in features if feature.table in tables]
+    pooled = [feature for feature in own if not feature.sequence]
+    blocks = [_index_block(storage, pooled, devices, batch)] if pooled else []
+    for feature in own:
+        if feature.sequence:
+            rows = events.get(feature.name, batch * feature.hotness)
+            blocks.append(_index_block(storage, [feature], devices, rows))
+    return StorageIndex(storage, devices, tuple(blocks))
+
+
+def _index_block(
+    storage: Storage, features: Sequence[FeatureSpec], devices: int, rows_of_block: int
+) -> Block:
+    """Builds the index arrays of one block."""
     ranges = {rows.table.name: rows for rows in storage.ranges}
     feature_outputs: list[FeatureOutputs] = []
     request_column: list[int] = []
@@ -218,26 +278,23 @@ def index_storage(
     output_tables: list[tuple[str, int]] = []
     column = 0
     for feature in features:
-        if feature.table not in ranges:
-            continue
         rows = ranges[feature.table]
-        sequence = feature.pooling == "none"
-        outputs = FeatureOutputs(
-            feature,
-            rows.table.dim,
-            slice(column, column + feature.hotness),
-            first_output=len(output_tables),
-            bags=feature.hotness if sequence else 1,
-            column_shards=rows.column_shards,
+        first_output = len(output_tables)
+        bag = 1 if feature.sequence else feature.hotness
+        columns = range(column, column + bag)
+        for k in range(rows.column_shards):
+            request_column += columns
+            request_output += [len(output_tables)] * bag
+            output_tables.append((feature.table, k))
+        column += bag
+        feature_outputs.append(
+            FeatureOutputs(
+                feature,
+                rows.table.dim,
+                slice(columns.start, columns.stop),
+                slice(first_output, len(output_tables)),
+            )
         )
-        for bag in range(outputs.bags):
-            ids = [bag] if sequence else range(feature.hotness)
-            for k in range(rows.column_shards):
-                request_column += [column + i for i in ids]
-                request_output += [len(output_tables)] * len(ids)
-                output_tables.append((feature.table, k))
-        column += feature.hotness
-        feature_outputs.append(outputs)
 
     output_rows = [ranges[table] for table, _ in output_tables]
     row_shards = np.array([rows.row_shards for rows in output_rows], np.int32)
@@ -245,9 +302,10 @@ def index_storage(
     first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
     shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
     shard_owner = np.concatenate(owners).astype(np.int32)
-    return StorageIndex(
+    return Block(
         storage,
         devices,
+        rows_of_block,
         tuple(feature_outputs),
         columns=column,
         request_column=np.array(request_column, np.int32),

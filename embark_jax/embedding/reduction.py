@@ -5,6 +5,7 @@ An owner receives just the ids whose rows it holds, each with the bag it belongs
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -51,34 +52,38 @@ class ReductionRoute(NamedTuple):
 
 
 class ReductionBased:
-    """The RB cluster of one storage; see ``cluster.Cluster``."""
+    """The RB cluster of one storage; see ``cluster.Cluster``. No sequence reads it, so
+    its index has one block."""
 
     def __init__(
         self,
         index: StorageIndex,
         exchange: Exchange,
-        batch: int,
         capacity: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
+        (self.block,) = index.blocks
         self.exchange = exchange
         self.capacity = capacity
         self.cells = index.devices * capacity
-        self.batch = batch
+        self.batch = self.block.rows
         self.wire = wire
         self.implementation: Implementation = implementation
 
     def route(self, requests):
-        index = self.index
-        shard, owner, slot = index.expand(requests.ids, requests.keys)
-        rank = jnp.asarray(index.partial_sums.rank)[shard]
+        index, partial_sums = self.index, self.block.partial_sums
+        (of_block,) = requests
+        shard, owner, slot = self.block.expand(
+            of_block.ids, of_block.keys, index.columns
+        )
+        rank = jnp.asarray(partial_sums.rank)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
-        bag, bags = sample * index.partial_sums.ranks + rank, self._bags
+        bag, bags = sample * partial_sums.ranks + rank, self._bags
         # Requests of a sample come output by output, and so do the sums of an owner:
         # they are in order already, unless an owner pools an output in several sums.
-        keep = index.partial_sums.one_an_output
+        keep = partial_sums.one_an_output
         buckets = bucket_by_owner(
             owner.reshape(-1),
             index.devices,
@@ -91,16 +96,15 @@ class ReductionBased:
             return pick(requests.reshape(-1), buckets.source, fill)
 
         weights = weights_of_requests(index, requests)
-        if weights is not None:
-            weights = picked(weights, 0)
+        weight = None if weights is None else picked(weights[0], 0)
         keys, slots = None, index.slots
-        if requests.keys is None:
+        if of_block.keys is None:
             sent = picked(slot, slots)
         else:
             number = pick(slot.reshape(-1), buckets.source)
-            sent = requests.keys.reshape(-1, WORDS).at[number].get(mode="clip")
-        received = self._swap(PooledIds(sent, picked(bag, bags), weights))
-        if requests.keys is not None:
+            sent = of_block.keys.reshape(-1, WORDS).at[number].get(mode="clip")
+        received = self._swap(PooledIds(sent, picked(bag, bags), weight))
+        if of_block.keys is not None:
             present = (received.bag < bags).reshape(-1)
             rank, keys, _ = rank_keys(received.slot.reshape(-1, WORDS), present)
             received = received._replace(slot=rank.reshape(received.bag.shape))
@@ -108,7 +112,7 @@ class ReductionBased:
         touched = group_rows(
             received.slot.reshape(-1),
             slots,
-            max_groups=index.max_rows(self.batch * index.devices),
+            max_groups=index.max_rows,
             implementation=self.implementation,
         )
         if keys is not None:
@@ -123,7 +127,7 @@ class ReductionBased:
     def _swap(self, ids: PooledIds) -> PooledIds:
         if self.index.devices == 1:
             return ids
-        blocks = self.index.partial_sums.ranks * sum_blocks(self.batch)
+        blocks = self.block.partial_sums.ranks * sum_blocks(self.batch)
         coded = self.exchange.swap(encode_ids(ids, self._bags, blocks))
         return decode_ids(
             coded, self._bags, blocks, ids.weight is not None, self.index.by_key
@@ -154,12 +158,13 @@ class ReductionBased:
         )
         sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
         with jax.named_scope("row exchange"):
-            return self.exchange.sums_to_requesters(sums, self.wire.rows)
+            return [self.exchange.sums_to_requesters(sums, self.wire.rows)]
 
     def summands(self, gradients, route):
+        (of_block,) = gradients
         with jax.named_scope("gradient exchange"):
             wire = self.wire.gradients
-            received = self.exchange.gradients_to_owners(gradients, wire)
+            received = self.exchange.gradients_to_owners(of_block, wire)
         _, bag, weight = route.received
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]
@@ -179,8 +184,8 @@ class ReductionBased:
         if not self.index.column_sharded:
             return None
         cell = jnp.arange(route.request.size, dtype=jnp.int32)
-        requests = self.batch * self.index.requests
-        inverse = jnp.full(requests, route.request.size, jnp.int32)
+        shape = self.batch, self.block.requests
+        inverse = jnp.full(math.prod(shape), route.request.size, jnp.int32)
         inverse = inverse.at[route.request.reshape(-1)].set(cell, mode="drop")
         return mean_square_over_column_shards(
             self.index,
@@ -188,10 +193,10 @@ class ReductionBased:
             rows.gradient,
             route.touched,
             route.request,
-            inverse,
+            [inverse.reshape(shape)],
         )
 
     @property
     def _bags(self) -> int:
         """Bags that a device pools for each device."""
-        return self.batch * self.index.partial_sums.ranks
+        return self.batch * self.block.partial_sums.ranks

@@ -26,6 +26,7 @@ from jax import lax
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients, pick
 from embark_jax.embedding.hot_keys import HotKeys
 from embark_jax.embedding.initial import ShardsByDevice
+from embark_jax.embedding.sequences import Spans, pack
 from embark_jax.plans.storage import Storage
 
 
@@ -35,6 +36,7 @@ def update_block(
     state: Mapping[str, jax.Array],
     route: Route,
     mean_factors: Mapping[str, jax.Array],
+    spans: Mapping[str, Spans],
     gradients: Mapping[str, jax.Array],
     optimizer: RowOptimizer,
     step: jax.Array,
@@ -50,10 +52,11 @@ def update_block(
     if block.dtype != jnp.float32:
         noise_of_slots = noise_of(cluster.index.storage, hot_keys, step)
     mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
+    spans = {n: spans[n] for n in names if n in spans}
     if micro_batches == 1:
-        joined = _joined(cluster, mean_factors, gradients)
+        by_block = _by_block(cluster, mean_factors, spans, gradients)
         whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
-        summands = cluster.summands(joined, route) if whole_rows else None
+        summands = cluster.summands(by_block, route) if whole_rows else None
         if summands is not None:
             return sum_and_update(
                 block,
@@ -68,14 +71,14 @@ def update_block(
                 noise=noise_of_slots and noise_of_slots(summands.groups.row),
                 implementation=cluster.implementation,
             )
-        rows = cluster.row_gradients(joined, route)
+        rows = cluster.row_gradients(by_block, route)
         mean_square = None
         if optimizer.row_wise:
             full = _full_gradients(rows, block, optimizer)
             mean_square = cluster.mean_square(full, route)
     else:
         rows, mean_square = _sum_micro_batches(
-            cluster, block, route, mean_factors, gradients, optimizer
+            cluster, block, route, mean_factors, spans, gradients, optimizer
         )
     return update_rows(
         block,
@@ -101,20 +104,27 @@ def _full_gradients(
 
 
 @jax.named_scope("gradients")
-def _joined(
+def _by_block(
     cluster: Cluster,
     mean_factors: Mapping[str, jax.Array],
+    spans: Mapping[str, Spans],
     gradients: Mapping[str, jax.Array],
-) -> jax.Array:
-    """Joins ``[batch, outputs, width]`` gradients of a storage's ``lookup`` result."""
-    joined = []
-    for feature in cluster.index.features:
-        name = feature.feature.name
-        gradient = gradients[name].astype(jnp.float32)
-        if name in mean_factors:
-            gradient = gradient * mean_factors[name][:, None]
-        joined.append(feature.disassemble(gradient))
-    return jnp.concatenate(joined, axis=1)
+) -> list[jax.Array]:
+    """Joins gradients of features to those of a storage's ``lookup`` result: for each
+    block ``[rows, outputs, width]``."""
+    by_block = []
+    for block in cluster.index.blocks:
+        joined = []
+        for feature in block.features:
+            name = feature.feature.name
+            gradient = gradients[name].astype(jnp.float32)
+            if name in mean_factors:
+                gradient = gradient * mean_factors[name][:, None]
+            if name in spans:
+                gradient = pack(gradient, spans[name], block.rows)
+            joined.append(feature.disassemble(gradient))
+        by_block.append(jnp.concatenate(joined, axis=1))
+    return by_block
 
 
 def _sum_micro_batches(
@@ -122,6 +132,7 @@ def _sum_micro_batches(
     block: jax.Array,
     routes: Route,
     mean_factors: Mapping[str, jax.Array],
+    spans: Mapping[str, Spans],
     gradients: Mapping[str, jax.Array],
     optimizer: RowOptimizer,
 ) -> tuple[RowGradients, jax.Array | None]:
@@ -135,9 +146,9 @@ def _sum_micro_batches(
     buffer_row = groups.group.reshape(touched.shape)
 
     def add(total, micro_batch):
-        route, mean_factors, gradients, buffer_row = micro_batch
-        joined = _joined(cluster, mean_factors, gradients)
-        rows = cluster.row_gradients(joined, route)
+        route, mean_factors, spans, gradients, buffer_row = micro_batch
+        by_block = _by_block(cluster, mean_factors, spans, gradients)
+        rows = cluster.row_gradients(by_block, route)
         total = total.at[buffer_row].add(
             rows.gradient, mode="drop", unique_indices=True
         )
@@ -145,7 +156,8 @@ def _sum_micro_batches(
 
     shape = len(groups.row), cluster.index.storage.width
     gradients, total = zeros_after(gradients, shape)
-    total, _ = lax.scan(add, total, (routes, mean_factors, gradients, buffer_row))
+    micro_batch = routes, mean_factors, spans, gradients, buffer_row
+    total, _ = lax.scan(add, total, micro_batch)
     rows = RowGradients(groups.row, total)
     if not (optimizer.row_wise and cluster.index.column_sharded):
         return rows, None

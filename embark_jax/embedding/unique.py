@@ -23,14 +23,18 @@ from embark_kernels import (
 from embark_jax.embedding.cluster import (
     RowGradients,
     Summands,
+    flat,
+    flat_weights,
     mean_square_over_column_shards,
     pick,
     sum_up,
+    unflat,
     weights_of_requests,
 )
 from embark_jax.embedding.exchange import Exchange, Filled
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.keys import WORDS, rank_keys, swap_keys
+from embark_jax.plans.tables import PADDING_ID
 from embark_jax.plans.wire import Wire
 
 
@@ -41,9 +45,10 @@ class UniqueRoute(NamedTuple):
       slot: ``[devices * capacity]`` received slots; ``slots`` where empty. Of a
         dynamic table, until its owner resolves it, they are ranks of received keys.
       touched: the received slots grouped by row.
-      inverse: ``[batch, requests]`` cell of each request's row among those returned.
+      inverse: for each block ``[rows, requests]`` cell of each request's row among
+        those returned.
       returned: the requests grouped by those cells.
-      weight: ``[batch, requests]`` weight of each request, or None.
+      weight: for each block ``[rows, requests]`` weight of each request; or None.
       request: ``[devices, capacity]`` first request behind each cell that was sent.
       filled: cells that hold an id, or None where all cells travel.
       keys: as in ``cluster.ShardedCluster``.
@@ -51,9 +56,9 @@ class UniqueRoute(NamedTuple):
 
     slot: jax.Array
     touched: RowGroups
-    inverse: jax.Array
+    inverse: list[jax.Array]
     returned: RowGroups
-    weight: jax.Array | None
+    weight: list[jax.Array] | None
     request: jax.Array
     filled: Filled | None
     keys: jax.Array | None
@@ -66,7 +71,6 @@ class UniqueBased:
         self,
         index: StorageIndex,
         exchange: Exchange,
-        batch: int,
         capacity: int,
         wire: Wire,
         implementation: Implementation,
@@ -79,16 +83,25 @@ class UniqueBased:
         self.implementation: Implementation = implementation
 
     def route(self, requests):
-        index, ids = self.index, requests.ids
+        index = self.index
+        ids = [of_block.ids for of_block in requests]
         keys, slots = None, index.slots
-        if requests.keys is not None:
-            ranked = rank_keys(requests.keys.reshape(-1, WORDS), ids.reshape(-1) >= 0)
-            ids = jnp.where(ids >= 0, ranked.rank.reshape(ids.shape), ids)
-            keys, slots = ranked.keys, ids.size
-        _, owner, slot = index.expand(ids, requests.keys)
+        if index.by_key:
+            slots = index.columns
+            all_keys = flat([of_block.keys for of_block in requests], WORDS)
+            ranked = rank_keys(all_keys, flat(ids) >= 0)
+            keys = ranked.keys
+            ids = unflat(jnp.where(flat(ids) >= 0, ranked.rank, PADDING_ID), ids)
+        expanded = [
+            block.expand(of_block, keys_of_block, slots)[1:]
+            for block, of_block, (_, _, keys_of_block) in zip(
+                index.blocks, ids, requests, strict=True
+            )
+        ]
+        owners, request_slots = map(list, zip(*expanded, strict=True))
         buckets = unique_by_owner(
-            owner.reshape(-1),
-            slot.reshape(-1),
+            flat(owners),
+            flat(request_slots),
             index.devices,
             slots,
             self.capacity,
@@ -111,13 +124,13 @@ class UniqueBased:
         touched = group_rows(
             received_slot,
             slots,
-            max_groups=index.max_rows(len(ids) * index.devices),
+            max_groups=index.max_rows,
             implementation=implementation,
         )
         route = UniqueRoute(
             received_slot,
             touched,
-            buckets.inverse.reshape(owner.shape),
+            unflat(buckets.inverse, request_slots),
             group_targets(
                 buckets.inverse,
                 cells,
@@ -153,22 +166,29 @@ class UniqueBased:
         back = None if route.filled is None else route.filled.back
         with jax.named_scope("row exchange"):
             rows = self.exchange.swap(owned, self.wire.rows, back)
-        return pooled_lookup(
-            rows.reshape(-1, width),
-            route.inverse,
-            route.weight,
-            hotness=index.hotness,
-            implementation=self.implementation,
-        )
+        rows = rows.reshape(-1, width)
+        weights = route.weight or [None] * len(index.blocks)
+        return [
+            pooled_lookup(
+                rows,
+                inverse,
+                weight,
+                hotness=block.hotness,
+                implementation=self.implementation,
+            )
+            for block, inverse, weight in zip(
+                index.blocks, route.inverse, weights, strict=True
+            )
+        ]
 
     def summands(self, gradients, route):
         index = self.index
-        batch, _, width = gradients.shape
+        width = index.storage.width
         sent = sum_groups(
-            gradients.reshape(-1, width),
+            flat(gradients, width),
             route.returned,
-            index.request_bags(batch),
-            None if route.weight is None else route.weight.reshape(-1),
+            index.request_bags(),
+            flat_weights(route.weight),
             implementation=self.implementation,
         )
         sent = sent.reshape(index.devices, -1, width)
@@ -191,5 +211,5 @@ class UniqueBased:
             rows.gradient,
             route.touched,
             route.request,
-            route.inverse.reshape(-1),
+            route.inverse,
         )

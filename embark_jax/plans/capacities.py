@@ -1,8 +1,9 @@
-"""The sizes of a plan's exchange buffers.
+"""The sizes of a plan's buffers: of exchanges, and of the events of sequences.
 
 Buffers are static. A capacity is the number of ids that the statistics expect for the
-fullest pair of devices, with slack. A batch that needs more is not applied but replayed
-with larger buffers, so that a capacity affects speed, never correctness.
+fullest pair of devices, or of events for the fullest device, with slack. A batch that
+needs more is not applied but replayed with larger buffers, so that a capacity affects
+speed, never correctness.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ import numpy as np
 DEVIATIONS = 6.0
 """Standard deviations of a sum of independent draws that are kept above its
 expectation; draws exceed that once in 1e9."""
+
+
+def events_of(feature: str) -> str:
+    """Returns the name of a sequence's capacity, which is none of a storage."""
+    return f"events of {feature}"
 
 
 def capacity_of(certain: np.ndarray, expected: np.ndarray, slack: float) -> np.ndarray:

@@ -114,3 +114,8 @@ DIRECT: Exchange = "flat"
 SHARDED: tuple[Cluster, ...] = tuple(
     cluster for cluster, properties in CLUSTERS.items() if not properties.replicated
 )
+FOR_SEQUENCES: tuple[Cluster, ...] = tuple(
+    cluster for cluster, properties in CLUSTERS.items() if not properties.pools_at_owner
+)
+"""The clusters of tables that a sequence reads: owners that pool have nothing to add up
+there, and would send a row for each id."""

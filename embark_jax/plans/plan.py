@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pydantic
 
+from embark_jax.plans.capacities import events_of
 from embark_jax.plans.prediction import Prediction
-from embark_jax.plans.storage import Placement, Storage, lay_out
+from embark_jax.plans.storage import Placement, Storage, lay_out, sequence_problems
 from embark_jax.plans.tables import (
     MOST_BATCH,
     MOST_DEVICES,
@@ -42,7 +43,8 @@ class Plan:
       nodes, gpus_per_node: mesh that the plan is made for.
       batch_size: global batch that ``capacities`` are made for.
       capacities: for each sharded storage, the ids that one device can send to
-        one other in a step.
+        one other in a step; for a sequence, named by ``capacities.events_of``, the
+        events that the samples of a device may have. Without one they may be full.
       prediction: cost that the planner expects, if the planner made the plan.
 
     Raises:
@@ -69,6 +71,8 @@ class Plan:
         problems = [
             p for placement in self.placements for p in placement.problems(self.devices)
         ]
+        clusters = {p.table.name: p.cluster for p in self.placements}
+        problems += sequence_problems(clusters, self.features)
         problems += [
             f"table {table.name!r}: slots is None, must be a number; plan() chooses one"
             for table in self.tables
@@ -92,10 +96,11 @@ class Plan:
                     "split its tables further"
                 )
         needed = {s.name for s in self.storages if not s.replicated}
-        if needed != set(self.capacities):
+        possible = needed | {events_of(f.name) for f in self.features if f.sequence}
+        if not needed <= set(self.capacities) <= possible:
             raise ValueError(
                 f"capacities are given for {sorted(self.capacities)}, must be for the "
-                f"sharded storages {sorted(needed)}"
+                f"sharded storages {sorted(needed)}, and may be for sequences"
             )
         bad = {n: c for n, c in self.capacities.items() if type(c) is not int or c < 1}
         if bad:
@@ -112,6 +117,17 @@ class Plan:
     @functools.cached_property
     def storages(self) -> tuple[Storage, ...]:
         return lay_out(self.placements, self.features, self.devices)
+
+    @functools.cached_property
+    def events(self) -> dict[str, int]:
+        """For each sequence, the events of a device's samples that a step has room
+        for."""
+        batch = self.batch_size // self.devices
+        full = {f.name: batch * f.hotness for f in self.features if f.sequence}
+        return {
+            name: min(events, self.capacities.get(events_of(name), events))
+            for name, events in full.items()
+        }
 
     def check_serves(
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]

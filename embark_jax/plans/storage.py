@@ -17,7 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.plans.clusters import CLUSTERS, DIRECT, EXCHANGES, REPLICATED, SHARDED
+from embark_jax.plans.clusters import (
+    CLUSTERS,
+    DIRECT,
+    EXCHANGES,
+    FOR_SEQUENCES,
+    REPLICATED,
+    SHARDED,
+)
 from embark_jax.plans.kind import StorageKind, storage_kind
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -337,3 +344,17 @@ def lay_out(
 def row_ranges(placements: Iterable[Placement]) -> list[RowRange]:
     """Returns the row ranges of all tables, table by table."""
     return [rows for placement in placements for rows in placement.row_ranges]
+
+
+def sequence_problems(
+    clusters: Mapping[str, str], features: Sequence[FeatureSpec]
+) -> list[str]:
+    """Lists tables, by their cluster, that a sequence reads and should not."""
+    readers = {feature.table: feature.name for feature in features if feature.sequence}
+    return [
+        f"table {table!r}: cluster is {cluster!r}, must be "
+        f"{' or '.join(FOR_SEQUENCES)}, as feature {readers[table]!r} has pooling "
+        "'none': its owners would have nothing to pool"
+        for table, cluster in clusters.items()
+        if table in readers and cluster in CLUSTERS and cluster not in FOR_SEQUENCES
+    ]

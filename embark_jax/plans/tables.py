@@ -316,6 +316,11 @@ class FeatureSpec:
                 f"{', '.join(get_args(Pooling))}"
             )
 
+    @property
+    def sequence(self) -> bool:
+        """Whether each id has a row of its own, and is an event of a sequence."""
+        return self.pooling == "none"
+
 
 def whole(what: str, value: Any, limit: int = MOST) -> int:
     """Returns a count, Python's or NumPy's, as an int.
@@ -373,7 +378,7 @@ def embedding_shapes(
     ``(hotness, dim)`` for a sequence."""
     dims = {table.name: table.dim for table in tables}
     return {
-        f.name: (f.hotness, dims[f.table]) if f.pooling == "none" else (dims[f.table],)
+        f.name: (f.hotness, dims[f.table]) if f.sequence else (dims[f.table],)
         for f in features
     }
 

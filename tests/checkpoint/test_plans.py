@@ -42,7 +42,9 @@ def two_plans(draw):
     """Two problems with the same tables, and all else different."""
     source = draw(problems.problems())
     nodes, gpus = draw(st.sampled_from(problems.MESHES))
-    placed = draw(problems.placements(source.plan.tables, nodes * gpus))
+    placed = draw(
+        problems.placements(source.plan.tables, source.plan.features, nodes * gpus)
+    )
     plan = problems.make_plan(source.plan.features, placed, nodes, gpus, nodes * gpus)
     return source, problems.Problem(plan, source.optimizer, 0)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -59,8 +60,9 @@ class Problem:
     wire: Wire = FLOAT32
 
 
-def placements(tables: tuple[TableSpec, ...], devices: int):
-    """Strategy: any valid placement of each table."""
+def placements(tables: tuple[TableSpec, ...], features, devices: int):
+    """Strategy: any valid placement of each table that the features read."""
+    sequences = {feature.table for feature in features if feature.sequence}
 
     def of_table(table):
         return st.just(Placement(table, "dp")) | sharded(table)
@@ -79,7 +81,7 @@ def placements(tables: tuple[TableSpec, ...], devices: int):
             ids = tuple(sorted(chosen[:hot_rows]))
         return Placement(
             table,
-            draw(st.sampled_from(["rb", "ub"])),
+            draw(st.sampled_from(["ub"] if table.name in sequences else ["rb", "ub"])),
             rows,
             column_shards,
             tuple(draw(st.lists(owner, min_size=count, max_size=count))),
@@ -109,7 +111,7 @@ def problems(draw) -> Problem:
         )
         for i, table in enumerate((*tables, *extra))
     ]
-    placed = draw(placements(tables, nodes * gpus))
+    placed = draw(placements(tables, features, nodes * gpus))
     batch = nodes * gpus * draw(st.integers(1, 3))
     return Problem(
         make_plan(features, placed, nodes, gpus, batch),
@@ -133,10 +135,32 @@ def batches(plan: Plan, seed: int):
             ids[feature.name] = drawn.astype(np.int32)
             if feature.weighted:
                 weights[feature.name] = rng.uniform(0.1, 1, shape).astype(np.float32)
-            out = shape if feature.pooling == "none" else shape[:1]
+            out = shape if feature.sequence else shape[:1]
             gradient = rng.normal(size=(*out, table.dim))
             gradients[feature.name] = gradient.astype(np.float32)
         yield ids, weights, gradients
+
+
+def with_tight_events(plan: Plan, seed: int) -> Plan:
+    """The plan with room for as many events as ``batches`` have."""
+    capacities = dict(plan.capacities)
+    for feature in plan.features:
+        if feature.sequence:
+            most = max(
+                events(ids[feature.name], plan.devices).max()
+                for ids, _, _ in batches(plan, seed)
+            )
+            capacities[events_of(feature.name)] = max(1, int(most))
+    return dataclasses.replace(plan, capacities=capacities)
+
+
+def events(ids: np.ndarray, devices: int) -> np.ndarray:
+    """Events of each device's samples: from the first id of each to the last."""
+    lengths = [
+        np.ptp(np.flatnonzero(sample >= 0)) + 1 if (sample >= 0).any() else 0
+        for sample in ids
+    ]
+    return np.reshape(lengths, (devices, -1)).sum(axis=1)
 
 
 def step_of(collection: EmbeddingCollection, optimizer):
@@ -159,7 +183,7 @@ def step_of(collection: EmbeddingCollection, optimizer):
 
 def solve(problem: Problem, implementation: str = "xla"):
     """``(lookups of each step, tables, states)`` of the plan, as logical NumPy."""
-    plan, optimizer = problem.plan, problem.optimizer
+    plan, optimizer = with_tight_events(problem.plan, problem.seed), problem.optimizer
     mesh = plan.make_mesh()
     collection = EmbeddingCollection(
         plan,

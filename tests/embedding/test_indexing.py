@@ -26,10 +26,11 @@ def test_each_id_finds_its_row(rows):
     ]
     features = [ej.FeatureSpec("f", "t", hotness=4)]
     (storage,) = lay_out(placements, features, 5)
-    index = index_storage(storage, features, 5)
+    index = index_storage(storage, features, 5, 2)
+    (block,) = index.blocks
     ids = np.array([[0, 1, rows - 1, -1], [rows - 2, rows // 2, -1, 3]], np.int64)
     with jax.enable_x64(True):
-        _, owner, slot = jax.jit(index.expand)(jnp.asarray(ids))
+        _, owner, slot = jax.jit(block.expand)(jnp.asarray(ids))
     assert owner.dtype == slot.dtype == jnp.int32
 
     shard_rows = [len(range(j, rows, 3)) for j in range(3)]
@@ -48,16 +49,15 @@ def test_each_id_finds_its_row(rows):
 
 
 def test_rows_that_samples_can_touch_on_a_device():
-    """Device 2 has two of six shards, of 17 rows each; nobody asks for the others."""
+    """Device 2 has two of six shards, of 167 rows each; nobody asks for the others."""
     placements = [
         Placement(ej.TableSpec("unread", 10, 8), "ub", 1, 2, (3, 3)),
-        Placement(ej.TableSpec("t", 50, 8), "ub", 3, 2, (2, 0, 1, 3, 4, 2)),
+        Placement(ej.TableSpec("t", 500, 8), "ub", 3, 2, (2, 0, 1, 3, 4, 2)),
     ]
     features = [ej.FeatureSpec("f", "t", hotness=4), ej.FeatureSpec("g", "t")]
     (storage,) = lay_out(placements, features, 5)
-    index = index_storage(storage, features, 5)
-    assert index.max_rows(1) == 2 * (4 + 1)
-    assert index.max_rows(100) == 2 * 17
+    max_rows = [index_storage(storage, features, 5, n).max_rows for n in (1, 100)]
+    assert max_rows == [2 * 5 * (4 + 1), 2 * 167]
 
 
 @pytest.mark.parametrize("rows", [50, 5000, 1_000_000, BILLIONS])
@@ -67,13 +67,13 @@ def test_rows_go_in_turn(rows):
     placement = Placement(table, "rb", 8, devices=tuple(range(8)))
     features = [ej.FeatureSpec("f", "t", hotness=64)]
     (storage,) = lay_out([placement], features, 8)
-    index = index_storage(storage, features, 8)
+    (block,) = index_storage(storage, features, 8, 32).blocks
     rng = np.random.default_rng(0)
     ids = rng.integers(0, rows, (32, 64))
     ids[:16] = np.minimum(rng.zipf(1.2, (16, 64)) - 1, rows - 1)
     ids[16:20] = rows - 1 - ids[16:20] % min(rows, 100)
     with jax.enable_x64(True):
-        _, owner, slot = jax.jit(index.expand)(jnp.asarray(ids))
+        _, owner, slot = jax.jit(block.expand)(jnp.asarray(ids))
         back = ids_of(owner.astype(jnp.int64), slot.astype(jnp.int64), 8)
     np.testing.assert_array_equal(owner, ids % 8)
     np.testing.assert_array_equal(back, ids)

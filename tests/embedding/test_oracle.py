@@ -35,11 +35,11 @@ def test_many_plans_equal_the_reference(problem):
 @pytest.mark.parametrize("cluster", ["rb", "ub"])
 def test_hierarchical_exchange(cluster, mesh):
     """Beside a flat one: row shards within a node, across nodes, twice on a device;
-    column shards, weights and a sequence."""
+    column shards, weights and, but in RB, a sequence."""
     tables = [TableSpec("across", 29, 8), TableSpec("inside", 7, 4)]
     features = [
         FeatureSpec("bag", "across", 4, "mean", weighted=True),
-        FeatureSpec("sequence", "across", 3, "none"),
+        FeatureSpec("sequence", "across", 3, "sum" if cluster == "rb" else "none"),
         FeatureSpec("inside", hotness=2),
         FeatureSpec("flat", "flat", 2),
     ]
@@ -75,12 +75,12 @@ QUICK = [
     thorough(itertools.product(["dp", "rb", "ub"], OPTIMIZERS), QUICK, unpack=True),
 )
 def test_a_shared_table(cluster, optimizer):
-    """Two features, one a sequence, on 3 × 2 shards that lie unevenly on devices, or
-    replicated."""
+    """Two features, one a sequence but in RB, on 3 × 2 shards that lie unevenly on
+    devices, or replicated."""
     table = TableSpec("t", 29, 8)
     features = [
         FeatureSpec("bag", "t", 4, "mean", weighted=True),
-        FeatureSpec("sequence", "t", 3, "none"),
+        FeatureSpec("sequence", "t", 3, "sum" if cluster == "rb" else "none"),
     ]
     shards = () if cluster == "dp" else (3, 2, (7, 0, 3, 7, 7, 1))
     placed = [Placement(table, cluster, *shards)]
@@ -105,7 +105,7 @@ def test_kernels_equal_the_reference(cluster, columns, optimizer, monkeypatch):
     table = TableSpec("t", 7, 16)
     features = [
         FeatureSpec("bag", "t", 3, "mean", weighted=True),
-        FeatureSpec("sequence", "t", 2, "none"),
+        FeatureSpec("sequence", "t", 2, "sum" if cluster == "rb" else "none"),
     ]
     shards = () if cluster == "dp" else (2, columns, (0,) * 2 * columns)
     planned = make_plan(features, [Placement(table, cluster, *shards)], 1, 1, 3)

@@ -10,7 +10,7 @@ import pytest
 import embark_jax as ej
 import embark_jax.embedding
 from embark_jax.cache.key_index import KeyIndex, empty_index, resolve
-from embark_jax.embedding.indexing import index_storage
+from embark_jax.embedding.clusters import index_of
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, tables_of
 from tests.embedding.problems import step_of
@@ -79,16 +79,16 @@ def test_rows_lie_where_it_says():
             if held:
                 found.setdefault((name, held), []).append((device, int(slot)))
     for storage in PLAN.storages:
-        index = index_storage(storage, PLAN.features, PLAN.devices)
+        (block,) = index_of(PLAN, storage).blocks
         for rows in storage.ranges:
             column = next(
                 f.columns.start
-                for f in index.features
+                for f in block.features
                 if f.feature.table == rows.table.name
             )
-            ids = np.full((10, index.columns), -1, np.int32)
+            ids = np.full((10, block.columns), -1, np.int32)
             ids[: rows.rows, column] = np.arange(rows.begin, rows.end)
-            _, owner, slot = index.expand(jnp.asarray(ids))
+            _, owner, slot = block.expand(jnp.asarray(ids))
             for i in range(rows.rows):
                 places = found.pop(
                     (storage.name, f"{rows.table.name} {rows.begin + i}")

@@ -56,7 +56,7 @@ def test_results_equal_the_reference_to_the_precision_of_the_wire(case):
     table = TableSpec("t", 29, 8)
     features = (
         FeatureSpec("bag", "t", 4, "mean", weighted=True),
-        FeatureSpec("sequence", "t", 3, "none"),
+        FeatureSpec("sequence", "t", 3, "sum" if cluster == "rb" else "none"),
     )
     placed = [Placement(table, cluster, 3, 2, (7, 0, 3, 7, 7, 1))]
     plan = make_plan(features, placed, 2, 4, 16)

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import embark_jax as ej
-from embark_jax.embedding.indexing import index_storage
+from embark_jax.embedding.clusters import index_of
 from tests.compiled import bytes_per_device, compile_step
 from tests.gpu_compile.machines import h100_mesh
 
@@ -19,10 +19,10 @@ def moved_bytes(planned) -> int:
     total = 0
     for storage in planned.storages:
         if not storage.replicated:
-            index = index_storage(storage, planned.features, planned.devices)
+            (block,) = index_of(planned, storage).blocks
             places = (
                 planned.capacities[storage.name]
-                + index.partial_sums.ranks * BATCH_PER_DEVICE
+                + block.partial_sums.ranks * BATCH_PER_DEVICE
             )
             total += planned.devices * places * storage.width * 4
     return total

@@ -183,6 +183,8 @@ def random_problem(seed):
             )
         )
         cluster = str(rng.choice(["dp", "rb", "ub"]))
+        if features[-1].sequence:
+            cluster = cluster.replace("rb", "ub")
         if cluster == "dp":
             placements.append(Placement(table, "dp"))
             continue

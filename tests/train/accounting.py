@@ -69,6 +69,13 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
                 )
             )
         cluster = str(rng.choice(["dp", "rb", "ub"]))
+        if cluster == "rb":  # which has no sequences
+            features = [
+                dataclasses.replace(f, pooling="sum")
+                if f.sequence and f.table == table.name
+                else f
+                for f in features
+            ]
         split = (1, 1)
         if cluster != "dp":
             row_shards = rng.integers(1, min(table.rows, devices) + 1)

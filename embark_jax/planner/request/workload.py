@@ -170,6 +170,7 @@ class TableUse:
       hotness: ids a sample at most, over all its features.
       bags: rows a sample after pooling: one for a pooled feature, ``hotness`` for a
         sequence.
+      sequence: whether a sequence reads it.
       weighted: whether some of its ids come with a weight.
       filled: mean ids a sample, as a share of ``hotness``; the rest is padding, which
         is not sent.
@@ -184,6 +185,7 @@ class TableUse:
     dim: int
     hotness: int
     bags: int
+    sequence: bool = False
     weighted: bool = False
     filled: float = 1.0
     skew: Skew = UNIFORM
@@ -251,7 +253,8 @@ def table_uses(
                 table.rows,
                 table.dim,
                 hotness,
-                bags=sum(f.hotness if f.pooling == "none" else 1 for f in own_features),
+                bags=sum(f.hotness if f.sequence else 1 for f in own_features),
+                sequence=any(feature.sequence for feature in own_features),
                 weighted=any(feature.weighted for feature in own_features),
                 filled=sum(map(statistics.mean_hotness, own_features)) / hotness,
                 skew=statistics.skew(table) or zipf,

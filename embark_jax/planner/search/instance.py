@@ -27,6 +27,7 @@ from embark_jax.plans.clusters import (
     CLUSTERS,
     DIRECT,
     EXCHANGES,
+    FOR_SEQUENCES,
     REPLICATED,
     SHARDED,
 )
@@ -189,6 +190,8 @@ def _choices(
     rows all have numbers, if there are any. Memory limits how many rows a device has of
     other tables, but not of cached ones: all of those together must have numbers."""
     clusters: tuple[Cluster, ...] = tuple(exchanges)
+    if way.cold.sequence:
+        clusters = tuple(cluster for cluster in clusters if cluster in FOR_SEQUENCES)
     if force.cluster is not None:
         clusters = (force.cluster,)
     elif force.sharded or way.hot_rows or way.cold.slots:

@@ -24,6 +24,7 @@ from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Removal
+from embark_jax.plans.storage import sequence_problems
 from embark_jax.plans.tables import (
     MOST_BATCH,
     FeatureSpec,
@@ -123,10 +124,10 @@ def plan_for(
     forced = dict(forced or {})
     grown = fully_grown(tables)
     all_forced = forced | spread(grown, forced, workload.devices)
-    _check_request(grown, features, all_forced, workload)
+    model = _cost_model(cost_model, workload)
+    _check_request(grown, features, all_forced, workload, model)
     if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
-    model = _cost_model(cost_model, workload)
     instance = make_instance(grown, features, all_forced, workload, model, params)
     result = solve(instance)
     certified = ""
@@ -261,6 +262,7 @@ def _check_request(
     features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement],
     workload: Workload,
+    model: CostModel,
 ) -> None:
     batch = workload.batch_size
     unknown = sorted(set(forced) - {table.name for table in tables})
@@ -278,6 +280,10 @@ def _check_request(
         if table.name in forced
         for problem in forced_problems(table, forced[table.name], workload.devices)
     ]
+    clusters = {name: force.cluster for name, force in forced.items() if force.cluster}
+    if len(model.clusters) == 1:  # which are then in the only one that has a price
+        clusters = dict.fromkeys([t.name for t in tables], *model.clusters) | clusters
+    problems += sequence_problems(clusters, features)
     if whole("batch size", batch, MOST_BATCH) % workload.devices:
         problems.append(
             f"batch size {batch} must be a multiple of the {workload.devices} devices"

@@ -1,0 +1,108 @@
+"""Sequences lie packed on the devices, and come back padded as they were."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from embark_kernels import Adagrad
+
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.sequences import pack, spans_of, unpack
+from embark_jax.plans.capacities import events_of
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.builders import make_plan, tables_of
+from tests.embedding import problems
+
+PADDED = np.array(
+    [[-1, 7, 8, -1], [-1] * 4, [5, -1, 6, -1], [1, 2, 3, 4], [-1, -1, -1, 9]]
+)
+
+
+def test_events_follow_each_other():
+    """A hole between two events is one of them."""
+    spans = spans_of(jnp.asarray(PADDED >= 0))
+    np.testing.assert_array_equal(spans.begin[spans.length > 0], [1, 0, 0, 3])
+    np.testing.assert_array_equal(spans.length, [2, 0, 3, 4, 1])
+    events = [7, 8, 5, -1, 6, 1, 2, 3, 4, 9]
+    for room in (10, 13, 4):
+        packed = pack(jnp.asarray(PADDED), spans, room, -1)
+        expected = np.pad(events, (0, 3), constant_values=-1)[:room]
+        np.testing.assert_array_equal(packed, expected)
+    packed = pack(jnp.asarray(PADDED), spans, 13, -1)
+    np.testing.assert_array_equal(unpack(packed, spans, 4, -1), PADDED)
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4, 2)))
+    back = unpack(pack(rows, spans, 11), spans, 4)
+    place = np.arange(4)[None] - np.asarray(spans.begin)[:, None]
+    inside = (place >= 0) & (place < np.asarray(spans.length)[:, None])
+    np.testing.assert_array_equal(back, np.where(inside[..., None], rows, 0))
+
+
+TABLE = TableSpec("t", 29, 8)
+FEATURES = (
+    FeatureSpec("past", "t", 6, "none"),
+    FeatureSpec("rated", "t", 5, "none", weighted=True),
+    FeatureSpec("item", "t", 2, "mean"),
+)
+
+
+def plan_of(placed: str, full: bool):
+    """On 2 × 4 devices with two samples each, of which one at most is full: with room
+    for two full sequences, or not."""
+    shards = () if placed == "dp" else (3, 2, (7, 0, 3, 7, 7, 1))
+    placement = Placement(
+        TABLE, placed[:2], *shards, hot_rows=5 if placed == "ub, hot" else 0
+    )
+    plan = make_plan(FEATURES, [placement], 2, 4, 16)
+    tight = {events_of("past"): 10, events_of("rated"): 8}
+    capacities = plan.capacities | ({} if full else tight)
+    return dataclasses.replace(plan, capacities=capacities)
+
+
+def batch_of(kind: str):
+    ids, weights, gradients = next(problems.batches(plan_of("dp", True), 3))
+    for feature in FEATURES:
+        if feature.sequence and kind != "some":
+            ids[feature.name][:] = -1 if kind == "none" else 7
+        if feature.sequence and kind != "full":
+            ids[feature.name][::2, :2] = -1
+    return ids, weights, gradients
+
+
+@pytest.mark.parametrize("kind", ["some", "none"])
+@pytest.mark.parametrize("placed", ["dp", "ub", "ub, hot"])
+def test_packed_equals_padded_bit_by_bit(placed, kind):
+    results = []
+    for full in (True, False):
+        plan = plan_of(placed, full)
+        collection = EmbeddingCollection(plan, plan.make_mesh())
+        storages = collection.init(jax.random.key(0))
+        state = collection.init_optimizer(Adagrad(0.1))
+        step = problems.step_of(collection, Adagrad(0.1))
+        storages, state, lookups, routes = step(storages, state, batch_of(kind), 1)
+        assert collection.fits(routes)
+        results.append((tables_of(collection, storages), lookups))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_events_beyond_their_room_are_counted_and_change_nothing():
+    plan = plan_of("ub", full=False)
+    collection = EmbeddingCollection(plan, plan.make_mesh())
+    storages = collection.init(jax.random.key(0))
+    before = tables_of(collection, storages)
+    step = problems.step_of(collection, Adagrad(0.1))
+    state = collection.init_optimizer(Adagrad(0.1))
+    storages, *_, routes = step(storages, state, batch_of("full"), 1)
+    assert not collection.fits(routes)
+    assert collection.needed(routes)[events_of("past")] == 2 * 6
+    np.testing.assert_array_equal(tables_of(collection, storages)["t"], before["t"])
+
+
+def test_owners_do_not_pool_sequences():
+    placement = Placement(TABLE, "rb", 2, 1, (0, 1))
+    with pytest.raises(ValueError, match="cluster is 'rb', must be dp or ub, as fea"):
+        make_plan(FEATURES, [placement], 1, 2, 4)
+    pooled = [dataclasses.replace(feature, pooling="sum") for feature in FEATURES]
+    make_plan(pooled, [placement], 1, 2, 4)
