@@ -204,16 +204,16 @@ def test_a_tutorial_runs_as_it_is_read(page, tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     waiting: list[str] = []
     for block in blocks(page, "python", "sh", "yaml"):
+        if block.title:
+            (tmp_path / block.title).write_text(block.code)
+            continue
         if block.language == "python":
             waiting.append(block.code)
             continue
         if waiting:  # before the files are used that it makes
             run_python(waiting, tmp_path)
             waiting = []
-        if block.language == "yaml":
-            if block.title:
-                (tmp_path / block.title).write_text(block.code)
-        elif not PLACEHOLDERS & set(block.code.split()):
+        if block.language == "sh" and not PLACEHOLDERS & set(block.code.split()):
             run(["bash", "-euc", block.code], tmp_path)
     run_python(waiting, tmp_path)
 
