@@ -34,5 +34,6 @@ def init(
         raise ConfigError(f"{out}: must end in .yaml")
     if out.exists():
         raise ConfigError(f"{out}: exists already; name a new file")
+    out.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(shipped[example], out)
     say(f"config written to {out}; to train: embark train {out}")

@@ -91,8 +91,7 @@ def _shipped_hint(path: Path) -> str:
     if name not in shipped():
         return ""
     return (
-        f"; it comes with the package: `embark init {path.name} --example {name}` "
-        "writes it here"
+        f"; it comes with the package: `embark init {path} --example {name}` writes it"
     )
 
 

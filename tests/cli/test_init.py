@@ -1,5 +1,7 @@
 """``embark init``: a starter config, also where there is no checkout."""
 
+import re
+
 from embark_jax.config import reading
 from tests.config_files import CONFIGS, YAML
 from tests.runs import assert_refused, done, embark
@@ -32,7 +34,9 @@ def test_who_misses_a_config_of_the_package_is_told_how_to_get_it(
 ):
     monkeypatch.chdir(tmp_path)
     outcome = embark("train", "configs/quickstart.yaml")
-    assert_refused(
-        outcome, "No such file", "embark init quickstart.yaml --example quick"
-    )
+    assert_refused(outcome, "No such file")
+    command = re.search("`embark (.*?)`", outcome.err)[1].split()
+    assert command == ["init", "configs/quickstart.yaml", "--example", "quickstart"]
+    done(*command)
+    assert reading.load("configs/quickstart.yaml")
     assert "init" not in embark("train", "configs/mine.yaml").err
