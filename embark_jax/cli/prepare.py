@@ -219,8 +219,8 @@ def _prepare_yambda(
 
 def synth_yambda(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    users: Annotated[int, typer.Option(min=1)] = 1000,
-    days: Annotated[int, typer.Option(min=1)] = 8,
+    users: Annotated[int, typer.Option(min=1, help="Number of users.")] = 1000,
+    days: Annotated[int, typer.Option(min=1, help="Number of days.")] = 8,
     events_a_day: Annotated[
         float, typer.Option(min=0.01, help="Mean number of a user's events in a day.")
     ] = 25.0,
