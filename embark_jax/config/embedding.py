@@ -78,6 +78,12 @@ class TableConfig(Config):
     evict: Evict | None = None
     """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
     ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
+    expected_keys: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
+    """Number of different keys that a dynamic table is expected to meet by the end of
+    the run, or ``[at the first steps, by the end]``. The table begins with slots for
+    the first number, unless ``slots`` says otherwise, and memory is planned for the
+    second: slots up to ``max_slots``, and a row and its key for each in ``evicted``.
+    None plans for ``max_slots`` keys."""
     cluster: Cluster | None = None
     """Forces the cluster; None leaves it to the planner, as in the next five keys."""
     row_shards: PositiveInt | None = None
@@ -261,6 +267,7 @@ def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
             evicted=config.evicted or "host",
             admit_after=config.admit_after or 1,
             expire_after=config.expire_after,
+            expected_keys=config.expected_keys,
         )
     if config.evicted is not None:
         raise ValueError(

@@ -102,6 +102,8 @@ class Prediction:
         computed.
       device_ms, device_bytes: busy time of each device, and the memory that is
         allocated on it.
+      stored_bytes: host memory and disk space for rows and keys of cached tables, by
+        tier, of the node that needs most.
       breakdown: parts of the time, if the cost model is the program's.
       certified: what the solver did with the time that it was given, if it was.
       placeholders: whether the figures of the fleet are placeholders, which weigh terms
@@ -116,6 +118,7 @@ class Prediction:
     lower_bound_ms: float
     device_ms: tuple[float, ...]
     device_bytes: tuple[float, ...]
+    stored_bytes: Mapping[str, float] = dataclasses.field(default_factory=dict)
     breakdown: Breakdown | None = None
     certified: str = ""
     placeholders: bool = False

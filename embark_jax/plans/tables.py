@@ -33,8 +33,8 @@ MOST_ROWS, MOST_BATCH = 2**42, 2**44
 such a table are a 64-bit integer, and no machine has them."""
 
 
-_OF_DYNAMIC = {"discard": False, "admit_after": 1, "expire_after": None}
-"""Fields that only dynamic tables may set, and what they are in others."""
+_OF_DYNAMIC = ("discard", "admit_after", "expire_after", "expected_keys")
+"""Fields that only dynamic tables may set; others have their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,8 @@ class TableSpec:
         are forgotten, it begins anew when it is asked for again. None keeps rows.
       discard: whether a dynamic table forgets a row that leaves the slots: its key
         counts as new when it is seen again.
+      expected_keys: different keys of a dynamic table by the end of the run, for which
+        memory is planned; None expects as many as ``max_slots``.
 
     Raises:
       ValueError: if a value breaks its rule.
@@ -89,6 +91,7 @@ class TableSpec:
     admit_after: int = 1
     expire_after: int | None = None
     discard: bool = False
+    expected_keys: int | None = None
     initializer: Initializer = "uniform"
     optimizer: str = ""
     dtype: Dtype = "float32"
@@ -106,19 +109,21 @@ class TableSpec:
         evicted: Evicted = "host",
         admit_after: int = 1,
         expire_after: int | None = None,
+        expected_keys: int | tuple[int, int] | None = None,
     ) -> TableSpec:
         """Makes a table whose rows are made when their key is first seen.
 
         Args:
           name, dim, evict: as in any cached table.
           slots: initial slots, on all devices together; at least one a device. None
-            takes 16,384, or ``max_slots`` if that is less. Whenever there are more keys
-            they double, more than once if many keys are new.
+            takes the keys expected at first, or 16,384, up to ``max_slots``. Whenever
+            there are more keys they double, more than once if many are new.
           max_slots: largest number of slots. Surplus rows then leave.
           init_scale: as in any table; ``None`` takes ``max_slots ** -0.5``.
           evicted: place of rows that have left: memory, "host", a scratch file, "disk",
             or nowhere, "discard".
           admit_after, expire_after: as in the class.
+          expected_keys: as in the class; or of the first steps and of the end.
 
         Raises:
           ValueError: if a value breaks its rule.
@@ -129,7 +134,10 @@ class TableSpec:
                 f"{', '.join(get_args(Evicted))}"
             )
         limit = whole(f"table {name!r}: max_slots", max_slots, MOST_ROWS)
-        slots = min(FIRST_SLOTS, limit) if slots is None else slots
+        first_keys = FIRST_SLOTS
+        if isinstance(expected_keys, tuple):
+            first_keys, expected_keys = expected_keys
+        slots = min(first_keys, limit) if slots is None else slots
         return cls(
             name,
             rows=whole(f"table {name!r}: slots", slots, MOST_ROWS),
@@ -142,6 +150,7 @@ class TableSpec:
             admit_after=admit_after,
             expire_after=expire_after,
             discard=evicted == "discard",
+            expected_keys=expected_keys,
         )
 
     def __post_init__(self):
@@ -211,16 +220,17 @@ class TableSpec:
 
     def _check_dynamic(self) -> None:
         if self.max_slots is None:
-            for key, default in _OF_DYNAMIC.items():
-                if (value := getattr(self, key)) != default:
+            for key in _OF_DYNAMIC:
+                if (value := getattr(self, key)) != getattr(TableSpec, key):
                     raise ValueError(
                         f"table {self.name!r}: {key} is {value!r}, which only a "
                         "dynamic table may have; give it max_slots"
                     )
             return
         whole(f"table {self.name!r}: admit_after", self.admit_after)
-        if self.expire_after is not None:
-            whole(f"table {self.name!r}: expire_after", self.expire_after)
+        for key in ("expire_after", "expected_keys"):
+            if (value := getattr(self, key)) is not None:
+                whole(f"table {self.name!r}: {key}", value, MOST_ROWS)
         if self.initializer != "uniform":
             raise ValueError(
                 f"table {self.name!r}: initializer is {self.initializer!r}, must be "

@@ -12,7 +12,7 @@ import numpy as np
 from embark_jax.plans.alike import alike
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.prediction import Removal
+from embark_jax.plans.prediction import Prediction, Removal
 from embark_jax.plans.storage import row_ranges
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -152,11 +152,7 @@ def overview(plan: Plan) -> str:
         return "\n".join(
             [*lines, "no prediction: the plan was not made by the planner"]
         )
-    unit, size = byte_unit(largest_bytes := max(prediction.device_bytes))
-    lines.append(
-        f"predicted: {prediction.step_ms:.3f} ms a step for the embeddings, "
-        f"{largest_bytes / size:.3g} {unit} a device"
-    )
+    lines.append(f"predicted: {_step_and_memory(prediction)}")
     if priced := assumptions(plan):
         lines.append(priced)
     table_ms = {
@@ -170,16 +166,26 @@ def overview(plan: Plan) -> str:
     return "\n".join([*lines, *filter(None, [verdict(plan)[1]])])
 
 
+def _step_and_memory(prediction: Prediction) -> str:
+    """Says how long a step takes, and what memory and disks hold."""
+    sizes = {"a device": max(prediction.device_bytes)} | {
+        f"a node in tier {tier}": stored_bytes
+        for tier, stored_bytes in prediction.stored_bytes.items()
+    }
+    texts = [f"{prediction.step_ms:.3f} ms a step for the embeddings"]
+    for where, total_bytes in sizes.items():
+        unit, size = byte_unit(total_bytes)
+        texts.append(f"{total_bytes / size:.3g} {unit} {where}")
+    return ", ".join(texts)
+
+
 def verdict(plan: Plan) -> tuple[str, str]:
     """Returns the plan's predicted cost, and a warning if it may be poor, or ""."""
     prediction = plan.prediction
     if prediction is None:
         return "no prediction: the plan was not made by the planner", ""
-    allocated_bytes = max(prediction.device_bytes)
-    unit, size = byte_unit(allocated_bytes)
     cost = (
-        f"{prediction.step_ms:.3f} ms a step for the embeddings, "
-        f"{allocated_bytes / size:.3g} {unit} a device (predicted, cost model "
+        f"{_step_and_memory(prediction)} (predicted, cost model "
         f"{prediction.cost_model}); "
     )
     if math.isinf(prediction.gap):

@@ -1,14 +1,18 @@
 """How far dynamic tables grow, and what is said of it."""
 
 import logging
+import tracemalloc
 
 import numpy as np
 import pytest
 
 import embark_jax as ej
 from embark_jax.cache.growth import TableGrowth
+from embark_jax.cache.keyed_store import KeyedStore
 from embark_jax.cache.resolving import Demand
+from embark_jax.cache.row_store import make_store
 from embark_jax.cache.slots_needed import TooFewSlotsError, check_slots
+from embark_jax.planner.request.table_list import read_table_list
 
 
 def plan_of(table: ej.TableSpec) -> ej.Plan:
@@ -68,3 +72,69 @@ def test_each_growth_is_logged_with_seconds(caplog):
 def test_a_dynamic_table_needs_only_max_slots(table, slots, tier):
     assert (table.is_dynamic, table.slots, table.tier) == (True, slots, tier)
     assert ej.Plan.from_json(plan_of(table).to_json()).tables[0] == table
+
+
+def planned(table: ej.TableSpec, batch: int = 1024) -> ej.Plan:
+    fleet, features = ej.fleets.load("dgx-h100"), [ej.FeatureSpec("user")]
+    return ej.plan([table], features, fleet, batch, optimizer="sgd")
+
+
+def test_memory_is_planned_for_the_keys_of_the_end():
+    def bytes_of(**options):
+        plan = planned(ej.TableSpec.dynamic("user", 16, 1000, 64_000, **options))
+        assert plan.tables[0].slots == 1000
+        prediction = plan.prediction
+        assert prediction is not None
+        assert ej.Plan.from_json(plan.to_json()) == plan
+        return prediction.device_bytes[0], prediction.stored_bytes
+
+    row_and_key = 4 * 16 + 21
+    for keys, slots in ((10_000, 16_000), (10**6, 64_000)):
+        device, stored = bytes_of(expected_keys=keys)
+        assert stored == {"host": pytest.approx(max(keys, slots) * row_and_key)}
+        _, of_slots = bytes_of(expected_keys=keys, evicted="discard")
+        assert of_slots == {"host": pytest.approx(slots * row_and_key)}
+        _, on_disk = bytes_of(expected_keys=keys, evicted="disk")
+        assert on_disk == {"disk": stored["host"]}
+    grown, stored = bytes_of()
+    assert grown == pytest.approx(device, rel=0.1)
+    assert stored == {"host": pytest.approx(64_000 * row_and_key)}
+
+
+def test_a_list_says_how_many_keys_a_table_will_have():
+    listed = read_table_list(
+        "[{name: user, dim: 16, expected_keys: [1000, 90_000], max_slots: 40_000, "
+        "evicted: disk}, {name: item, dim: 8, expected_keys: 500}]"
+    )
+    assert listed.specs()[0] == [
+        ej.TableSpec.dynamic(
+            "user", 16, 1000, 40_000, evicted="disk", expected_keys=90_000
+        ),
+        ej.TableSpec.dynamic("item", 8, 500, 500, expected_keys=500),
+    ]
+    for entry, message in (
+        ("dim: 8", "entry 0: has no rows; a dynamic table has expected_keys instead"),
+        ("dim: 8, rows: 3, max_slots: 9", "entry 0: has rows and max_slots, which is"),
+        ("dim: 8, expected_keys: [1, 2, 3]", "must be a whole number >= 1, or a list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_table_list(f"[{{{entry}}}]")
+
+
+def test_a_store_takes_the_host_memory_that_was_planned():
+    """As many keys as fill its arrays, which double."""
+    keys, at_once = 2**17, 2**13
+    table = ej.TableSpec.dynamic("user", 16, 1000, 1000, expected_keys=keys)
+    prediction = planned(table).prediction
+    assert prediction is not None
+    tracemalloc.start()
+    try:
+        store = KeyedStore(lambda rows: make_store("host", rows, 16))
+        for first in range(0, keys, at_once):
+            rows = np.ones((at_once, 16), np.float32)
+            store.write(np.arange(first, first + at_once), rows)
+        del rows
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken == pytest.approx(prediction.stored_bytes["host"], rel=0.1)

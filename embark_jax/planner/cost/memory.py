@@ -45,6 +45,9 @@ INDEX_BYTES = 28
 a key and a slot each; the slot's key, when it was last read, and how often."""
 SECOND_WORDS_BYTES = 12
 """Bytes more where keys are those of a dynamic table, of two words."""
+STORED_KEY_BYTES = 21
+"""Bytes of host memory for the key of a dynamic table's row that is stored there: the
+key; three cells of a hash table that is a quarter to half full; whether it is held."""
 OWN_ROUTE_VALUES = 2
 """int32 values for each id that a device pools itself: the slot or element that it
 reads, and its group."""
@@ -95,9 +98,12 @@ class Memory:
 
     def stored_bytes(self, shapes: Shapes) -> np.ndarray:
         """Returns ``[row shards]`` bytes of all rows of a column shard, if they have
-        room elsewhere than on the device."""
-        row_bytes = self.row_bytes(shapes.width) * shapes.cached
-        return row_bytes[shapes.shape] * shapes.shard_rows
+        room elsewhere than on the device. A checkpoint brings those in slots there,
+        too; a dynamic table that forgets rows has no others."""
+        row_bytes = self.row_bytes(shapes.width) + STORED_KEY_BYTES * shapes.dynamic
+        of_slots = shapes.forgets[shapes.shape]
+        rows = np.where(of_slots, shapes.shard_slots, shapes.shard_rows)
+        return (row_bytes * shapes.cached)[shapes.shape] * rows
 
     def row_bytes(self, width: Any, value_bytes: Any = traffic.VALUE_BYTES) -> Any:
         """Returns the bytes of a row's parameters, of ``value_bytes`` each, and of its

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embark_jax.planner.cost.candidates import Candidates, candidates_of
-from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.objective import PEAK_IDS, Loads, Objective
 from embark_jax.planner.cost.program import ProgramModel
@@ -50,12 +50,15 @@ def predict(
       ValueError: if a placement is impossible on the fleet.
     """
     priced = price(placements, features, workload, model)
+    stored_bytes = priced.objective.stored_bytes(priced.loads).tolist()
+    of_tiers = zip(STORED_TIERS, stored_bytes, strict=True)
     return Prediction(
         model.name,
         priced.objective.step_ms(priced.loads),
         lower_bound_ms=0.0,
         device_ms=tuple(map(float, priced.objective.device_ms(priced.loads))),
         device_bytes=(priced.objective.bytes(priced.loads),) * workload.devices,
+        stored_bytes={tier: size for tier, size in of_tiers if size},
         kernels=workload.kernels if isinstance(model, ProgramModel) else "",
         overlap=workload.overlap,
     )

@@ -221,6 +221,16 @@ class Shapes:
         return self._of_use("tier") != "device"
 
     @property
+    def dynamic(self) -> np.ndarray:
+        """``[shapes]`` whether each has rows by key."""
+        return self._of_use("dynamic") != ""
+
+    @property
+    def forgets(self) -> np.ndarray:
+        """``[shapes]`` whether each forgets rows that leave its slots."""
+        return self._of_use("forgets")
+
+    @property
     def on_disk(self) -> np.ndarray:
         """``[shapes]`` whether all rows of each have room on a disk."""
         return self._of_use("tier") == "disk"

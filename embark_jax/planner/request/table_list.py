@@ -40,6 +40,7 @@ from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
     DenseParallelism,
+    Evicted,
     Kernels,
     Pooling,
     RowOptimizerName,
@@ -67,16 +68,46 @@ class ListedTable(Config):
     """``count`` equal tables, each read by one feature per hotness, of equal pooling.
     With pooling "none" the hotness is the longest sequence.
 
+    Tables with ``expected_keys`` are dynamic: they have this many different keys at the
+    end, or ``[at the first steps, at the end]``, slots for all of them, or up to
+    ``max_slots``, and rows that leave in ``evicted``. Others have ``rows``.
+
     Tables without a name are called after their position: t0, t1, …; with a name and a
     count, a number is added to the name.
     """
 
-    rows: Count
+    rows: Count | None = None
     dim: Count
+    expected_keys: Count | tuple[Count, Count] | None = None
+    max_slots: Count | None = None
+    evicted: Evicted = "host"
     hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
     pooling: Pooling = "sum"
     count: Count = 1
     name: Annotated[str, Field(strict=True, min_length=1)] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _has_rows(self) -> ListedTable:
+        if self.rows is None and self.expected_keys is None:
+            raise ValueError("has no rows; a dynamic table has expected_keys instead")
+        of_dynamic = self.model_fields_set & {"expected_keys", "max_slots", "evicted"}
+        if self.rows is not None and of_dynamic:
+            raise ValueError(
+                f"has rows and {min(of_dynamic)}, which is for dynamic tables; leave "
+                "one of them out"
+            )
+        return self
+
+    def spec(self, name: str) -> TableSpec:
+        """Returns one of the tables."""
+        if self.rows is not None:
+            return TableSpec(name, self.rows, self.dim)
+        keys = self.expected_keys
+        assert keys is not None
+        max_slots = self.max_slots or (keys if isinstance(keys, int) else keys[1])
+        return TableSpec.dynamic(
+            name, self.dim, None, max_slots, evicted=self.evicted, expected_keys=keys
+        )
 
 
 class DenseNet(Config):
@@ -134,7 +165,7 @@ class TableList(Config):
                 name = listed.name or f"t{len(tables)}"
                 if listed.name and listed.count > 1:
                     name = f"{listed.name}{number}"
-                tables.append(TableSpec(name, listed.rows, listed.dim))
+                tables.append(listed.spec(name))
                 if isinstance(listed.hotness, int):
                     features.append(
                         FeatureSpec(name, name, listed.hotness, listed.pooling)
@@ -267,6 +298,8 @@ def _explain(error: Any, data: dict[str, Any]) -> str | None:
         where, fields = f"{ITEM}, dense", DenseNet.model_fields
         keys = keys[1:]
     value = error["input"]
+    if error["type"] == "value_error" and not keys:
+        return f"{where}: {error['ctx']['error']}"
     if not keys:
         return f"{where}: is {value!r}, must be a mapping"
     key = keys[0]
@@ -281,7 +314,10 @@ def _explain(error: Any, data: dict[str, Any]) -> str | None:
             return f"{where}: has no {key}"
         case "extra_forbidden":
             return f"{where}: has an unknown key {key!r}; {nearest(str(key), fields)}"
-    if key == "hotness":
+    if key == "expected_keys":
+        value = data["tables"][error["loc"][1]]["expected_keys"]
+        rule = "must be a whole number >= 1, or a list of two"
+    elif key == "hotness":
         value = data["tables"][error["loc"][1]]["hotness"]
         rule = "must be a whole number >= 1, or a list of them, one for each feature"
     elif error["type"] == "int_type":

@@ -177,6 +177,7 @@ class TableUse:
       skew: distribution of the ids over its rows.
       tier, slots, evict: as in ``TableSpec``.
       dynamic: name of a dynamic table, which is like no other.
+      forgets: whether rows that leave its slots are nowhere.
       rule: name of its optimizer's rule, as in ``TableSpec.optimizer``.
       dtype: number format of its rows.
     """
@@ -193,6 +194,7 @@ class TableUse:
     slots: int | None = None
     evict: Evict = "lru"
     dynamic: str = ""
+    forgets: bool = False
     rule: str = ""
     dtype: Dtype = "float32"
 
@@ -262,6 +264,7 @@ def table_uses(
                 slots=table.slots,
                 evict=table.evict,
                 dynamic=table.name if table.is_dynamic else "",
+                forgets=table.discard,
                 rule=table.optimizer,
                 dtype=table.dtype,
             )

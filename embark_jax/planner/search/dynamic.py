@@ -1,4 +1,4 @@
-"""Dynamic tables: planned for their largest size, though they begin smaller."""
+"""Dynamic tables: planned for the size that they grow to, though they begin smaller."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from embark_jax.plans.tables import TableSpec
 
 
 def fully_grown(tables: Iterable[TableSpec]) -> tuple[TableSpec, ...]:
-    """Returns the tables, dynamic ones with all slots that they may have."""
-    return tuple(
-        table.with_slots(table.max_slots) if table.max_slots else table
-        for table in tables
-    )
+    """Returns the tables, dynamic ones with all keys that are expected, and as many
+    slots for them as they may have."""
+    return tuple(map(_fully_grown, tables))
+
+
+def _fully_grown(table: TableSpec) -> TableSpec:
+    if table.max_slots is None:
+        return table
+    keys = table.expected_keys or table.max_slots
+    grown = table.with_slots(min(keys, table.max_slots))
+    return dataclasses.replace(grown, rows=max(keys, grown.rows))
 
 
 def spread(
