@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embark_jax._base.files import read_arrow
 from embark_jax.data.manifest import Manifest, vocabulary_file
+from embark_jax.data.prepare.encoding import read_keys
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.vocabulary import FIRST_ID, is_text
 
@@ -33,10 +33,12 @@ class Meaning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TableValues:
-    """The manifest of prepared data, or of a run's encoding, and its folder."""
+    """The manifest of prepared data, or of a run's or an export's encoding, its folder,
+    and those of the encodings before it in a chain, whose values come first."""
 
     folder: Path
     manifest: Manifest
+    earlier: tuple[Path, ...] = ()
 
     def meaning(self, table: str) -> Meaning:
         """Returns what the rows of a table stand for."""
@@ -57,7 +59,7 @@ class TableValues:
         Raises:
           DataError: if a vocabulary is not as it was written.
         """
-        keys, later_keys = self._keys(table), later._keys(table)
+        keys, later_keys = self.keys(table), later.keys(table)
         rows = np.full(FIRST_ID + len(keys), -1, np.int64)
         rows[:FIRST_ID] = np.arange(FIRST_ID)  # missing and rare values
         if is_text(keys.type) == is_text(later_keys.type) and len(later_keys):
@@ -86,8 +88,9 @@ class TableValues:
                 return table
         return None
 
-    def _keys(self, table: str) -> pa.Array:
+    def keys(self, table: str) -> pa.Array:
         """Returns the values of a table, in the order of their rows."""
         name = vocabulary_file(table)
         file = next(f for f in self.manifest.vocabularies if f.file == name)
-        return read_arrow(file.verified(self.folder))["key"].combine_chunks()
+        file.verified(self.folder)
+        return read_keys([*self.earlier, self.folder], table)

@@ -135,10 +135,16 @@ class Chain:
 
     def encoding(self) -> TableValues | None:
         """Returns the newest encoding; None if the data were not a user's own files."""
-        for link in reversed(self.links):
-            if (folder := link.folder / ENCODING).is_dir():
-                return TableValues(folder, read_encoding(folder))
-        return None
+        if not self.encoded:
+            return None
+        *earlier, last = [folder / ENCODING for folder in self.encoded]
+        return TableValues(last, read_encoding(last), tuple(earlier))
+
+    @property
+    def encoded(self) -> list[Path]:
+        """Returns the exports with an encoding: the first, and those that add to it."""
+        folders = [link.folder for link in self.links]
+        return [folder for folder in folders if (folder / ENCODING).is_dir()]
 
 
 def is_chain(folder: Path) -> bool:

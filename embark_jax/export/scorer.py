@@ -15,7 +15,6 @@ import pyarrow as pa
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch, DataError
-from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
 from embark_jax.data.prepare.raw_rows import RowEncoder
 from embark_jax.export.chain import Chain, is_chain
 from embark_jax.export.description import FILE_NAME
@@ -106,8 +105,9 @@ class Scorer:
         for link in links:
             self._model.update(link.folder)
             # Later values have later rows: the new encoder comes after the rows.
-            if (link.folder / ENCODING).is_dir():
-                self._rows = RowEncoder(link.folder)
+            if link.folder in chain.encoded:
+                earlier = chain.encoded[: chain.encoded.index(link.folder)]
+                self._rows = RowEncoder(link.folder, earlier)
         return len(links)
 
     @property

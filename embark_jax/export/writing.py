@@ -12,7 +12,7 @@ from embark_jax.config import code_of, trusted
 from embark_jax.data import TableValues
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
-from embark_jax.data.prepare.raw_rows import copy_encoding, read_encoding
+from embark_jax.data.prepare.raw_rows import copy_encoding, read_encoding, write_added
 from embark_jax.export.arrays import save_arrays
 from embark_jax.export.chain import Chain, is_chain
 from embark_jax.export.delta import changed_rows, check, earlier, since_last
@@ -123,7 +123,7 @@ def export_run(
             (folder / JAX).write_bytes(serialized(model))
             copy_encoding(workdir, folder)
         elif chain is not None:
-            _copy_new_encoding(workdir, folder, chain)
+            _add_encoding(workdir, folder, chain)
         for table in progress(saved.tables):
             rows = (
                 changed_rows(saved, then, table) if then else lookup_table(saved, table)
@@ -155,8 +155,8 @@ def export_run(
     return Path(out)
 
 
-def _copy_new_encoding(workdir: Path, out: Path, chain: Chain) -> None:
-    """Copies a run's encoding if it is not that of the exports before.
+def _add_encoding(workdir: Path, out: Path, chain: Chain) -> None:
+    """Writes what a run's encoding adds to that of the exports before, if it does.
 
     Raises:
       ExportError: if values have other rows than there.
@@ -166,14 +166,13 @@ def _copy_new_encoding(workdir: Path, out: Path, chain: Chain) -> None:
     if before is None or not folder.is_dir():
         return
     now = TableValues(folder, read_encoding(folder))
-    if before.manifest.digest() == now.manifest.digest():
-        return
     if (table := before.changed_table(now)) is not None:
         raise ExportError(
             f"table {table!r}: values have other rows than in {chain.folder}; prepare "
             "data with --extend, or begin another chain"
         )
-    copy_encoding(workdir, out)
+    if before.manifest.table_rows != now.manifest.table_rows:
+        write_added(before, now, out / ENCODING)
 
 
 def _exported(feature: FeatureSpec) -> ExportedFeature:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from embark_jax._base.files import read_arrow
 from embark_jax.data import DataError
 from embark_jax.export import load_id_scorer, load_scorer
 from embark_jax.export.chain import Chain
@@ -94,6 +95,22 @@ def test_changes_are_the_rows_that_changed(days):
         assert keys is not None
         assert keys.tolist() == changed.tolist()
         assert 0 < len(keys) < len(after)
+
+
+@pytest.mark.slow
+def test_vocabularies_are_published_as_far_as_they_are_new(days):
+    folder, chain = days
+    file = "encoding/vocabulary/user.arrow"
+    for day in (1, 2):
+        old, new = (
+            read_arrow(folder / f"whole {n}" / file)["key"] for n in (day - 1, day)
+        )
+        added = read_arrow(chain / f"{day:06d}" / file)["key"]
+        assert added.to_pylist() == new.to_pylist()[len(old) :]
+        assert 0 < len(added) < len(old)
+    encoding = Chain.read(chain).encoding()
+    assert encoding is not None
+    assert encoding.keys("user").to_pylist() == new.to_pylist()
 
 
 @pytest.mark.slow

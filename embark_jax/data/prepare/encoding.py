@@ -32,13 +32,13 @@ class SampleEncoder:
 
     Args:
       manifest: describes the records.
-      folder: holds ``vocabulary/``, whose files were verified.
+      folders: hold ``vocabulary/``, whose files were verified, as in ``read_keys``.
 
     Raises:
       DataError: if a vocabulary is another table's.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path):
+    def __init__(self, manifest: Manifest, *folders: Path):
         self._manifest = manifest
         self._layout = manifest.layout()
         self._ids_of = {}
@@ -51,8 +51,13 @@ class SampleEncoder:
                 self._ids_of[feature.table] = row_numbers
                 continue
             if feature.table not in manifest.hashed_tables:
-                path = folder / manifests.vocabulary_file(feature.table)
-                keys = _read_keys(path, rows - FIRST_ID)
+                keys = read_keys(folders, feature.table)
+                if len(keys) - keys.null_count != rows - FIRST_ID:
+                    path = folders[-1] / manifests.vocabulary_file(feature.table)
+                    raise DataError(
+                        f"{path}: must have a column 'key' with {rows - FIRST_ID:,} "
+                        f"values, with those before it; has {len(keys):,}"
+                    )
             self._ids_of[feature.table] = Vocabulary(keys, rows).ids
 
     def __call__(self, samples: pa.Table) -> np.ndarray:
@@ -83,12 +88,23 @@ class SampleEncoder:
         return records
 
 
-def _read_keys(path: Path, count: int) -> pa.Array:
-    """Reads the values of a vocabulary, in the order of their ids."""
-    table = read_arrow(path)
-    if "key" not in table.column_names or len(table["key"].drop_null()) != count:
-        raise DataError(f"{path}: must have a column 'key' with {count:,} values")
-    return table["key"].combine_chunks()
+def read_keys(folders: Sequence[Path], table: str) -> pa.Array:
+    """Returns the values of a table, in the order of their ids: those of the vocabulary
+    in the first folder, then what the vocabulary in each other one adds.
+
+    Raises:
+      DataError: if a vocabulary has no values.
+    """
+    keys = []
+    for folder in folders:
+        vocabulary = read_arrow(path := folder / manifests.vocabulary_file(table))
+        if "key" not in vocabulary.column_names:
+            raise DataError(f"{path}: must have a column 'key'")
+        keys.append(vocabulary["key"].combine_chunks())
+    filled = [array for array in keys if len(array)] or keys[:1]
+    if len({array.type for array in filled}) > 1:  # integers of other widths
+        filled = [array.cast(pa.int64()) for array in filled]
+    return pa.concat_arrays(filled)
 
 
 def encode(
