@@ -33,6 +33,7 @@ CHUNK_EVENTS = 2**20
 _LISTEN_PLUS_LOGIT = 0.55
 """Of listens to neither known nor popular artists; 63 % of all are long."""
 _NORMAL_TERMS = 12
+_FIRST_ALBUM = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Yambda:
       events_a_day: mean number of events of a user in a day.
       activity: deviation of the logarithm of that number over users.
       artist_exponent: exponent of the popularity of artists.
+      catalogue_exponent: exponent of the number of their albums.
       taste_exponent: exponent of how often a user chooses each artist of theirs.
       album_exponent, item_exponent: exponents of albums of an artist, and of items of
         an album.
@@ -58,12 +60,13 @@ class Yambda:
     albums: int = 3_367_692
     artists: int = 1_293_395
     days: int = 300
-    events_a_day: float = 25.0
+    events_a_day: float = 21.0
     activity: float = 0.3
-    artist_exponent: float = 0.9
-    taste_exponent: float = 0.9
-    album_exponent: float = 0.9
-    item_exponent: float = 0.9
+    artist_exponent: float = 0.8
+    catalogue_exponent: float = 0.8
+    taste_exponent: float = 1.41
+    album_exponent: float = 0.6
+    item_exponent: float = 0.05
     without_album: float = 0.056
     seed: int = 0
 
@@ -95,9 +98,18 @@ class Yambda:
     def catalogue(self) -> Catalogue:
         """Draws the albums and the artist of each item."""
         rng = np.random.default_rng([self.seed, 0])
-        albums = _shares(rng, self.albums, self.artists, self.artist_exponent)
-        items = _shares(rng, self.items, self.albums, 0.0)
-        artist_of_album = np.repeat(rng.permutation(self.artists), np.diff(albums))
+        extra = _power_law(
+            rng.random(max(0, self.albums - self.artists)),
+            self.artists,
+            self.catalogue_exponent,
+        )
+        albums = _one_each(extra, self.artists)
+        owner = np.repeat(np.arange(self.artists), np.diff(albums))
+        # Most albums are short: of further items, half are of an artist's first.
+        extra = rng.integers(self.albums, size=max(0, self.items - self.albums))
+        is_first = rng.random(len(extra)) < _FIRST_ALBUM
+        items = _one_each(np.where(is_first, albums[owner[extra]], extra), self.albums)
+        artist_of_album = rng.permutation(self.artists)[owner]
         album_of_item = np.repeat(np.arange(self.albums), np.diff(items))
         item_id = rng.permutation(self.items).astype(np.uint32)
         artist = np.empty(self.items, np.int64)
@@ -188,11 +200,8 @@ _KIND_SHARES = (0.972, 0.019, 0.004, 0.003, 0.002)
 """Shares of EVENT_TYPES: those of listens and likes are published."""
 
 
-def _shares(rng, total: int, owners: int, exponent: float) -> np.ndarray:
-    """Returns where the shares begin of owners that have at least one each of a total;
-    the first have most."""
-    rest = max(0, total - owners)
-    extra = _power_law(rng.random(rest), owners, exponent)
+def _one_each(extra: np.ndarray, owners: int) -> np.ndarray:
+    """Returns where the shares begin of owners that have one each, and these more."""
     return np.append(0, np.cumsum(1 + np.bincount(extra, minlength=owners)))
 
 
