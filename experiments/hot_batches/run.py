@@ -28,7 +28,7 @@ from embark_jax.data import WINDOW_BATCHES, Batch
 from embark_jax.train.trainer import Trainer
 
 RESULTS = Path(__file__).with_name("results.json")
-SEEDS = range(10)
+SEEDS = range(5)
 ORDERS = {"own order": False, "sorted": True}
 MESHES = {"accuracy": (1, 2), "time": (2, 4)}
 """Nodes and devices of each; the mesh does not change what is learned."""
