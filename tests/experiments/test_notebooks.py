@@ -59,5 +59,5 @@ def test_what_is_kept_is_small_and_of_no_machine(path):
     assert "Traceback" not in text
 
 
-def test_there_are_seven():
-    assert [path.stem[0] for path in NOTEBOOKS] == list("1234567")
+def test_there_are_eight():
+    assert [path.stem[0] for path in NOTEBOOKS] == list("12345678")
