@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from embark_jax.cache.row_store import ROWS_AT_ONCE, copy_rows, make_store
+from embark_jax.cache.row_log import ROWS_AT_ONCE
+from embark_jax.cache.row_store import copy_rows, make_store
 
 ROWS, VALUES = 5_000, 7
 
