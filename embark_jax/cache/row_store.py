@@ -123,7 +123,10 @@ def make_store(
     try:
         return STORES[tier].make(rows, values, folder)
     except (OSError, MemoryError) as error:
-        where = f" in {folder or tempfile.gettempdir()}" if tier == "disk" else ""
+        where = ""
+        if tier == "disk":
+            folder = folder or Path(tempfile.gettempdir())
+            where = f" in {folder}, which take 2.5 times as much there"
         reason = getattr(error, "strerror", None) or error
         raise StoreError(
             f"no room for {FLOAT32_BYTES * rows * values / 1e9:,.1f} GB of rows of "

@@ -5,6 +5,7 @@ import pytest
 
 from embark_jax.cache import row_log
 from embark_jax.cache.row_log import RowLog
+from embark_jax.planner.cost.memory import DISK_SHARE
 
 VALUES = 5
 
@@ -37,3 +38,16 @@ def test_it_is_what_an_array_is(rows, tmp_path, monkeypatch):
             expected[rows // 2 + 1 :] = np.nan
             log.hold(everything[: rows // 2 + 1])
     assert not list(tmp_path.iterdir()), "a killed process would leave it"
+
+
+def test_plans_count_its_disk(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr("os.posix_fallocate", lambda *args: sizes.append(args[-1]))
+    monkeypatch.setattr(row_log.mmap, "mmap", lambda _, size: Mapped(size))
+    RowLog(1_000, VALUES, tmp_path)
+    assert sum(sizes) * DISK_SHARE == pytest.approx(4 * VALUES * 1_000)
+
+
+class Mapped(bytearray):
+    def madvise(self, advice):
+        pass

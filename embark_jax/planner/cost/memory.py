@@ -37,6 +37,9 @@ much if XLA_PYTHON_CLIENT_MEM_FRACTION says so
 
 STORED_TIERS: tuple[Tier, ...] = ("host", "disk")
 """Places beside device memory that have room for rows."""
+DISK_SHARE = 1 / 2.5
+"""Share of the disks that rows may take: a store has two files, each with room for a
+quarter more rows (``cache.row_log``)."""
 RECEIVED_ROUTE_VALUES = 4
 """int32 values that a route holds for each element of an exchange: the bag, the group
 of elements for the same row, and for that group its slot and how to reach it."""
@@ -93,8 +96,9 @@ class Memory:
         """``[STORED_TIERS]`` bytes of a node's host memory and disks that rows may
         take."""
         fleet = self.workload.fleet
-        limits = fleet.device.host_memory_bytes, fleet.device.disk_memory_bytes
-        return np.array([fleet.gpus_per_node * (limit or math.inf) for limit in limits])
+        host_bytes = fleet.device.host_memory_bytes or math.inf
+        disk_bytes = DISK_SHARE * (fleet.device.disk_memory_bytes or math.inf)
+        return fleet.gpus_per_node * np.array([host_bytes, disk_bytes])
 
     def stored_bytes(self, shapes: Shapes) -> np.ndarray:
         """Returns ``[row shards]`` bytes of all rows of a column shard, if they have
