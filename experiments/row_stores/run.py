@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from embark_jax.cache.row_store import RowStore
+from embark_jax.cache.row_store import make_store
 
 WIDTH = 128
 ROW_BYTES = 4 * WIDTH
@@ -45,10 +45,10 @@ class MemoryMap:
 
 
 class OwnStore:
-    """``RowStore``, tier disk: the same with reading threads."""
+    """The row store of tier disk: a log, with reading threads."""
 
     def __init__(self, folder: Path, rows: int):
-        self._store = RowStore(rows, WIDTH, "disk", folder)
+        self._store = make_store("disk", rows, WIDTH, folder)
         self.read, self.write = self._store.read, self._store.write
 
     def settle(self):
@@ -149,7 +149,7 @@ def _bytes(keys):
 
 STORES: dict[str, Callable] = {
     "NumPy memory map": MemoryMap,
-    "RowStore, 16 reading threads": OwnStore,
+    "row store of tier disk": OwnStore,
     "LMDB 2 (by key)": Lmdb,
     "RocksDB, rocksdict (by key)": RocksDB,
     "TensorStore, zarr3": TensorStore,
