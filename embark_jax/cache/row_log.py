@@ -7,8 +7,8 @@ cache, which keeps pages that were used last, keeps the rows that left last: the
 the likeliest to come back. Ahead of the log's end, rows that were not written again
 since move to the end, too, so that there is always room.
 
-Checkpoints read rows in order, so they are sorted then: they are dealt to parts of a
-second file, each a range of rows that memory can hold, and each part is put in order.
+Checkpoints read rows in order, so they are sorted then: they are dealt to buckets in a
+second file, each a range of rows that memory can hold, and each is put in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ often: with a quarter, 1.7 rows move for each that is written, by Zipf's law."""
 ROWS_MOVED = 8192
 """Rows at most that are moved out of the way, or written, at a time."""
 SORTED_BYTES = 256 << 20
-"""Memory for a part of the rows when they are put in order."""
+"""Memory for a bucket of rows when they are put in order."""
 FLOAT32_BYTES = 4
 NOWHERE = -1
 
@@ -180,16 +180,16 @@ class RowLog:
             sorted_numbers = self._number[first + valid]
             rows = source.read(first, end)
             bounds = np.searchsorted(sorted_numbers, range(0, self.rows + size, size))
-            for part in range(len(numbers)):
-                of_part = slice(bounds[part], bounds[part + 1])
-                target.write(part * size + counts[part], rows[valid[of_part]])
-                numbers[part].append(sorted_numbers[of_part])
-                counts[part] += len(numbers[part][-1])
-        for part in range(len(numbers)):
-            first = part * size
+            for bucket in range(len(numbers)):
+                of_bucket = slice(bounds[bucket], bounds[bucket + 1])
+                target.write(bucket * size + counts[bucket], rows[valid[of_bucket]])
+                numbers[bucket].append(sorted_numbers[of_bucket])
+                counts[bucket] += len(numbers[bucket][-1])
+        for bucket in range(len(numbers)):
+            first = bucket * size
             end = min(first + size, self.rows)
             in_order = np.zeros((end - first, rows.shape[1]), np.float32)
-            dealt = np.concatenate(numbers[part]) - first
-            in_order[dealt] = target.read(first, first + counts[part])
+            dealt = np.concatenate(numbers[bucket]) - first
+            in_order[dealt] = target.read(first, first + counts[bucket])
             target.write(first, in_order)
         self._file, self._second = target, source

@@ -13,7 +13,7 @@ VALUES = 5
 @pytest.mark.parametrize("rows", [1, 7, 1_000])
 def test_it_is_what_an_array_is(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(row_log, "ROWS_MOVED", 64)
-    monkeypatch.setattr(row_log, "SORTED_BYTES", 4 * VALUES * 150)  # several parts
+    monkeypatch.setattr(row_log, "SORTED_BYTES", 4 * VALUES * 150)  # several buckets
     rng = np.random.default_rng(rows)
     log, expected = RowLog(rows, VALUES, tmp_path), np.full((rows, VALUES), np.nan)
     everything = np.arange(rows)
