@@ -8,10 +8,15 @@ speed, never correctness.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
+LENGTH_DEVIATIONS = 3.0
+"""Standard deviations of the sum of a device's lengths, if lengths varied as much as
+they can, that are kept above its expectation. Of lengths that vary half as much these
+are twice as many."""
 DEVIATIONS = 6.0
 """Standard deviations of a sum of independent draws that are kept above its
 expectation; draws exceed that once in 1e9."""
@@ -27,6 +32,15 @@ def capacity_of(certain: np.ndarray, expected: np.ndarray, slack: float) -> np.n
     less than chance may need, chance decides."""
     chance = expected + DEVIATIONS * np.sqrt(expected)
     return np.ceil(certain + np.maximum(slack * expected, chance))
+
+
+def events_capacity(samples: int, mean: float, longest: int) -> int:
+    """Returns the events that there is room for where a device has these samples: the
+    expectation, and what chance may add to it, whatever the lengths are that have this
+    mean. No lengths vary more than those of which each is 0 or the longest."""
+    variance = samples * mean * max(0.0, longest - mean)
+    expected = samples * mean + LENGTH_DEVIATIONS * math.sqrt(variance)
+    return max(1, min(samples * longest, math.ceil(expected)))
 
 
 def grow(capacity: Mapping[str, int], needed: Mapping[str, int]) -> dict[str, int]:

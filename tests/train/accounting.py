@@ -15,10 +15,12 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.planner import Phase, ProgramModel, Workload, phases
 from embark_jax.plans import fleet
+from embark_jax.plans.capacities import events_capacity, events_of
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement, lay_out
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
+from embark_jax.statistics.accesses import FeatureAccess, Statistics
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
@@ -48,6 +50,11 @@ class Flat(nnx.Module):
         batch = dense.shape[0]
         flat = {name: rows.reshape(batch, -1) for name, rows in embeddings.items()}
         return self.inner(dense, flat)
+
+
+def mean_of(feature: FeatureSpec) -> float:
+    """Mean length of a sequence."""
+    return 0.6 * feature.hotness
 
 
 def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
@@ -104,13 +111,29 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
         if not storage.replicated
     }
     batch = devices * int(rng.choice([1, 2, 3, 300]))
+    for feature in features:
+        if feature.sequence:
+            mean = mean_of(feature)
+            room = events_capacity(batch // devices, mean, feature.hotness)
+            capacities[events_of(feature.name)] = room
     return Plan(tuple(features), tuple(placements), nodes, gpus, batch, capacities)
 
 
 def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[Phase]:
     """The collectives of the cost model, for what the embeddings move."""
     machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
-    workload = Workload(machines, plan.batch_size, optimizer=optimizer, wire=wire)
+    accesses = {
+        f.name: FeatureAccess(mean_of(f), f.hotness, 0)
+        for f in plan.features
+        if f.sequence
+    }
+    workload = Workload(
+        machines,
+        plan.batch_size,
+        optimizer=optimizer,
+        wire=wire,
+        statistics=Statistics(features=accesses),
+    )
     model = ProgramModel(workload)
     parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
     return [part for part in parts if part.buffer_bytes]

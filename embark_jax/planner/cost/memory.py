@@ -145,7 +145,7 @@ class Memory:
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
         if not shapes.of_cluster.replicated:
             return held_bytes
-        rows = np.minimum(shapes.rows, workload.batch_size * shapes.hotness)
+        rows = np.minimum(shapes.rows, np.rint(workload.batch_size * shapes.hotness))
         gradient_bytes = traffic.replicated_gradient_bytes(rows, shapes.dim)
         table_bytes = shapes.rows * self.row_bytes(shapes.dim, shapes.value_bytes)
         return held_bytes + table_bytes + gradient_bytes

@@ -13,7 +13,8 @@ from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.objective import PEAK_IDS, Loads, Objective
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.shapes import ranges_of
-from embark_jax.planner.request.workload import Workload
+from embark_jax.planner.request.workload import Workload, events_of_device
+from embark_jax.plans.capacities import events_of
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec
@@ -95,7 +96,7 @@ def capacities(
     workload: Workload,
 ) -> dict[str, int]:
     """Returns the ids that one device may send to one other in a step, for each sharded
-    storage.
+    storage; and for each sequence that is not full, the events of a device.
 
     Args:
       placements: placements of all tables.
@@ -104,8 +105,15 @@ def capacities(
     """
     priced = price(placements, features, workload, ProgramModel(workload))
     peaks = priced.objective.peaks(priced.loads)[PEAK_IDS]
-    return {
+    of_storages = {
         storage.name: max(1, int(capacity))
         for storage, capacity in zip(priced.objective.storages, peaks, strict=True)
         if not storage.of_cluster.replicated
     }
+    events = {f: events_of_device(f, workload) for f in features if f.sequence}
+    of_sequences = {
+        events_of(feature.name): room
+        for feature, room in events.items()
+        if room < workload.device_batch * feature.hotness
+    }
+    return of_storages | of_sequences

@@ -199,7 +199,7 @@ class ProgramModel:
 
     def _replicated_work(self, shapes: Shapes) -> Iterator[Work]:
         workload = self.workload
-        batch_ids = workload.batch_size * shapes.hotness
+        batch_ids = np.rint(workload.batch_size * shapes.hotness)
         # Collectives of one kind carry the work of all shapes together, as arrays.
         buffer_bytes: dict[Collective, np.ndarray] = {}
         for i in range(len(shapes)):

@@ -31,6 +31,7 @@ from embark_jax.planner.request.dense import (
     dlrm,
     dlrm_dcnv2,
 )
+from embark_jax.planner.request.listed_table import Count, ListedTable
 from embark_jax.planner.request.workload import (
     STATE_VALUES,
     Workload,
@@ -40,9 +41,7 @@ from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
     DenseParallelism,
-    Evicted,
     Kernels,
-    Pooling,
     RowOptimizerName,
 )
 from embark_jax.plans.tables import (
@@ -53,61 +52,15 @@ from embark_jax.plans.tables import (
     embedding_width,
 )
 from embark_jax.plans.wire import FLOAT32, Wire
+from embark_jax.statistics.accesses import NO_STATISTICS, FeatureAccess, Statistics
 
 T = TypeVar("T")
 
-Count = Annotated[int, Field(strict=True, ge=1)]
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST_DIM)]
 MOST_TABLES, MOST_LAYERS = 100_000, 1000
 ITEM = "table list"
 MODELS = Path(__file__).parents[2] / "config_files" / "models"
 """``configs/models``, through a link that a built package has as a folder."""
-
-
-class ListedTable(Config):
-    """``count`` equal tables, each read by one feature per hotness, of equal pooling.
-    With pooling "none" the hotness is the longest sequence.
-
-    Tables with ``expected_keys`` are dynamic: they have this many different keys at the
-    end, or ``[at the first steps, at the end]``, slots for all of them, or up to
-    ``max_slots``, and rows that leave in ``evicted``. Others have ``rows``.
-
-    Tables without a name are called after their position: t0, t1, …; with a name and a
-    count, a number is added to the name.
-    """
-
-    rows: Count | None = None
-    dim: Count
-    expected_keys: Count | tuple[Count, Count] | None = None
-    max_slots: Count | None = None
-    evicted: Evicted = "host"
-    hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
-    pooling: Pooling = "sum"
-    count: Count = 1
-    name: Annotated[str, Field(strict=True, min_length=1)] | None = None
-
-    @pydantic.model_validator(mode="after")
-    def _has_rows(self) -> ListedTable:
-        if self.rows is None and self.expected_keys is None:
-            raise ValueError("has no rows; a dynamic table has expected_keys instead")
-        of_dynamic = self.model_fields_set & {"expected_keys", "max_slots", "evicted"}
-        if self.rows is not None and of_dynamic:
-            raise ValueError(
-                f"has rows and {min(of_dynamic)}, which is for dynamic tables; leave "
-                "one of them out"
-            )
-        return self
-
-    def spec(self, name: str) -> TableSpec:
-        """Returns one of the tables."""
-        if self.rows is not None:
-            return TableSpec(name, self.rows, self.dim)
-        keys = self.expected_keys
-        assert keys is not None
-        max_slots = self.max_slots or (keys if isinstance(keys, int) else keys[1])
-        return TableSpec.dynamic(
-            name, self.dim, None, max_slots, evicted=self.evicted, expected_keys=keys
-        )
 
 
 class DenseNet(Config):
@@ -158,14 +111,33 @@ class TableList(Config):
 
     def specs(self) -> tuple[list[TableSpec], list[FeatureSpec]]:
         """Returns tables and features, spelled out."""
+        tables, features, _ = self._spelled_out()
+        return tables, features
+
+    def statistics(self) -> Statistics:
+        """Returns what the list says of the lengths of bags."""
+        _, features, means = self._spelled_out()
+        accesses = {
+            feature.name: FeatureAccess(mean, feature.hotness, ids_seen=0)
+            for feature, mean in zip(features, means, strict=True)
+            if mean < feature.hotness
+        }
+        return Statistics(features=accesses) if accesses else NO_STATISTICS
+
+    def _spelled_out(
+        self,
+    ) -> tuple[list[TableSpec], list[FeatureSpec], list[float]]:
+        """Returns tables, features, and mean ids of a bag of each feature."""
         tables: list[TableSpec] = []
-        features = []
+        features: list[FeatureSpec] = []
+        means: list[float] = []
         for listed in self.tables:
             for number in range(listed.count):
                 name = listed.name or f"t{len(tables)}"
                 if listed.name and listed.count > 1:
                     name = f"{listed.name}{number}"
                 tables.append(listed.spec(name))
+                means += listed.mean_by_feature
                 if isinstance(listed.hotness, int):
                     features.append(
                         FeatureSpec(name, name, listed.hotness, listed.pooling)
@@ -175,7 +147,7 @@ class TableList(Config):
                     FeatureSpec(f"{name}_{k}", name, hotness, listed.pooling)
                     for k, hotness in enumerate(listed.hotness)
                 ]
-        return tables, features
+        return tables, features, means
 
     def workload(
         self,
@@ -206,6 +178,7 @@ class TableList(Config):
             _first_set(batch, self.batch, 65_536),
             _first_set(zipf_exponent, self.zipf_exponent, 0.0),
             optimizer=optimizer,
+            statistics=self.statistics(),
             wire=wire,
             dense=dense,
             overlap=looks_ahead(overlap, fleet, tables),

@@ -10,6 +10,7 @@ from typing import NamedTuple, get_args
 from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
+from embark_jax.plans.capacities import events_capacity
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import Dtype, Evict, Kernels, Tier
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -167,7 +168,8 @@ class TableUse:
 
     Attributes:
       rows, dim: size of the table.
-      hotness: ids a sample at most, over all its features.
+      hotness: ids a sample at most, over all its features; of sequences those that a
+        device has room for, as a mean over its samples.
       bags: rows a sample after pooling: one for a pooled feature, ``hotness`` for a
         sequence.
       sequence: whether a sequence reads it.
@@ -184,7 +186,7 @@ class TableUse:
 
     rows: int
     dim: int
-    hotness: int
+    hotness: float
     bags: int
     sequence: bool = False
     weighted: bool = False
@@ -249,7 +251,7 @@ def table_uses(
     uses = []
     for table in tables:
         own_features = of_table[table.name]
-        hotness = sum(feature.hotness for feature in own_features)
+        hotness = sum(_room(feature, workload) for feature in own_features)
         uses.append(
             TableUse(
                 table.rows,
@@ -270,3 +272,16 @@ def table_uses(
             )
         )
     return uses
+
+
+def events_of_device(feature: FeatureSpec, workload: Workload) -> int:
+    """Returns the events of a sequence that a device has room for."""
+    mean = workload.statistics.mean_hotness(feature)
+    return events_capacity(workload.device_batch, mean, feature.hotness)
+
+
+def _room(feature: FeatureSpec, workload: Workload) -> float:
+    """Returns the ids of a sample that there is room for."""
+    if not feature.sequence:
+        return feature.hotness
+    return events_of_device(feature, workload) / max(1, workload.device_batch)
