@@ -316,10 +316,11 @@ class CachedRows:
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:
             self._pending = self._route(following)
-        tables, outgoing = self._swap(tables, pending.moves, rows)
-        self._written = self._worker.submit(
-            self._stores.write, pending.demands, outgoing
-        )
+        if any(np.asarray(d.largest)[0] for d in pending.demands.values()):
+            tables, outgoing = self._swap(tables, pending.moves, rows)
+            self._written = self._worker.submit(
+                self._stores.write, pending.demands, outgoing
+            )
         if self._pending is not None:
             self._start_reading(self._pending)
         return tables

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from embark_kernels import sort_positions
+from jax import lax
 
 from embark_jax.cache.directory import (
     EMPTY,
@@ -205,14 +206,13 @@ def resolve(
     turn = index.turn + jnp.where(again, 0, 1)
     slot = jnp.where(present, find(index, keys), slots)
     missing = present & (slot == slots)
-    renewed = first_to_leave = jnp.zeros((), bool)
+    renewed = jnp.zeros_like(present)
+    first_to_leave = jnp.zeros((), bool)
     if rules.reclaims:
         expired, first_to_leave = _first_to_leave(index, turn, rules)
         first_to_leave = first_to_leave.at[slot].set(False, mode="drop")
         renewed = expired.at[slot].get(mode="fill", fill_value=False) & rules.forgets
-    needed, misses, renewals = (
-        flags.sum(dtype=jnp.int32)[None] for flags in (present, missing, renewed)
-    )
+    needed, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
     if not rules.may_evict:
         needed = index.filled + misses - first_to_leave.sum(dtype=jnp.int32)
     fits = needed <= slots
@@ -225,12 +225,62 @@ def resolve(
         index, keys, missing | was_guest, fits & ~was_counted, rules
     )
     more = jnp.where(was_counted & ~was_guest | ~admitted, 0, 1)
-    used_at = index.used_at.at[used_slot].set(turn[0], mode="drop")
-    times_used = index.times_used.at[used_slot].add(more, mode="drop")
+    index = index._replace(
+        used_at=index.used_at.at[used_slot].set(turn[0], mode="drop"),
+        times_used=index.times_used.at[used_slot].add(more, mode="drop"),
+        turn=turn,
+        sights=sights,
+        counted=counted,
+    )
+    missing &= fits
+    renewed &= fits
 
+    def move(index, slot):
+        return _give_slots(
+            index, keys, slot, missing, renewed, admitted, first_to_leave, rules
+        )
+
+    def stay(index, slot):
+        none = jnp.zeros_like(keys)
+        moves = Moves(jnp.full(n, slots), none, none, misses * 0, jnp.zeros(n, bool))
+        return index, slot, moves, misses * 0
+
+    # Many batches of a table whose rows all have slots move nothing.
+    index, slot, moves, homeless = lax.cond(
+        (missing | renewed).any(), move, stay, index, slot
+    )
+    return Resolved(index, slot, present & admitted, moves, needed, misses, homeless)
+
+
+def _give_slots(
+    index: KeyIndex,
+    keys: jax.Array,
+    slot: jax.Array,
+    missing: jax.Array,
+    renewed: jax.Array,
+    admitted: jax.Array,
+    first_to_leave: jax.Array,
+    rules: SlotRules,
+) -> tuple[KeyIndex, jax.Array, Moves, jax.Array]:
+    """Gives slots to the keys of a batch that have none, and new rows to others.
+
+    Args:
+      index: index that has counted the batch.
+      keys, rules: as in ``resolve``.
+      slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
+      missing, renewed, admitted: ``[n]`` bool: which keys need a slot, whose row begins
+        anew in the slot that it has, and which may be updated.
+      first_to_leave: ``[slots]`` bool, or ``[]`` if there are none.
+
+    Returns:
+      The index, the slots, the moves, and the number of keys that found no room in the
+      directory.
+    """
+    n, slots, turn = len(keys), index.slots, index.turn
+    misses = missing.sum(dtype=jnp.int32)[None]
+    count = misses + renewed.sum(dtype=jnp.int32)
     # The r-th key that moves is key ``moving_key[r]``, and takes slot ``taken[r]``.
     # First come those that had none, then those whose row begins anew where it is.
-    count = jnp.where(fits, misses + renewals, 0)
     index_in_batch = jnp.arange(n, dtype=jnp.int32)
     moves, is_new = index_in_batch < count, index_in_batch < misses
     rank = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, n)
@@ -239,14 +289,11 @@ def resolve(
         rank = jnp.where(renewed, rank_renewed, rank)
     moving_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
     fresh = index.filled + index_in_batch
-    victims, hand = _victims(
-        index, used_at, times_used, used_at == turn, first_to_leave, n, rules
-    )
+    victims, hand = _victims(index, first_to_leave, n, rules)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     taken = jnp.where(fresh < slots, fresh, victim)
     taken = jnp.where(is_new, taken, slot[moving_key])
     taken = jnp.where(moves, taken, slots)
-    new = jnp.where(fits, misses, 0)
     evicts = moves & is_new & (fresh >= slots)
     leaves = evicts & (index.times_used.at[taken].get(mode="clip") > 0)
 
@@ -259,22 +306,17 @@ def resolve(
     way_slots = index.way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
     way_keys, way_slots, homeless = insert(way_keys, way_slots, incoming, taken, moves)
     uses = admitted[moving_key].astype(jnp.int32)
-    index = KeyIndex(
-        way_keys,
-        way_slots,
-        index.slot_keys.at[taken].set(incoming, mode="drop"),
-        used_at.at[taken].set(turn[0], mode="drop"),
-        times_used.at[taken].set(uses, mode="drop"),
-        turn,
-        jnp.minimum(index.filled + new, slots),
-        jnp.where(index.filled + new > slots, hand, index.hand),
-        sights,
-        counted,
+    index = index._replace(
+        way_keys=way_keys,
+        way_slots=way_slots,
+        slot_keys=index.slot_keys.at[taken].set(incoming, mode="drop"),
+        used_at=index.used_at.at[taken].set(turn[0], mode="drop"),
+        times_used=index.times_used.at[taken].set(uses, mode="drop"),
+        filled=jnp.minimum(index.filled + misses, slots),
+        hand=jnp.where(index.filled + misses > slots, hand, index.hand),
     )
     slot = slot.at[jnp.where(moves, moving_key, n)].set(taken, mode="drop")
-    move = Moves(taken, incoming, outgoing, count, leaves)
-    updated = present & admitted
-    return Resolved(index, slot, updated, move, needed, misses, homeless)
+    return index, slot, Moves(taken, incoming, outgoing, count, leaves), homeless
 
 
 def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Array]:
@@ -345,13 +387,7 @@ def _admit(
 
 
 def _victims(
-    index: KeyIndex,
-    used_at: jax.Array,
-    times_used: jax.Array,
-    in_use: jax.Array,
-    first_to_leave: jax.Array,
-    n: int,
-    rules: SlotRules,
+    index: KeyIndex, first_to_leave: jax.Array, n: int, rules: SlotRules
 ) -> tuple[jax.Array, jax.Array]:
     """Returns slots, those that may leave first in front, and the next hand.
 
@@ -370,9 +406,11 @@ def _victims(
         return victims.at[rank].set(slot, mode="drop"), index.hand
     offset = jnp.arange(min(slots, WINDOW_PER_KEY * n), dtype=jnp.int32)
     slot = (index.hand + offset) % slots
-    stays = in_use[slot] | (slot >= index.filled)
+    used_at = index.used_at[slot]
+    stays = (used_at == index.turn) | (slot >= index.filled)
     last = jnp.uint32(2**31)
-    score = (used_at if rules.evict == "lru" else times_used)[slot].astype(jnp.uint32)
+    score = used_at if rules.evict == "lru" else index.times_used[slot]
+    score = score.astype(jnp.uint32)
     if rules.reclaims:
         score = jnp.where(first_to_leave[slot], 0, score + 1)
     _, order = sort_positions(jnp.where(stays, last, score), 2**31 + 1)

@@ -39,7 +39,7 @@ from embark_jax.embedding.arrays import (
 from embark_jax.embedding.cluster import Route, ShardedCluster, pick
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
-from embark_jax.embedding.keys import WORDS, rank_keys
+from embark_jax.embedding.keys import WORDS, group_keys
 from embark_jax.plans.storage import Storage
 
 
@@ -233,15 +233,19 @@ def _keys_of(
     """Returns the keys that a batch asks an owner for, as ``resolve`` takes them; and
     of several micro-batches, whose keys the slots must hold together, the index there
     of each that one of them touches."""
-    touched = cluster.touched(route)
+    touched, group = cluster.touched(route), None
     if route.keys is not None:
         keys, present = route.keys, touched < cluster.cells
-        if not several:
-            return keys, present, None
-        ranked = rank_keys(keys.reshape(-1, WORDS), present.reshape(-1))
-        is_rank = jnp.arange(len(ranked.keys), dtype=jnp.int32) < ranked.count
-        return ranked.keys, is_rank, ranked.rank.reshape(touched.shape)
-    rows, group = touched, None
+        if several:
+            groups, keys = group_keys(
+                keys.reshape(-1, WORDS),
+                present.reshape(-1),
+                implementation=cluster.implementation,
+            )
+            present = groups.row < len(keys)
+            group = groups.group.reshape(touched.shape)
+        return keys, present, group
+    rows = touched
     if several:
         groups = group_rows(
             touched.reshape(-1),

@@ -1,8 +1,7 @@
 """Keys of dynamic tables on the devices: any 64 bits, in two words of 32.
 
-A device sees the keys of its samples, and an owner those that hash to it; between the
-two, and for sums, they are *ranks*: numbers of the different keys that a device sees,
-from 0, which are small enough to sort like rows.
+A device sees the keys of its samples, and an owner those that hash to it. Each sorts
+what it sees once.
 """
 
 from __future__ import annotations
@@ -12,7 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import sort_positions
+from embark_kernels import (
+    Implementation,
+    RowGroups,
+    SortedIds,
+    choose,
+    number_segments,
+)
 from jax import lax
 
 from embark_jax.embedding.exchange import Exchange, Filled
@@ -20,20 +25,22 @@ from embark_jax.embedding.exchange import Exchange, Filled
 WORDS = 2
 OWNER_SEED = 0xC2B2AE3D
 """Seed of the hash that chooses a key's row shard; key indexes have others."""
+ORDER_SEEDS = (0x8DA6B343, 0xD8163841)
+"""Seeds of the hashes by which keys are sorted."""
 
 
-class RankedKeys(NamedTuple):
-    """Ranks of keys.
+class SortedKeys(NamedTuple):
+    """Keys by owner, and there in any order in which equal ones lie side by side.
 
     Attributes:
-      rank: ``[n]`` int32 rank of each key; ``n`` where there is none.
-      keys: ``[n, 2]`` uint32 keys by rank; anything from ``count`` on.
-      count: ``[]`` int32 number of different keys.
+      order: ``[n]`` int32 positions of the keys in that order.
+      owner: ``[n]`` int32 owner of each of them.
+      is_first: ``[n]`` bool: which are the first of several equal ones.
     """
 
-    rank: jax.Array
-    keys: jax.Array
-    count: jax.Array
+    order: jax.Array
+    owner: jax.Array
+    is_first: jax.Array
 
 
 def words_of(ids: jax.Array) -> jax.Array:
@@ -63,38 +70,93 @@ def row_shard_of(words: Any, row_shards: int) -> Any:
     return hash_words(words, OWNER_SEED) % np.uint32(row_shards)
 
 
-def rank_keys(keys: jax.Array, present: jax.Array) -> RankedKeys:
-    """Ranks ``[n, 2]`` keys in the order of their values; ``[n]`` bool ``present`` says
-    which count."""
+def sort_keys(keys: jax.Array, owner: jax.Array, owners: int) -> SortedKeys:
+    """Sorts keys by owner and hash.
+
+    On CPU owner, hash and position are packed into one integer, as in
+    ``sort_positions``. If two keys are the same in the bits that have room, all are
+    sorted again, by all of their bits.
+
+    Args:
+      keys: ``[n, 2]`` uint32 keys.
+      owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
+      owners: static number of owners.
+    """
     n = len(keys)
-    keys = jnp.where(present[:, None], keys, keys[jnp.argmax(present)])
-    order = _order(keys)
-    in_order = keys[order]
-    is_first = (in_order != jnp.roll(in_order, 1, axis=0)).any(axis=1).at[0].set(True)
-    number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-    rank = jnp.zeros(n, jnp.int32).at[order].set(number, unique_indices=True)
-    by_rank = jnp.zeros_like(keys).at[number].set(in_order, indices_are_sorted=True)
-    count = jnp.where(present.any(), number[-1] + 1, 0)
-    return RankedKeys(jnp.where(present, rank, n), by_rank, count)
-
-
-def _order(keys: jax.Array) -> jax.Array:
-    """Returns the ``[n]`` int32 order of ``[n, 2]`` keys."""
-
-    def by_one_word_after_the_other(keys):
-        _, order = sort_positions(keys[:, 0], 2**32)
-        _, then = sort_positions(keys[order, 1], 2**32)
-        return order[then]
-
-    def at_once(keys):
-        index = jnp.arange(len(keys), dtype=jnp.int32)
-        whole = lax.bitcast_convert_type(keys, jnp.uint64)
-        return lax.sort((whole, index), num_keys=1)[1]
-
+    index = jnp.arange(n, dtype=jnp.int32)
+    position_bits, owner_bits = max(1, (n - 1).bit_length()), owners.bit_length()
     with jax.enable_x64(True):
-        return lax.platform_dependent(
-            keys, cpu=by_one_word_after_the_other, default=at_once
-        )
+        mask = jnp.uint64((1 << position_bits) - 1)
+        hashes = [hash_words(keys, seed) for seed in ORDER_SEEDS]
+        hashed = lax.bitcast_convert_type(jnp.stack(hashes, axis=1), jnp.uint64)
+        value = owner.astype(jnp.uint64) << jnp.uint64(64 - owner_bits)
+        value |= hashed >> jnp.uint64(owner_bits)
+
+        def packed(value):
+            ordered = jnp.sort(value & ~mask | index.astype(jnp.uint64))
+            return ordered & ~mask, (ordered & mask).astype(jnp.int32)
+
+        def pairs(value):
+            return tuple(lax.sort((value, index), num_keys=1))
+
+        value, order = lax.platform_dependent(value, cpu=packed, default=pairs)
+        same_value = value[1:] == value[:-1]
+    in_order = keys[order]
+    same = (in_order[1:] == in_order[:-1]).all(axis=1)
+    order = lax.cond(
+        (same_value & ~same & (owner[order[1:]] < owners)).any(),
+        lambda order: lax.sort((owner, keys[:, 1], keys[:, 0], index), num_keys=3)[3],
+        lambda order: order,
+        order,
+    )
+    in_order, owner = keys[order], owner[order]
+    differs = (in_order[1:] != in_order[:-1]).any(axis=1) | (owner[1:] != owner[:-1])
+    is_first = jnp.concatenate([jnp.ones(1, bool), differs])
+    return SortedKeys(order, owner, is_first)
+
+
+def group_keys(
+    keys: jax.Array,
+    present: jax.Array,
+    *,
+    are_unique: bool = False,
+    max_groups: int | None = None,
+    implementation: Implementation,
+) -> tuple[RowGroups, jax.Array]:
+    """Groups ``[n, 2]`` keys, as ``group_rows`` does rows.
+
+    Args:
+      keys: ``[n, 2]`` uint32 keys.
+      present: ``[n]`` bool: which of them count.
+      are_unique: whether each occurs once, and those that count come first.
+      max_groups, implementation: as in ``group_rows``.
+
+    Returns:
+      The groups, whose rows are their own numbers, from ``n`` on where unused; and
+      their ``[groups, 2]`` keys.
+    """
+    n = len(keys)
+    index = jnp.arange(n, dtype=jnp.int32)
+    absent = (~present).astype(jnp.int32)
+    if are_unique:
+        in_order = SortedKeys(index, absent, jnp.ones(n, bool))
+    else:
+        in_order = sort_keys(keys, absent, 1)
+    groups = n if max_groups is None else min(n, max_groups)
+    number, first = number_segments(
+        in_order.is_first, groups, implementation=implementation
+    )
+    held = in_order.owner == 0
+    group = jnp.where(held, number, groups)
+    count = (held & in_order.is_first).sum(dtype=jnp.int32)
+    row = index[:groups] + jnp.where(index[:groups] < count, 0, n)
+    by_group = keys[in_order.order.at[first].get(mode="clip")]
+    if choose(implementation) == "mosaic_gpu":
+        sorted_ids = SortedIds(in_order.order, jnp.where(held, number, n), group)
+        return RowGroups(row, None, sorted_ids), by_group
+    if not are_unique:
+        group = group.at[in_order.order].set(group, unique_indices=True)
+    return RowGroups(row, group, None), by_group
 
 
 def swap_keys(

@@ -28,7 +28,7 @@ from embark_jax.embedding.cluster import (
 )
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.keys import WORDS, rank_keys
+from embark_jax.embedding.keys import WORDS, group_keys
 from embark_jax.embedding.wire import PooledIds, decode_ids, encode_ids
 from embark_jax.plans.wire import Wire, sum_blocks
 
@@ -39,7 +39,7 @@ class ReductionRoute(NamedTuple):
     Attributes:
       received: ids from each requester, as slots; ``slots`` where empty. Bags are
         (sample, partial sum), flattened. Of a dynamic table, until its owner resolves
-        it, slots are ranks of received keys.
+        it, slots are groups of received keys.
       touched: the received slots grouped by row.
       request: ``[devices, capacity]`` request behind each cell that was sent.
       keys: as in ``cluster.ShardedCluster``.
@@ -97,26 +97,29 @@ class ReductionBased:
 
         weights = weights_of_requests(index, requests)
         weight = None if weights is None else picked(weights[0], 0)
-        keys, slots = None, index.slots
         if of_block.keys is None:
-            sent = picked(slot, slots)
+            sent = picked(slot, index.slots)
         else:
             number = pick(slot.reshape(-1), buckets.source)
             sent = of_block.keys.reshape(-1, WORDS).at[number].get(mode="clip")
         received = self._swap(PooledIds(sent, picked(bag, bags), weight))
-        if of_block.keys is not None:
-            present = (received.bag < bags).reshape(-1)
-            rank, keys, _ = rank_keys(received.slot.reshape(-1, WORDS), present)
-            received = received._replace(slot=rank.reshape(received.bag.shape))
-            slots = self.cells
-        touched = group_rows(
-            received.slot.reshape(-1),
-            slots,
-            max_groups=index.max_rows,
-            implementation=self.implementation,
-        )
-        if keys is not None:
-            keys = keys.at[touched.row].get(mode="clip")
+        if of_block.keys is None:
+            keys = None
+            touched = group_rows(
+                received.slot.reshape(-1),
+                index.slots,
+                max_groups=index.max_rows,
+                implementation=self.implementation,
+            )
+        else:
+            touched, keys = group_keys(
+                received.slot.reshape(-1, WORDS),
+                (received.bag < bags).reshape(-1),
+                max_groups=index.max_rows,
+                implementation=self.implementation,
+            )
+            slots = touched.group.reshape(received.bag.shape)
+            received = received._replace(slot=slots)
         route = ReductionRoute(received, touched, buckets.source, keys)
         return route, buckets.needed
 

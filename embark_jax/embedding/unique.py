@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from embark_kernels import (
     Implementation,
     RowGroups,
+    bucket_sorted,
     group_rows,
     group_targets,
     pooled_lookup,
@@ -33,8 +34,7 @@ from embark_jax.embedding.cluster import (
 )
 from embark_jax.embedding.exchange import Exchange, Filled
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.keys import WORDS, rank_keys, swap_keys
-from embark_jax.plans.tables import PADDING_ID
+from embark_jax.embedding.keys import WORDS, group_keys, sort_keys, swap_keys
 from embark_jax.plans.wire import Wire
 
 
@@ -43,7 +43,7 @@ class UniqueRoute(NamedTuple):
 
     Attributes:
       slot: ``[devices * capacity]`` received slots; ``slots`` where empty. Of a
-        dynamic table, until its owner resolves it, they are ranks of received keys.
+        dynamic table, until its owner resolves it, they are groups of received keys.
       touched: the received slots grouped by row.
       inverse: for each block ``[rows, requests]`` cell of each request's row among
         those returned.
@@ -83,50 +83,66 @@ class UniqueBased:
         self.implementation: Implementation = implementation
 
     def route(self, requests):
-        index = self.index
-        ids = [of_block.ids for of_block in requests]
-        keys, slots = None, index.slots
-        if index.by_key:
-            slots = index.columns
-            all_keys = flat([of_block.keys for of_block in requests], WORDS)
-            ranked = rank_keys(all_keys, flat(ids) >= 0)
-            keys = ranked.keys
-            ids = unflat(jnp.where(flat(ids) >= 0, ranked.rank, PADDING_ID), ids)
+        index, implementation = self.index, self.implementation
         expanded = [
-            block.expand(of_block, keys_of_block, slots)[1:]
-            for block, of_block, (_, _, keys_of_block) in zip(
-                index.blocks, ids, requests, strict=True
-            )
+            block.expand(of_block.ids, of_block.keys, index.columns)[1:]
+            for block, of_block in zip(index.blocks, requests, strict=True)
         ]
         owners, request_slots = map(list, zip(*expanded, strict=True))
-        buckets = unique_by_owner(
-            flat(owners),
-            flat(request_slots),
-            index.devices,
-            slots,
-            self.capacity,
-            implementation=self.implementation,
-        )
+        keys = None
+        if index.by_key:
+            keys_of_requests = [
+                of_block.keys[:, block.request_column]
+                for block, of_block in zip(index.blocks, requests, strict=True)
+            ]
+            keys = flat(keys_of_requests, WORDS)
+            in_order = sort_keys(keys, flat(owners), index.devices)
+            buckets = bucket_sorted(
+                in_order.order,
+                in_order.owner,
+                in_order.order,
+                in_order.is_first,
+                index.devices,
+                len(keys),
+                self.capacity,
+                implementation=implementation,
+            )
+        else:
+            buckets = unique_by_owner(
+                flat(owners),
+                flat(request_slots),
+                index.devices,
+                index.slots,
+                self.capacity,
+                implementation=implementation,
+            )
+        cells = buckets.source.size
         with jax.named_scope("id exchange"):
             count = jnp.minimum(buckets.count, self.capacity)
             filled = self.exchange.announce(count)
             if keys is None:
                 received_slot = self.exchange.swap(
-                    buckets.slot, filled=filled, empty=slots
+                    buckets.slot, filled=filled, empty=index.slots
                 ).reshape(-1)
             else:
-                sent = keys.at[buckets.slot].get(mode="clip")
-                received = swap_keys(self.exchange, sent, count, filled)
-        if keys is not None:
-            received_slot, keys, _ = rank_keys(*received)
-            slots = self.cells
-        implementation, cells = self.implementation, buckets.source.size
-        touched = group_rows(
-            received_slot,
-            slots,
-            max_groups=index.max_rows,
-            implementation=implementation,
-        )
+                sent = keys.at[buckets.source].get(mode="clip")
+                received, present = swap_keys(self.exchange, sent, count, filled)
+        if keys is None:
+            touched = group_rows(
+                received_slot,
+                index.slots,
+                max_groups=index.max_rows,
+                implementation=implementation,
+            )
+        else:
+            touched, keys = group_keys(
+                received,
+                present,
+                are_unique=index.devices == 1,
+                max_groups=index.max_rows,
+                implementation=implementation,
+            )
+            received_slot = touched.group
         route = UniqueRoute(
             received_slot,
             touched,
@@ -140,7 +156,7 @@ class UniqueBased:
             weights_of_requests(index, requests),
             buckets.source,
             filled,
-            None if keys is None else keys.at[touched.row].get(mode="clip"),
+            keys,
         )
         return route, buckets.count.max()
 

@@ -8,6 +8,7 @@ from embark_kernels._xla import zeros_after as zeros_after
 from embark_kernels.buckets import Buckets as Buckets
 from embark_kernels.buckets import UniqueBuckets as UniqueBuckets
 from embark_kernels.buckets import bucket_by_owner as bucket_by_owner
+from embark_kernels.buckets import bucket_sorted as bucket_sorted
 from embark_kernels.buckets import unique_by_owner as unique_by_owner
 from embark_kernels.config import LookupConfig as LookupConfig
 from embark_kernels.config import UpdateConfig as UpdateConfig

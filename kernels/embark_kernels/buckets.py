@@ -101,20 +101,52 @@ def unique_by_owner(
       capacity: static size of a bucket.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
     """
-    n, num_keys = owner.shape[0], owners * slots + 1
-    wide = num_keys > 2**31
-    with jax.enable_x64(wide):
-        key_type = jnp.uint64 if wide else jnp.uint32
+    num_keys = owners * slots + 1
+    with jax.enable_x64(num_keys > 2**31):
+        key_type = jnp.uint64 if num_keys > 2**31 else jnp.uint32
+        stride = jnp.asarray(slots, key_type)
         padding = jnp.asarray(num_keys - 1, key_type)
-        key = owner.astype(key_type) * jnp.asarray(slots, key_type)
+        key = owner.astype(key_type) * stride
         key = jnp.where(owner == owners, padding, key + slot.astype(key_type))
         sorted_key, order = sort_positions(key, num_keys)
+        sorted_owner = sorted_key // stride
+        sorted_slot = (sorted_key - sorted_owner * stride).astype(jnp.int32)
         is_first = begins_segment(sorted_key)
-        # Every owner's first key is owners * slots at most, which is the padding: the
-        # last edge is where padding begins.
-        edges = jnp.arange(owners + 1, dtype=key_type) * jnp.asarray(slots, key_type)
-        edge = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
-        sorted_owner = (sorted_key // jnp.asarray(slots, key_type)).astype(jnp.int32)
+    return bucket_sorted(
+        order,
+        sorted_owner.astype(jnp.int32),
+        sorted_slot,
+        is_first,
+        owners,
+        slots,
+        capacity,
+        implementation=implementation,
+    )
+
+
+def bucket_sorted(
+    order: jax.Array,
+    owner: jax.Array,
+    slot: jax.Array,
+    is_first: jax.Array,
+    owners: int,
+    slots: int,
+    capacity: int,
+    *,
+    implementation: str | None = None,
+) -> UniqueBuckets:
+    """Sorts ids into buckets like ``unique_by_owner``, once they are sorted by owner,
+    and equal ones lie side by side.
+
+    Args:
+      order: ``[n]`` int32 positions of the ids in that order.
+      owner, slot: as in ``unique_by_owner``, in that order.
+      is_first: ``[n]`` bool: which are the first of several equal ones, in that order.
+      owners, slots, capacity, implementation: as in ``unique_by_owner``.
+    """
+    n = len(order)
+    edges = jnp.arange(owners + 1, dtype=jnp.int32)
+    edge = jnp.searchsorted(owner, edges).astype(jnp.int32)
     number, first = number_segments(is_first, n, implementation=implementation)
     start = jnp.where(edge < n, number.at[edge].get(mode="clip"), number[-1] + 1)
     count = start[1:] - start[:-1]
@@ -124,19 +156,15 @@ def unique_by_owner(
     last = jnp.minimum(start[1:], number[-1])[:, None]
     segment = jnp.minimum(start[:-1, None] + cell, last)
     begin = first.at[segment].get(mode="clip", indices_are_sorted=True)
-    bucket_source = order.at[begin].get(mode="clip", indices_are_sorted=True)
-    with jax.enable_x64(wide):
-        bucket_key = sorted_key.at[begin].get(mode="clip", indices_are_sorted=True)
-        bucket_slot = (bucket_key - edges[:-1, None]).astype(jnp.int32)
-    sorted_cell = number - start.at[sorted_owner].get(mode="clip")
-    lost = (sorted_owner == owners) | (sorted_cell >= capacity)
-    sorted_cell = jnp.where(
-        lost, owners * capacity, sorted_owner * capacity + sorted_cell
-    )
+    source = order.at[begin].get(mode="clip", indices_are_sorted=True)
+    bucket_slot = slot.at[begin].get(mode="clip", indices_are_sorted=True)
+    sorted_cell = number - start.at[owner].get(mode="clip")
+    lost = (owner == owners) | (sorted_cell >= capacity)
+    sorted_cell = jnp.where(lost, owners * capacity, owner * capacity + sorted_cell)
     inverse = jnp.zeros(n, jnp.int32).at[order].set(sorted_cell, unique_indices=True)
     return UniqueBuckets(
         jnp.where(filled, bucket_slot, slots),
-        jnp.where(filled, bucket_source, n),
+        jnp.where(filled, source, n),
         inverse,
         count,
         SortedIds(order, sorted_cell, sorted_cell),
