@@ -216,7 +216,6 @@ def resolve(
     if not rules.may_evict:
         needed = index.filled + misses - first_to_leave.sum(dtype=jnp.int32)
     fits = needed <= slots
-    used_slot = jnp.where(fits, slot, slots)
     was_counted = index.used_at.at[slot].get(mode="fill", fill_value=0) == turn
     was_guest = jnp.zeros(n, bool)
     if rules.admit_after > 1:
@@ -225,8 +224,11 @@ def resolve(
         index, keys, missing | was_guest, fits & ~was_counted, rules
     )
     more = jnp.where(was_counted & ~was_guest | ~admitted, 0, 1)
+    used_slot = jnp.where(fits, slot, slots)
+    # All arrays are read before they are written, or else XLA copies them.
+    seen_slot = jnp.where(was_counted, slots, used_slot)
     index = index._replace(
-        used_at=index.used_at.at[used_slot].set(turn[0], mode="drop"),
+        used_at=index.used_at.at[seen_slot].set(turn[0], mode="drop"),
         times_used=index.times_used.at[used_slot].add(more, mode="drop"),
         turn=turn,
         sights=sights,
@@ -235,19 +237,19 @@ def resolve(
     missing &= fits
     renewed &= fits
 
-    def move(index, slot):
-        return _give_slots(
+    def move(carried):
+        _, index, slot, *_ = carried
+        return False, *_give_slots(
             index, keys, slot, missing, renewed, admitted, first_to_leave, rules
         )
 
-    def stay(index, slot):
-        none = jnp.zeros_like(keys)
-        moves = Moves(jnp.full(n, slots), none, none, misses * 0, jnp.zeros(n, bool))
-        return index, slot, moves, misses * 0
-
-    # Many batches of a table whose rows all have slots move nothing.
-    index, slot, moves, homeless = lax.cond(
-        (missing | renewed).any(), move, stay, index, slot
+    none = jnp.zeros_like(keys)
+    moves = Moves(jnp.full(n, slots), none, none, misses * 0, jnp.zeros(n, bool))
+    # Many batches of a table whose rows all have slots move nothing. This is a loop of
+    # one turn or none, since XLA copies all of the index for a conditional.
+    moving = (missing | renewed).any(), index, slot, moves, misses * 0
+    _, index, slot, moves, homeless = lax.while_loop(
+        lambda carried: carried[0], move, moving
     )
     return Resolved(index, slot, present & admitted, moves, needed, misses, homeless)
 
@@ -302,6 +304,8 @@ def _give_slots(
     bucket, way, held = locate(index.way_keys, index.way_slots, outgoing)
     held &= evicts | (moves & ~is_new)
     bucket = jnp.where(held, bucket, index.way_keys.shape[0])
+    # No bucket is below 0: this makes all that is written depend on all that is read.
+    taken = jnp.where((bucket < 0) & leaves, slots, taken)
     way_keys = index.way_keys.at[bucket, way].set(EMPTY, mode="drop")
     way_slots = index.way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
     way_keys, way_slots, homeless = insert(way_keys, way_slots, incoming, taken, moves)

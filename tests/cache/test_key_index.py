@@ -178,3 +178,12 @@ def test_all_slots_fill_before_anything_leaves():
         assert leaving == max(0, filled + n - slots)
         assert int(resolved.homeless[0]) == 0
         index = resolved.index
+
+
+def test_an_index_is_changed_in_place():
+    slots = 2**16
+    index = key_index.empty_index(slots, 2)
+    keys, present = np.zeros((BATCH, 2), np.uint32), np.ones(BATCH, bool)
+    donating = jax.jit(key_index.resolve, donate_argnums=0)
+    memory = donating.lower(index, keys, present).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < slots  # a quarter of its smallest array
