@@ -7,9 +7,7 @@ equal inputs give equal indexes.
 
 A key may have to be asked for by several batches before it is *admitted*: until then a
 sketch counts these batches, and in each of them the key is a *guest*: it has a slot
-with its initial row, which is not updated, and which is the first to leave. It is a
-count-min sketch, whose counts are halved from time to time (TinyLFU,
-https://arxiv.org/abs/1512.00727).
+with its initial row, which is not updated, and which is the first to leave.
 
 Keys are one or two 32-bit words, of any value. All functions are pure, and local to a
 device.
@@ -21,7 +19,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from embark_kernels import sort_positions
 from jax import lax
 
@@ -33,14 +30,9 @@ from embark_jax.cache.directory import (
     insert,
     locate,
 )
-from embark_jax.embedding.keys import hash_words
+from embark_jax.cache.sketch import SKETCH_SEEDS, count_sights
 from embark_jax.plans.options import Evict
 
-SKETCH_SEEDS = (0x27D4EB2F, 0x165667B1)
-SKETCH_CELLS = 2**20
-"""Counts of a sketch for each of its hashes."""
-SKETCH_LOAD = 4
-"""Cells for each count between two halvings."""
 WINDOW_PER_KEY = 2
 """Slots that are searched for victims, for each key that a batch may ask for."""
 
@@ -220,9 +212,13 @@ def resolve(
     was_guest = jnp.zeros(n, bool)
     if rules.admit_after > 1:
         was_guest = index.times_used.at[slot].get(mode="fill", fill_value=1) == 0
-    sights, counted, admitted = _admit(
-        index, keys, missing | was_guest, fits & ~was_counted, rules
-    )
+    guests = missing | was_guest
+    sights, counted, admitted = index.sights, index.counted, jnp.ones(n, bool)
+    if rules.admit_after > 1:
+        sights, counted, times_seen = count_sights(
+            sights, counted, keys, guests & fits & ~was_counted
+        )
+        admitted = ~guests | (times_seen >= rules.admit_after)
     more = jnp.where(was_counted & ~was_guest | ~admitted, 0, 1)
     used_slot = jnp.where(fits, slot, slots)
     # All arrays are read before they are written, or else XLA copies them.
@@ -355,39 +351,6 @@ def _first_to_leave(
     if rules.admit_after == 1:
         return expired, expired
     return expired, expired | filled & (index.times_used == 0)
-
-
-def _admit(
-    index: KeyIndex,
-    keys: jax.Array,
-    guests: jax.Array,
-    counts: jax.Array,
-    rules: SlotRules,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Counts the guests of a batch.
-
-    Args:
-      index, keys, rules: as in ``resolve``.
-      guests: ``[n]`` bool: keys that were not admitted before.
-      counts: ``[n]`` bool: those that were not counted in this turn.
-
-    Returns:
-      The sketch, the number of keys that it has counted, and ``[n]`` bool: which keys
-      are admitted.
-    """
-    if rules.admit_after == 1:
-        return index.sights, index.counted, jnp.ones(len(keys), bool)
-    cells = index.sights.shape[0]
-    hashes = [hash_words(keys, seed) % np.uint32(cells) for seed in SKETCH_SEEDS]
-    cell = jnp.stack(hashes, axis=1).astype(jnp.int32)
-    column = jnp.arange(len(SKETCH_SEEDS), dtype=jnp.int32)[None]
-    counts = (counts & guests).astype(jnp.int32)
-    sights = index.sights.at[cell, column].add(counts[:, None])
-    admitted = ~guests | (sights[cell, column].min(axis=1) >= rules.admit_after)
-    counted = index.counted + counts.sum()
-    halve = counted >= cells // SKETCH_LOAD
-    sights = jnp.where(halve, sights // 2, sights)
-    return sights, jnp.where(halve, 0, counted), admitted
 
 
 def _victims(

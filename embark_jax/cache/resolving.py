@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec
 
 from embark_jax.cache.directory import default_buckets
 from embark_jax.cache.key_index import (
-    SKETCH_CELLS,
     KeyIndex,
     Moves,
     Resolved,
@@ -29,6 +28,7 @@ from embark_jax.cache.key_index import (
     rehash,
     resolve,
 )
+from embark_jax.cache.sketch import SKETCH_CELLS
 from embark_jax.embedding.arrays import (
     BATCH,
     MICRO_BATCHES,

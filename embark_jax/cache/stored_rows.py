@@ -30,10 +30,11 @@ from embark_jax.cache.kept_slots import (
     keys_of,
     saved_slots,
 )
-from embark_jax.cache.key_index import SKETCH_SEEDS, KeyIndex, Moves
+from embark_jax.cache.key_index import KeyIndex, Moves
 from embark_jax.cache.keyed_store import KeyedStore
 from embark_jax.cache.resolving import Demand, words_of_keys
 from embark_jax.cache.row_store import RowStore, make_store
+from embark_jax.cache.sketch import SKETCH_SEEDS
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.swaps import Incoming, initial_values
 from embark_jax.embedding.arrays import BATCH

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from embark_jax.cache import directory, key_index
 from embark_jax.cache.key_index import KeyIndex, Resolved, SlotRules
+from embark_jax.cache.sketch import SKETCH_CELLS
 
 BATCH = 16
 
@@ -114,7 +115,7 @@ def test_a_batch_that_needs_more_slots_changes_nothing():
 
 def test_guests_are_counted_and_leave_first():
     rules = SlotRules(may_evict=False, admit_after=2)
-    index = key_index.empty_index(4, 1, cells=key_index.SKETCH_CELLS)
+    index = key_index.empty_index(4, 1, cells=SKETCH_CELLS)
     for keys, admitted in (([1, 2], []), ([1, 3], [1]), ([1, 4, 5], [1])):
         resolved = resolve(index, *words_of(keys, 1), rules)
         assert int(resolved.needed[0]) <= 4
