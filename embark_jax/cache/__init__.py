@@ -1,8 +1,8 @@
 """Tables with fewer slots than rows: cached ones and dynamic ones.
 
 - ``cached_rows``: the router of such tables: slots, indexes and stores in agreement.
-- ``key_index``, ``directory``, ``sketch``, ``resolving``, ``swaps``: on the devices, which key lies
-  in which slot, and how rows move.
+- ``key_index``, ``directory``, ``sketch``, ``resolving``, ``swaps``: on the devices,
+  which key lies in which slot, and how rows move.
 - ``table_stores``, ``stored_rows``, ``row_store``, ``keyed_store``: on the host, rows
   that have no slot.
 - ``slots_needed``, ``growth``, ``kept_slots``: the slots of dynamic tables.

@@ -212,12 +212,12 @@ def resolve(
     was_guest = jnp.zeros(n, bool)
     if rules.admit_after > 1:
         was_guest = index.times_used.at[slot].get(mode="fill", fill_value=1) == 0
-    guests = missing | was_guest
-    sights, counted, admitted = index.sights, index.counted, jnp.ones(n, bool)
+    guests, admitted = missing | was_guest, jnp.ones(n, bool)
     if rules.admit_after > 1:
         sights, counted, times_seen = count_sights(
-            sights, counted, keys, guests & fits & ~was_counted
+            index.sights, index.counted, keys, guests & fits & ~was_counted
         )
+        index = index._replace(sights=sights, counted=counted)
         admitted = ~guests | (times_seen >= rules.admit_after)
     more = jnp.where(was_counted & ~was_guest | ~admitted, 0, 1)
     used_slot = jnp.where(fits, slot, slots)
@@ -227,8 +227,6 @@ def resolve(
         used_at=index.used_at.at[seen_slot].set(turn[0], mode="drop"),
         times_used=index.times_used.at[used_slot].add(more, mode="drop"),
         turn=turn,
-        sights=sights,
-        counted=counted,
     )
     missing &= fits
     renewed &= fits
@@ -274,7 +272,8 @@ def _give_slots(
       The index, the slots, the moves, and the number of keys that found no room in the
       directory.
     """
-    n, slots, turn = len(keys), index.slots, index.turn
+    n, slots = len(keys), index.slots
+    turn = index.turn
     misses = missing.sum(dtype=jnp.int32)[None]
     count = misses + renewed.sum(dtype=jnp.int32)
     # The r-th key that moves is key ``moving_key[r]``, and takes slot ``taken[r]``.
