@@ -75,11 +75,11 @@ def movielens(weeks: int = 2) -> Problem:
     return Problem(windows, {"user": 1000, "item": 1700}, 128, 16)
 
 
-def synthetic(days: int = 6, samples: int = 100_000) -> Problem:
+def synthetic(days: int = 6, samples: int = 300_000) -> Problem:
     """Clicks that drift: each day a tenth of users and items is new, and the taste of
     users for groups of items turns."""
     rng = np.random.default_rng(0)
-    users, items, groups, step = 20_000, 10_000, 8, 0.1
+    users, items, groups, step = samples // 5, samples // 10, 8, 0.1
     total_users, total_items = (int(n * (1 + days * step)) for n in (users, items))
     taste = rng.normal(size=(total_users, groups))
     turning = rng.normal(size=(total_users, groups))
@@ -98,7 +98,8 @@ def synthetic(days: int = 6, samples: int = 100_000) -> Problem:
         label = rng.random(samples) < 1 / (1 + np.exp(-logit))
         columns = {"label": label.astype(np.int64), "user": user, "item": item}
         windows.append(pa.table(columns))
-    return Problem(windows, {"user": 33_000, "item": 17_000}, 512, 16)
+    rows = {"user": total_users + users // 20, "item": total_items + items // 10}
+    return Problem(windows, rows, 512, 16)
 
 
 def config_of(
