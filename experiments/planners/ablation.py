@@ -29,8 +29,9 @@ RESULTS = Path(__file__).parent / "results" / "search" / "ablation.json"
 ALL = "all parts"
 PARTS: dict[str, SearchParams | contextlib.AbstractContextManager] = {
     "roundings of crowded relaxations": SearchParams(crowding=(0.0,)),
-    "hot rows that take 90 % of the ids": SearchParams(hot_shares=(0.5,)),
-    "hot rows that take 50 % of the ids": SearchParams(hot_shares=(0.9,)),
+    "hot rows that take 90 % of the ids": SearchParams(hot_shares=(0.5, 0.65, 0.8)),
+    "hot rows that take 65 and 80 %": SearchParams(hot_shares=(0.5, 0.9)),
+    "hot rows that take 50 % of the ids": SearchParams(hot_shares=(0.65, 0.8, 0.9)),
     "candidates beyond the best eight": SearchParams(shortlist=8),
     "dearer memory after a plan fits": SearchParams(memory_searches=1),
     "hierarchical exchanges": mock.patch.object(
