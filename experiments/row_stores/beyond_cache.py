@@ -93,7 +93,7 @@ class Cached:
         self._store = InOrder(rows, folder)
         count = int(CACHE_BYTES / (4 * VALUES)) // ROWS_PER_WRITE * ROWS_PER_WRITE
         self._number = np.full(count, -1, np.int32)
-        self._rows = np.zeros((count, VALUES), np.float32)
+        self._rows = np.ones((count, VALUES), np.float32)  # takes memory now
         self._position = np.full(rows, -1, np.int32)
         self._end, self._file = 0, self._store._file
         self.memory_bytes = self._position.nbytes + self._rows.nbytes
