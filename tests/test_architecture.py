@@ -122,6 +122,7 @@ FILES = {
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "CITATION.cff",
+    "MANIFEST.in",
     "Makefile",
     ".gitignore",
     ".pre-commit-config.yaml",

@@ -232,7 +232,10 @@ def _resume(
             check.bad_ids = bad_ids
         if setup.windows is not None:
             setup.windows.resume(checkpoints.evaluations, trainer.step)
-    say(console, f"resumed at step {trainer.step:,} of {setup.steps:,}")
+        how = "resumed"
+    else:
+        how = "no checkpoint yet: begins"
+    say(console, f"{how} at step {trainer.step:,} of {setup.steps:,}")
     for change in changed:
         say(console, f"  {change}")
 

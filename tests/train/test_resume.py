@@ -180,7 +180,9 @@ def test_without_a_checkpoint_it_starts_again(runner, whole, tmp_path):
         workdir, lambda: last_step(workdir) > 1, f"train.checkpoint_every={STEPS}"
     )
     assert not complete(workdir)
-    assert f"resumed at step 0 of {STEPS}\n" in runner.finish(workdir, "--resume")
+    assert f"no checkpoint yet: begins at step 0 of {STEPS}\n" in runner.finish(
+        workdir, "--resume"
+    )
     assert_same_run(workdir, whole)
 
 
