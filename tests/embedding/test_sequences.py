@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 from embark_kernels import Adagrad
 
+from embark_jax.data.synthetic import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.sequences import pack, spans_of, unpack
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.builders import make_plan, tables_of
+from tests.builders import (
+    assert_same_tables,
+    losses,
+    make_plan,
+    make_trainer,
+    tables_and_states,
+    tables_of,
+)
 from tests.embedding import problems
+from tests.train.accounting import Flat
 
 PADDED = np.array(
     [[-1, 7, 8, -1], [-1] * 4, [5, -1, 6, -1], [1, 2, 3, 4], [-1, -1, -1, 9]]
@@ -106,3 +115,25 @@ def test_owners_do_not_pool_sequences():
         make_plan(FEATURES, [placement], 1, 2, 4)
     pooled = [dataclasses.replace(feature, pooling="sum") for feature in FEATURES]
     make_plan(pooled, [placement], 1, 2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_batch_with_more_events_is_replayed_with_room_for_them(micro_batches):
+    """Losses and rows are those of a training that had the room from the beginning."""
+    features = (FeatureSpec("past", "t", 6, "none"), FeatureSpec("item", "t"))
+    plan = make_plan(features, [Placement(TABLE, "ub", 2, 1, (0, 1))], 1, 2, 8)
+    data = SyntheticClicks(
+        [TABLE], features, dense_features=13, train_samples=64, test_samples=8
+    )
+    trained = []
+    for room in (1, 4 * 6):
+        capacities = {**plan.capacities, events_of("past"): room}
+        roomy = dataclasses.replace(plan, capacities=capacities)
+        trainer = make_trainer(roomy, model=Flat, micro_batches=micro_batches)
+        steps = losses(trainer.iterate(data, 3))
+        trained.append((trainer.recompilations, steps, tables_and_states(trainer)))
+    (grown, tight_losses, tight_rows), (never, roomy_losses, roomy_rows) = trained
+    assert grown > never == 0
+    assert tight_losses == roomy_losses
+    assert_same_tables(tight_rows, roomy_rows)

@@ -5,8 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from embark_jax._base.config import ConfigError
 from embark_jax.cli import app
 from embark_jax.planner import load_table_list, read_table_list
+from embark_jax.planner.request.workload import events_of_device
+from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
 
@@ -186,3 +189,18 @@ def test_embark_plan_takes_what_the_list_says(tmp_path):
     assert planned("--tables", str(path)) == planned("--tables", str(path), *given)
     other = planned("--tables", str(path), "--batch", "16384")
     assert other != planned("--tables", str(path))
+
+
+def test_sequences_have_room_for_their_mean_length():
+    """DLRMv4's histories: three standard deviations more than the mean, at most."""
+    listed = load_table_list("dlrm_v4")
+    _, features = listed.specs()
+    workload = listed.workload(fleet.dgx_h100())
+    histories = [f for f in features if f.hotness > 1]
+    assert len(histories) == 3
+    for feature in histories:
+        assert workload.statistics.mean_hotness(feature) == 2663
+        room = events_of_device(feature, workload)
+        assert 1024 * 2663 < room < 1.07 * 1024 * 2663
+    with pytest.raises(ConfigError, match="and none above it"):
+        read_table_list("[{rows: 5, dim: 8, hotness: [4, 1], mean_hotness: [4, 2]}]")
