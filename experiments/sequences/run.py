@@ -120,8 +120,9 @@ def main() -> None:
             times[name].append(time.process_time() - start)
     result = {}
     for name, (step, _) in steps.items():
-        memory = step.memory_analysis()
-        cost = step.cost_analysis()
+        memory, cost = step.memory_analysis(), step.cost_analysis()
+        assert memory is not None
+        assert cost is not None
         result[name] = {
             "events_of_a_device": sum(plans[name].events.values()),
             "cpu_s": round(statistics.median(times[name]), 3),
