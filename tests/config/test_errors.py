@@ -72,7 +72,8 @@ DLRMDCNv2Config.cross_rank = 3
         "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig() or "
         "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig() or "
         "@AutoIntConfig() or @FinalMLPConfig() or @DINConfig() or @TwoTowerConfig() or "
-        "@HSTUConfig() or @NextItemConfig() or @MMoEConfig() or @OwnModelConfig()",
+        "@HSTUConfig() or @DLRMv4Config() or @NextItemConfig() or @MMoEConfig() or "
+        "@OwnModelConfig()",
         "  mesh: @TrainConfig() given, must be @MeshConfig()",
         "  seed: @TrainConfig() given, must be a value, not a reference",
         "  train.steps: %stps given, but no such macro; did you mean steps?",

@@ -86,6 +86,7 @@ def test_a_table_of_users_is_a_raw_file_too(tmp_path):
 def test_half_a_note_of_what_was_begun(raw):
     work = raw.parent / "out" / ".work"
     work.mkdir(parents=True)
+    (work / "counts").touch()  # else nothing was read yet, and the note is made anew
     for content in ("{", "[]"):
         (work / "made_from.json").write_text(content)
         assert "made_from.json: is damaged (" in prepare(raw).err

@@ -124,7 +124,7 @@ def test_preparing_resumes_and_finds_damage(raw, tmp_path):
     manifest = prepared(raw, out)
     whole = prepared(raw, tmp_path / "whole")
     assert manifest.digest() == whole.digest()
-    with pytest.raises(DataError, match="made with other options"):
+    with pytest.raises(DataError, match=r"begun with other options \(longest\)"):
         prepared(raw, out, longest=12)
     assert manifest.events is not None
     events = out / manifest.events.files[0].file
