@@ -26,7 +26,6 @@ GIN = [
 TRAINED_QUICKLY = [
     CONFIGS / "quickstart.yaml",
     CONFIGS / "models" / "rmc1.yaml",
-    CONFIGS / "experiments" / "movielens_100k" / "deepfm.yaml",
     CONFIGS / "experiments" / "movielens_100k" / "tbsm.yaml",
 ]
 """With and without sequences, and a list of tables; all others are slow."""

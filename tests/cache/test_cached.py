@@ -143,7 +143,9 @@ def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
     [
         pytest.param((1, 1), "ub", ej.SGD(0.5), 80, False, marks=pytest.mark.slow),
         pytest.param((2, 4), "rb", ej.Adagrad(0.5), 200, True, marks=pytest.mark.slow),
-        ((2, 2), "ub", ej.RowwiseAdagrad(0.5), 80, True),
+        pytest.param(
+            (2, 2), "ub", ej.RowwiseAdagrad(0.5), 80, True, marks=pytest.mark.slow
+        ),
         pytest.param(
             (2, 2), "rb", ej.FTRL(0.5, l1=0.01), 80, True, marks=pytest.mark.slow
         ),

@@ -93,7 +93,7 @@ def test_a_shared_table(cluster, optimizer):
     [
         ("dp", 1, "ftrl, decay"),
         pytest.param("rb", 2, "l2", marks=pytest.mark.slow),
-        ("ub", 2, "rowwise_adagrad"),
+        pytest.param("ub", 2, "rowwise_adagrad", marks=pytest.mark.slow),
         pytest.param("rb", 1, "l2", marks=pytest.mark.slow),
         pytest.param("ub", 1, "rowwise_adagrad", marks=pytest.mark.slow),
     ],

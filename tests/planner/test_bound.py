@@ -216,7 +216,8 @@ def check(seed, certify_s=0.0, request=request):
     return found.step_ms / min(optima)
 
 
-@pytest.mark.parametrize("first", thorough(range(0, 100, 20), [20]))
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 100, 20))
 def test_no_plan_is_below_the_bound_and_ours_is_near_the_best(first):
     ratios = [
         ratio for s in range(first, first + 20) if (ratio := check(s)) is not None

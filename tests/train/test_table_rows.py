@@ -67,7 +67,6 @@ QUICK = [
     ("in memory", (1, 1)),
     ("fewer slots", (2, 2)),
     ("as many slots as rows", (1, 1)),
-    ("dynamic", (1, 1)),
     ("dynamic, evicts", (2, 2)),
 ]
 
