@@ -60,18 +60,29 @@ class RowFile:
     def read(self, first: int, end: int) -> np.ndarray:
         """Returns the rows from ``first`` to ``end``."""
         rows = np.empty((end - first, self.rows.shape[1]), np.float32)
-        os.preadv(self._file.fileno(), [rows.data], first * self._row_bytes)
+        offset = first * self._row_bytes
+        _check_whole(os.preadv(self._file.fileno(), [rows.data], offset), rows)
         return rows
 
     def write(self, first: int, rows: np.ndarray) -> None:
         """Overwrites the rows from ``first`` on."""
-        data = np.ascontiguousarray(rows).data
-        os.pwrite(self._file.fileno(), data, first * self._row_bytes)
+        rows = np.ascontiguousarray(rows)
+        offset = first * self._row_bytes
+        _check_whole(os.pwrite(self._file.fileno(), rows.data, offset), rows)
 
     def uncache(self, first: int, end: int) -> None:
         """Says that nobody will read these rows soon."""
         offset, size = first * self._row_bytes, (end - first) * self._row_bytes
         os.posix_fadvise(self._file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
+
+
+def _check_whole(moved_bytes: int, rows: np.ndarray) -> None:
+    """Raises ``OSError`` if fewer bytes were read or written than all."""
+    if moved_bytes != rows.nbytes:
+        raise OSError(
+            f"{moved_bytes} bytes of a file of rows were read or written, must be "
+            f"{rows.nbytes}; look at the disk, and resume the run"
+        )
 
 
 class RowLog:
