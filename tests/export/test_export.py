@@ -286,7 +286,7 @@ def draw_arrays(model: DenseModel) -> dict[str, np.ndarray]:
 def test_every_model_scores_alike_in_onnx_and_jax(
     kind, changes, batch_norm, dense_features, tmp_path
 ):
-    always = kind in ("din", "next_item")
+    always = kind in ("din", "next_item", "dlrm_v4")
     normalizes = {} if always else {"batch_norm": batch_norm}
     config = small.small_config(small.KINDS[kind], dropout=0.5, **changes, **normalizes)
     model = DenseModel(config, small.TABLES, small.features_of(config), dense_features)

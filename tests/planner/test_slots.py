@@ -211,5 +211,5 @@ def test_with_tier_auto_rows_leave_devices_only_where_memory_is_short():
     assert short_ms > enough_ms
     assert cached_bytes > 2e10
     # Host memory is a limit, too.
-    with pytest.raises(ValueError, match="no plan was found that fits"):
+    with pytest.raises(ValueError, match="memory and disks have room for 2 GB"):
         step_ms(auto, memory_gb=10, host_gb=2)
