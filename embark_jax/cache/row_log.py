@@ -200,7 +200,7 @@ class RowLog:
             first = bucket * size
             end = min(first + size, self.rows)
             in_order = np.zeros((end - first, rows.shape[1]), np.float32)
-            dealt = np.concatenate(numbers[bucket]) - first
-            in_order[dealt] = target.read(first, first + counts[bucket])
+            index_in_bucket = np.concatenate(numbers[bucket]) - first
+            in_order[index_in_bucket] = target.read(first, first + counts[bucket])
             target.write(first, in_order)
         self._file, self._second = target, source

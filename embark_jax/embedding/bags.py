@@ -118,13 +118,13 @@ def requests_of(
             keys = words_of(columns)
             number = numbered + jnp.arange(columns.size, dtype=jnp.int32)
             numbered += columns.size
-            held = jnp.concatenate([present[n] for n in names], axis=1)
-            columns = jnp.where(held, number.reshape(columns.shape), PADDING_ID)
+            has_id = jnp.concatenate([present[n] for n in names], axis=1)
+            columns = jnp.where(has_id, number.reshape(columns.shape), PADDING_ID)
         factors = None
         if weighted:
-            ones = [jnp.ones(ids[n].shape, jnp.float32) for n in names]
+            unweighted = [jnp.ones(ids[n].shape, jnp.float32) for n in names]
             factors = jnp.concatenate(
-                [weights.get(n, one) for n, one in zip(names, ones, strict=True)],
+                [weights.get(n, w) for n, w in zip(names, unweighted, strict=True)],
                 axis=1,
             )
         requests.append(Requests(columns, factors, keys))

@@ -197,15 +197,15 @@ class DLRMv4(nnx.Module):
             model = nnx.merge(graph, params, folded, copy=True)
             return model.logits(dense, embeddings)
 
-        def dealt(array: jax.Array) -> jax.Array:
+        def by_chunk(array: jax.Array) -> jax.Array:
             """Deals samples out to chunks: of each device as many to each."""
-            by_chunk = array.reshape(-1, chunks, *array.shape[1:])
-            return jnp.moveaxis(by_chunk, 1, 0)
+            return jnp.moveaxis(array.reshape(-1, chunks, *array.shape[1:]), 1, 0)
 
-        dealt_arrays = jax.tree.map(dealt, (dense, dict(embeddings)))
-        logits = lax.map(logits_of, (jnp.arange(chunks), *dealt_arrays))
-        if self.input_dropout:  # the next step draws other masks
-            self.input_dropout.rngs()  # type: ignore[union-attr]
+        inputs = jax.tree.map(by_chunk, (dense, dict(embeddings)))
+        logits = lax.map(logits_of, (jnp.arange(chunks), *inputs))
+        for _, node in nnx.iter_graph(self):  # the next step draws other masks
+            if isinstance(node, nnx.RngStream):
+                node()
         return logits.T.reshape(batch)
 
     def logits(
@@ -223,9 +223,9 @@ class DLRMv4(nnx.Module):
         pairs = zip(self.context, self.context_projections, strict=True)
         context = [layer(embeddings[name])[:, None] for name, layer in pairs]
         x = jnp.concatenate([*context, events], axis=1)
-        held = is_event(embeddings[self.content])
-        one = jnp.ones_like(held[:, :1])
-        valid = jnp.concatenate([*[one for _ in context], held, one], axis=1)
+        has_event = is_event(embeddings[self.content])
+        always = jnp.ones_like(has_event[:, :1])
+        valid = jnp.concatenate([*[always for _ in context], has_event, always], axis=1)
         # Padding lies between the last event and the candidate, and has no place.
         position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
         x = x * x.shape[-1] ** 0.5

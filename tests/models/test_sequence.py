@@ -198,11 +198,12 @@ def test_samples_go_through_in_chunks_with_the_same_gradients():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_each_chunk_and_step_has_its_own_dropout():
+@pytest.mark.parametrize("of", ["input_dropout", "dropout"])
+def test_each_chunk_and_step_has_its_own_dropout(of):
     dense, embeddings = v4_inputs(4)
     same = {name: np.repeat(rows[3:], 4, axis=0) for name, rows in embeddings.items()}
     dense = np.repeat(dense[3:], 4, axis=0)
-    model = v4_model(samples_at_once=2, input_dropout=0.5, dropout=0.2)
+    model = v4_model(samples_at_once=2, **{of: 0.5})
     call = nnx.jit(lambda model: model(dense, same))
     logits = np.concatenate([call(model), call(model)])
     assert len(np.unique(logits)) == 8
