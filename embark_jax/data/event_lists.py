@@ -66,7 +66,8 @@ class Histories:
 
     def __init__(self, folder: Path, lists: EventLists):
         self._folder, self._lists = folder, lists
-        self._items = np.load(lists.items.verified(folder))
+        path = lists.items.verified(folder)
+        self._items = _array(np.load(path), ITEM, path)
         self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_file)
 
     def of(
@@ -101,7 +102,18 @@ class Histories:
     def _history(self, file: int, begin: int, end: int) -> np.ndarray:
         if begin == end:
             return np.empty(0, EVENT)
-        events, longest = self._open(file)[begin:end], self._lists.longest
+        files, longest = self._lists.files, self._lists.longest
+        if not (0 <= file < len(files) and 0 <= begin < end <= files[file].rows):
+            raise DataError(
+                f"{self._folder}: a sample's history is of events {begin} to {end} of "
+                f"file {file}, which are not there; {MEND}"
+            )
+        events = self._open(file)[begin:end]
+        if (largest := int(events["item"].max())) >= len(self._items):
+            raise DataError(
+                f"{self._folder / files[file].file}: has item {largest}, must be below "
+                f"{len(self._items)}; {MEND}"
+            )
         if self._lists.history == "last":
             return events[-longest:]
         action = events["action"]
@@ -113,10 +125,27 @@ class Histories:
 
     def _open_file(self, number: int) -> np.ndarray:
         try:
-            path = self._lists.files[number].sized(self._folder)
-            return np.load(path, mmap_mode="r")
+            file = self._lists.files[number]
+            path = file.sized(self._folder)
+            return _array(np.load(path, mmap_mode="r"), EVENT, path, file.rows)
         except (OSError, ValueError) as error:
             raise DataError(f"{self._folder}: {error}; {MEND}") from None
+
+
+def _array(
+    array: np.ndarray, dtype: np.dtype, path: Path, rows: int | None = None
+) -> np.ndarray:
+    """Returns an array that was read, if it has the type and the rows that it must.
+
+    Raises:
+      DataError: if it has not.
+    """
+    if array.dtype != dtype or array.ndim != 1 or rows not in (None, len(array)):
+        raise DataError(
+            f"{path}: holds {array.dtype} of shape {array.shape}, must be {dtype} of "
+            f"shape [{'rows' if rows is None else rows}]; {MEND}"
+        )
+    return array
 
 
 def time_bucket(times: np.ndarray) -> np.ndarray:

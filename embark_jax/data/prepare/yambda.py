@@ -204,14 +204,15 @@ def _typed(table: pa.Table, where: str) -> pa.Table:
     for name in COLUMNS[:4]:
         if table[name].null_count:
             raise DataError(f"{where}: column {name!r} has missing values")
-    ratio = table["played_ratio_pct"].to_numpy()  # null, as likes have it, is NaN
-    is_long = np.nan_to_num(ratio.astype(np.float32)) >= LONG_PERCENT
     try:
+        ratio = table["played_ratio_pct"].cast(pa.float32()).to_numpy()
+        # A null, as likes have it, is NaN.
+        is_long = np.nan_to_num(ratio) >= LONG_PERCENT
         return pa.table(
             {
-                "uid": table["uid"].cast(pa.int64()),
+                "uid": _ids(table["uid"]).cast(pa.int64()),
                 "timestamp": table["timestamp"].cast(pa.uint32()),
-                "item_id": table["item_id"].cast(pa.uint32()),
+                "item_id": _ids(table["item_id"]),
                 "is_organic": table["is_organic"].cast(pa.uint8()),
                 "kind": kind.cast(pa.uint8()),
                 "is_long": is_long.astype(np.uint8),
@@ -221,13 +222,32 @@ def _typed(table: pa.Table, where: str) -> pa.Table:
         raise DataError(f"{where}: {error}") from None
 
 
+def _ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns ids as uint32.
+
+    Raises:
+      pa.ArrowInvalid: if one is negative, or no int32, as batches hold them.
+    """
+    return column.cast(pa.int32()).cast(pa.uint32())
+
+
 def _items(files: _Raw, least: int) -> np.ndarray:
     """Returns artist and album of each item, 0 where it has none; the last of
-    several."""
+    several.
+
+    Raises:
+      DataError: if an id is missing, negative, or too large for 32 bits.
+    """
     arrays = []
     for path, key in ((files.artists, "artist_id"), (files.albums, "album_id")):
-        table = pq.read_table(path, columns=[key, "item_id"])
-        arrays.append([table[name].to_numpy() for name in (key, "item_id")])
+        try:
+            table = pq.read_table(path, columns=[key, "item_id"])
+            columns = [_ids(table[name]) for name in (key, "item_id")]
+        except (pa.ArrowException, KeyError) as error:
+            raise DataError(f"{path}: {error}") from None
+        if any(column.null_count for column in columns):
+            raise DataError(f"{path}: {key} or item_id has missing values")
+        arrays.append([column.to_numpy() for column in columns])
     largest = max(int(items.max(initial=0)) for _, items in arrays)
     sides = np.zeros(max(least, largest + 1), lists.ITEM)
     for name, (ids, items) in zip(lists.ITEM.names or (), arrays, strict=True):

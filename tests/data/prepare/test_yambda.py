@@ -1,11 +1,14 @@
 """Yambda: generated files, samples and histories against loops over the raw events."""
 
+import shutil
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data.batch import DataError
+from embark_jax.data.event_lists import Histories
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import yambda
 from embark_jax.data.prepare.yambda_files import Yambda
@@ -156,6 +159,41 @@ def test_bad_files_are_named(raw, tmp_path):
         prepared(tmp_path, tmp_path / "other")
     with pytest.raises(DataError, match="lower min_history"):
         prepared(raw, tmp_path / "none", min_history=10_000)
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, None])
+@pytest.mark.parametrize("column", ["uid", "item_id", "album_id"])
+def test_ids_are_integers_of_31_bits(raw, tmp_path, column, value):
+    folder = tmp_path / "raw"
+    shutil.copytree(raw, folder)
+    name = "album_item_mapping" if column == "album_id" else "flat/50m/multi_event"
+    path = folder / f"{name}.parquet"
+    table = pq.read_table(path)
+    values = [value, *table[column].to_pylist()[1:]]
+    number = table.column_names.index(column)
+    changed = table.set_column(number, column, pa.array(values, pa.int64()))
+    pq.write_table(changed, path)
+    with pytest.raises(DataError, match=f"{path.name}.*(value|Integer)"):
+        prepared(folder, tmp_path / "out")
+
+
+def test_histories_that_are_not_there_are_refused(raw, tmp_path):
+    manifest = prepared(raw, tmp_path / "out")
+    assert manifest.events is not None
+    histories = Histories(tmp_path / "out", manifest.events)
+    rows = manifest.events.files[0].rows
+    for wrong in ([-1, 0, 2], [9, 0, 2], [0, -3, 2], [0, 2, rows + 1], [0, 5, 2]):
+        with pytest.raises(DataError, match="which are not there"):
+            histories.of(np.array([wrong]), map)
+    path = tmp_path / "out" / manifest.events.files[0].file
+    events = np.load(path)
+    events["item"][0] = 2**31
+    np.save(path, events)
+    with pytest.raises(DataError, match=r"000000.npy: has item 2147483648, must be"):
+        Histories(tmp_path / "out", manifest.events).of(np.array([[0, 0, 2]]), map)
+    np.save(path, events.view([("item", "<u4"), ("tide", "<u4"), ("action", "u1")]))
+    with pytest.raises(DataError, match=r"000000.npy: holds .*tide.* of shape"):
+        Histories(tmp_path / "out", manifest.events).of(np.array([[0, 0, 2]]), map)
 
 
 def test_generated_shares_are_those_that_are_published(raw):
