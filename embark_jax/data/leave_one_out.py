@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-
 import numpy as np
 
 from embark_jax.data.batch import Batch, id_dtype
+from embark_jax.data.in_memory import InMemory
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 
-class LeaveOneOut:
+class LeaveOneOut(InMemory):
     """A ``Dataset`` of users' events in order: the last event of each user is a test
     sample, the one before it a validation sample, and those before train.
 
@@ -52,50 +50,17 @@ class LeaveOneOut:
             FeatureSpec("item"),
             FeatureSpec("earlier_items", "item", length, "none"),
         )
-        self._length, self._seed = length, seed
+        self._length = length
         self._items = np.asarray(items).astype(id_dtype(rows))
         _, first, counts = np.unique(users, return_index=True, return_counts=True)
         self._first = np.repeat(first, counts)  # event of each event's user
         end = first + counts
         tested = counts >= 3
-        self._test, self._validation = end[tested] - 1, end[tested] - 2
-        self._train = np.concatenate(
-            [
-                np.arange(stop - 1, start, -stride)
-                for start, stop in zip(
-                    first, np.where(tested, end - 2, end), strict=True
-                )
-            ]
-        )
-        self.train_samples = len(self._train)
-        # An epoch is shuffled once, not at each of its batches.
-        self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)
-
-    def train_batch(self, step: int, batch_size: int) -> Batch:
-        """Returns the batch of training step ``step`` (from 0); may span epochs."""
-        positions = np.arange(step * batch_size, (step + 1) * batch_size)
-        epochs, samples = np.divmod(positions, self.train_samples)
-        events = [self._epoch(e)[samples[epochs == e]] for e in np.unique(epochs)]
-        return self._batch(np.concatenate(events))
-
-    def validation_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Yields the whole validation set once; the last batch may be shorter."""
-        return self._in_order(self._validation, batch_size)
-
-    def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Yields the whole test set once; the last batch may be shorter."""
-        return self._in_order(self._test, batch_size)
-
-    def bayes_auc(self) -> None:
-        """Returns None: there are no negative samples."""
-        return None
-
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, epoch]).permutation(self._train)
-
-    def _in_order(self, events: np.ndarray, batch_size: int) -> Iterator[Batch]:
-        for start in range(0, len(events), batch_size):
-            yield self._batch(events[start : start + batch_size])
+        train = [
+            np.arange(stop - 1, start, -stride)
+            for start, stop in zip(first, np.where(tested, end - 2, end), strict=True)
+        ]
+        super().__init__(np.concatenate(train), end[tested] - 2, end[tested] - 1, seed)
 
     def _batch(self, events: np.ndarray) -> Batch:
         """Returns samples whose items are those of these events."""

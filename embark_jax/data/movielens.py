@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 from embark_jax.config import EmbeddingConfig, MovieLens100KConfig
 from embark_jax.data.batch import Batch, DataError, Dataset
 from embark_jax.data.download import movielens_100k_folder
+from embark_jax.data.in_memory import InMemory
 from embark_jax.data.leave_one_out import LeaveOneOut
 from embark_jax.data.prepare.movielens_files import LIKED_STARS, Files, recbole_100k
 from embark_jax.data.prepare.sequences import History
@@ -39,7 +39,7 @@ _SPLIT_SEED = 0
 _REMEDY = "`embark data movielens-100k` fetches a good copy"
 
 
-class MovieLens100K:
+class MovieLens100K(InMemory):
     """A ``Dataset`` of 100,000 ratings that 943 users gave 1,682 films.
 
     Features with a single id are user, item, age, gender, occupation, zip_code and
@@ -81,12 +81,12 @@ class MovieLens100K:
     ):
         files, rated, user, item = _read(folder, ratings)
         self._file_name = files.ratings.path.name
-        self._seed = seed
 
         order = np.random.default_rng(_SPLIT_SEED).permutation(ratings)
-        self._train, self._validation, self._test = np.split(
+        train, validation, test = np.split(
             order, [ratings * 8 // 10, ratings * 9 // 10]
         )
+        super().__init__(train, validation, test, seed)
         least = np.array(list(labels.values()) or [LIKED_STARS])
         liked = (rated["rating"].to_numpy()[:, None] >= least).astype(np.float32)
         self._labels = liked if labels else liked[:, 0]
@@ -117,35 +117,6 @@ class MovieLens100K:
             sequences = _earlier(user, time, item, earlier_items)
             self._bags["earlier_items"] = (np.arange(ratings), sequences)
         self.dense_features = dense.shape[1]
-        self.train_samples = len(self._train)
-        # An epoch is shuffled once, not at each of its batches.
-        self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)
-
-    def train_batch(self, step: int, batch_size: int) -> Batch:
-        """Returns the batch of training step ``step`` (from 0); may span epochs."""
-        positions = np.arange(step * batch_size, (step + 1) * batch_size)
-        epochs, samples = np.divmod(positions, self.train_samples)
-        rows = [self._epoch(e)[samples[epochs == e]] for e in np.unique(epochs)]
-        return self._batch(np.concatenate(rows))
-
-    def validation_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Yields the whole validation set once; the last batch may be shorter."""
-        return self._in_order(self._validation, batch_size)
-
-    def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Yields the whole test set once; the last batch may be shorter."""
-        return self._in_order(self._test, batch_size)
-
-    def bayes_auc(self) -> None:
-        """Returns None: it is not known for real data."""
-        return None
-
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, epoch]).permutation(self._train)
-
-    def _in_order(self, rows: np.ndarray, batch_size: int) -> Iterator[Batch]:
-        for start in range(0, len(rows), batch_size):
-            yield self._batch(rows[start : start + batch_size])
 
     def _batch(self, rows: np.ndarray) -> Batch:
         """Returns the samples of these rows of ml-100k.inter."""
