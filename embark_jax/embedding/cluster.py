@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import Implementation, RowGroups, sum_groups
+from embark_kernels import Implementation, RowGroups, pooled_lookup, sum_groups
 
 from embark_jax.embedding.bags import Requests
 from embark_jax.embedding.exchange import Exchange
@@ -154,6 +154,39 @@ def flat_weights(weights: Sequence[jax.Array] | None) -> jax.Array | None:
 def pick(values: jax.Array, index: jax.Array, fill: float = 0) -> jax.Array:
     """Returns ``values[index]``, with ``fill`` where the index is out of range."""
     return values.at[index].get(mode="fill", fill_value=fill)
+
+
+def lookup_blocks(
+    index: StorageIndex,
+    rows: jax.Array,
+    positions: list[jax.Array],
+    weights: list[jax.Array] | None,
+    implementation: Implementation,
+) -> list[jax.Array]:
+    """Returns for each block of the index the weighted sums of its bags.
+
+    Args:
+      index: index of the storage.
+      rows: ``[n, width]`` rows, or a device's block of the storage.
+      positions: for each block ``[rows, requests]`` positions in ``rows``.
+      weights: for each block the weight of each request; or None.
+      implementation: kernels of the lookup.
+    """
+    return [
+        pooled_lookup(
+            rows,
+            position,
+            weight,
+            hotness=block.hotness,
+            implementation=implementation,
+        )
+        for block, position, weight in zip(
+            index.blocks,
+            positions,
+            weights or [None] * len(index.blocks),
+            strict=True,
+        )
+    ]
 
 
 def sum_up(summands: Summands, implementation: Implementation) -> jax.Array:

@@ -21,7 +21,6 @@ from embark_kernels import (
     RowGroups,
     group_rows,
     group_targets,
-    pooled_lookup,
 )
 
 from embark_jax.embedding.cluster import (
@@ -29,6 +28,7 @@ from embark_jax.embedding.cluster import (
     Summands,
     flat,
     flat_weights,
+    lookup_blocks,
     sum_up,
     weights_of_requests,
 )
@@ -202,19 +202,9 @@ class DataParallel:
         return route.touched
 
     def lookup(self, block, route):
-        weights = route.weight or [None] * len(route.slot)
-        return [
-            pooled_lookup(
-                block,
-                slot,
-                weight,
-                hotness=of_block.hotness,
-                implementation=self.implementation,
-            )
-            for of_block, slot, weight in zip(
-                self.index.blocks, route.slot, weights, strict=True
-            )
-        ]
+        return lookup_blocks(
+            self.index, block, route.slot, route.weight, self.implementation
+        )
 
     def summands(self, gradients, route):
         return self._summands(gradients, route) if self.index.devices == 1 else None

@@ -16,7 +16,6 @@ from embark_kernels import (
     bucket_sorted,
     group_rows,
     group_targets,
-    pooled_lookup,
     sum_groups,
     unique_by_owner,
 )
@@ -26,6 +25,7 @@ from embark_jax.embedding.cluster import (
     Summands,
     flat,
     flat_weights,
+    lookup_blocks,
     mean_square_over_column_shards,
     pick,
     sum_up,
@@ -183,19 +183,9 @@ class UniqueBased:
         with jax.named_scope("row exchange"):
             rows = self.exchange.swap(owned, self.wire.rows, back)
         rows = rows.reshape(-1, width)
-        weights = route.weight or [None] * len(index.blocks)
-        return [
-            pooled_lookup(
-                rows,
-                inverse,
-                weight,
-                hotness=block.hotness,
-                implementation=self.implementation,
-            )
-            for block, inverse, weight in zip(
-                index.blocks, route.inverse, weights, strict=True
-            )
-        ]
+        return lookup_blocks(
+            index, rows, route.inverse, route.weight, self.implementation
+        )
 
     def summands(self, gradients, route):
         index = self.index
