@@ -22,7 +22,9 @@ class InMemory(abc.ABC):
     def __init__(
         self, train: np.ndarray, validation: np.ndarray, test: np.ndarray, seed: int
     ):
-        self._train, self._validation, self._test = train, validation, test
+        self._train = train
+        self._validation = validation
+        self._test = test
         self._seed = seed
         self.train_samples = len(train)
         # An epoch is shuffled once, not at each of its batches.
