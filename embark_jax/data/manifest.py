@@ -183,6 +183,24 @@ class Manifest(Config):
         hashes = "".join(file.sha256 for file in files)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
+    def encoding_rules(self) -> dict[str, Any]:
+        """Returns all that determines the samples of raw rows, but for the values of
+        vocabularies, of which it has the numbers."""
+        return self.model_dump(
+            include={
+                "dense",
+                "labels",
+                "sample_weights",
+                "features",
+                "table_rows",
+                "hashed_tables",
+                "values",
+                "numbers",
+                "columns",
+                "text_features",
+            }
+        )
+
     @property
     def numbered_tables(self) -> set[str]:
         """Returns the tables whose row numbers are the values themselves."""

@@ -123,7 +123,7 @@ def export_run(
             (folder / JAX).write_bytes(serialized(model))
             copy_encoding(workdir, folder)
         elif chain is not None:
-            _add_encoding(workdir, folder, chain)
+            add_encoding(workdir, folder, chain)
         for table in progress(saved.tables):
             rows = (
                 changed_rows(saved, then, table) if then else lookup_table(saved, table)
@@ -155,7 +155,7 @@ def export_run(
     return Path(out)
 
 
-def _add_encoding(workdir: Path, out: Path, chain: Chain) -> None:
+def add_encoding(workdir: Path, out: Path, chain: Chain) -> None:
     """Writes what a run's encoding adds to that of the exports before, if it does.
 
     Raises:
@@ -171,7 +171,8 @@ def _add_encoding(workdir: Path, out: Path, chain: Chain) -> None:
             f"table {table!r}: values have other rows than in {chain.folder}; prepare "
             "data with --extend, or begin another chain"
         )
-    if before.manifest.table_rows != now.manifest.table_rows:
+    # Not the vocabularies alone: raw rows are read by the newest transforms.
+    if before.manifest.encoding_rules() != now.manifest.encoding_rules():
         write_added(before, now, out / ENCODING)
 
 

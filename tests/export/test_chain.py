@@ -10,7 +10,8 @@ import pytest
 
 from embark_jax._base.files import read_arrow
 from embark_jax.data import DataError
-from embark_jax.export import load_id_scorer, load_scorer
+from embark_jax.data import manifest as manifests
+from embark_jax.export import load_id_scorer, load_scorer, writing
 from embark_jax.export.chain import Chain
 from embark_jax.export.lookup import read_table
 from tests import runs
@@ -111,6 +112,24 @@ def test_vocabularies_are_published_as_far_as_they_are_new(days):
     encoding = Chain.read(chain).encoding()
     assert encoding is not None
     assert encoding.keys("user").to_pylist() == new.to_pylist()
+
+
+@pytest.mark.slow
+def test_other_rules_are_published_where_no_value_is_new(days, tmp_path):
+    folder, path = days
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run 2/encoding", run / "encoding")
+    chain = Chain.read(path)
+    writing.add_encoding(run, tmp_path / "same", chain)
+    assert not (tmp_path / "same").exists()
+    manifest = manifests.read(run / "encoding")
+    values = manifest.values.model_copy(update={"missing": ("gone",)})
+    manifest.model_copy(update={"values": values}).save(run / "encoding")
+    writing.add_encoding(run, tmp_path / "link", chain)
+    published = manifests.read(tmp_path / "link/encoding")
+    assert published.values.missing == ("gone",)
+    key = read_arrow(tmp_path / "link/encoding/vocabulary/user.arrow")["key"]
+    assert not len(key)
 
 
 @pytest.mark.slow
