@@ -1,5 +1,5 @@
 """Reads and writes of a step in a file far larger than the page cache: rows in the
-order of their numbers, with or without a cache of rows before them, beside a log.
+order of their numbers, beside a log.
 
 Each runs in a process of its own, in a memory cgroup (version 1, as root).
 """
@@ -86,49 +86,7 @@ class InLog(RowLog):
         self.memory_bytes = self._position.nbytes + self._number.nbytes
 
 
-class Cached:
-    """The rows that left slots last, in memory before rows in order."""
-
-    def __init__(self, rows: int, folder: Path):
-        self._store = InOrder(rows, folder)
-        count = int(CACHE_BYTES / (4 * VALUES)) // ROWS_PER_WRITE * ROWS_PER_WRITE
-        self._number = np.full(count, -1, np.int32)
-        self._rows = np.ones((count, VALUES), np.float32)  # takes memory now
-        self._position = np.full(rows, -1, np.int32)
-        self._end, self._file = 0, self._store._file
-        self.memory_bytes = self._position.nbytes + self._rows.nbytes
-
-    def read(self, numbers):
-        position = self._position[numbers]
-        cached = position >= 0
-        rows = np.empty((len(numbers), VALUES), np.float32)
-        rows[cached] = self._rows[position[cached]]
-        rows[~cached] = self._store.read(numbers[~cached])
-        self._number[position[cached]], self._position[numbers] = -1, -1
-        return rows
-
-    def write(self, numbers, rows):
-        for i in range(0, len(numbers), ROWS_AT_ONCE):
-            self._write(numbers[i : i + ROWS_AT_ONCE], rows[i : i + ROWS_AT_ONCE])
-
-    def _write(self, numbers, rows):
-        end = self._end + np.arange(len(numbers))
-        if (self._end - 1) // ROWS_PER_WRITE != end[-1] // ROWS_PER_WRITE:
-            first = end[-1] // ROWS_PER_WRITE * ROWS_PER_WRITE % len(self._rows)
-            block = slice(first, first + ROWS_PER_WRITE)
-            held = first + np.flatnonzero(self._number[block] >= 0)
-            held = held[np.argsort(self._number[held])]
-            self._store.write(self._number[held], self._rows[held])
-            self._position[self._number[held]] = -1
-            self._number[block] = -1
-        end %= len(self._rows)
-        self._rows[end], self._number[end] = rows, numbers
-        self._position[numbers] = end
-        self._end = (self._end + len(numbers)) % len(self._rows)
-
-
-CACHE_BYTES = 0.4e9
-STORES: dict[str, Any] = {"in order": InOrder, "cached": Cached, "log": InLog}
+STORES: dict[str, Any] = {"in order": InOrder, "log": InLog}
 
 
 class NoFile:
@@ -148,7 +106,7 @@ class NoFile:
 def fill(store: Any) -> None:
     """Writes the number of each row into it, and empties the page cache of the file."""
     file = store._file
-    numbers = getattr(store, "_store", store)._number
+    numbers = store._number
     for first in range(0, len(numbers), ROWS_PER_WRITE):
         values = numbers[first : first + ROWS_PER_WRITE, None].astype(np.float32)
         file.write(first, np.repeat(values, VALUES, axis=1))
