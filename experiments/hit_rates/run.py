@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.cache.key_index import empty_index, resolve
+from embark_jax.cache.key_index import SlotRules, empty_index, resolve
 from embark_jax.data import MovieLens100K
 from embark_jax.plans.options import Evict
 from embark_jax.statistics.histogram import Histogram
@@ -38,8 +38,9 @@ def replayed(
 ) -> float:
     """Share of a batch's rows that the key index of one device has in slots."""
     index = empty_index(slots, 1)
-    step = jax.jit(functools.partial(resolve, evict=evict), donate_argnums=0)
-    missed = asked = 0
+    rules = SlotRules(evict=evict)
+    step = jax.jit(functools.partial(resolve, rules=rules), donate_argnums=0)
+    missed = requested = 0
     warm = LRU_WARM_BATCHES if evict == "lru" else WARM_BATCHES
     for number in range(warm + BATCHES):
         rows = np.unique(next(batches))
@@ -49,8 +50,8 @@ def replayed(
         index = resolved.index
         if number >= warm:
             missed += int(resolved.moves.count[0])
-            asked += len(rows)
-    return 1 - missed / asked
+            requested += len(rows)
+    return 1 - missed / requested
 
 
 def drawn(rows: int, exponent: float, ids: int) -> Iterator[np.ndarray]:
