@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -22,7 +24,7 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from embark_jax.cli.errors import printable
-from embark_jax.planner import TableList, Workload
+from embark_jax.planner import TableList, Workload, load_table_list
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.options import DenseParallelism, DenseWire, Kernels, WireFormat
@@ -67,33 +69,6 @@ Jobs = Annotated[
         "what it shows to a file beside its folder.",
     ),
 ]
-TableListName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Plan for a list of tables instead of CONFIG: a YAML or JSON file, or the "
-        "name of one in configs/models/, such as t180.",
-    ),
-]
-FleetName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE.yaml",
-        help="For table lists: the fleet, as a file or one of "
-        f"{', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} by default.",
-    ),
-]
-Nodes = Annotated[
-    int | None,
-    typer.Option(help="For table lists: number of nodes; 1 by default."),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="For table lists: samples per step, over all devices; by default what the "
-        "list says, or 65536."
-    ),
-]
 ZipfExponent = Annotated[
     float | None,
     typer.Option(
@@ -101,95 +76,107 @@ ZipfExponent = Annotated[
         "says, or 0."
     ),
 ]
-OptimizerName = Annotated[
-    str | None,
-    typer.Option(
-        help=f"For table lists: row optimizer, one of {', '.join(STATE_VALUES)}; by "
-        "default what the list says, or rowwise_adagrad."
-    ),
-]
-WireRows = Annotated[
-    WireFormat | None,
-    typer.Option(
-        help="For table lists: format in which rows travel between devices, like the "
-        "config key embedding.wire.rows; float32 by default."
-    ),
-]
-WireGradients = Annotated[
-    WireFormat | None,
-    typer.Option(
-        help="For table lists: format in which gradients travel, like the config key "
-        "embedding.wire.gradients; float32 by default."
-    ),
-]
-
-
-Overlap = Annotated[
-    bool | None,
-    typer.Option(
-        "--overlap/--no-overlap",
-        help="For table lists: whether a step also makes the routes of the next, like "
-        "the config key train.overlap; by default on several GPUs.",
-    ),
-]
-Dense = Annotated[
-    DenseParallelism | None,
-    typer.Option(
-        help="For table lists: layout of the dense layers, like the config key "
-        "train.dense; replicated by default."
-    ),
-]
-DenseWireName = Annotated[
-    DenseWire | None,
-    typer.Option(
-        "--dense-wire",
-        help="For table lists: format in which gradients of the dense layers travel, "
-        "like the config key train.dense_wire; float32 by default.",
-    ),
-]
-KernelsName = Annotated[
-    Kernels | None,
-    typer.Option(
-        help="For table lists: implementation of lookups and updates, like the config "
-        "key embedding.kernels; xla by default, which runs until the kernels have "
-        "passed `embark bench kernels --check`."
-    ),
-]
-MemoryGB = Annotated[
-    float | None,
-    typer.Option(
-        "--memory-gb",
-        help="For table lists: most memory of a device that a step may take, in GB; "
-        "nine tenths of it by default.",
-    ),
-]
 
 
 @dataclasses.dataclass(frozen=True)
 class ListOptions:
-    """What a command is told of a table list; None where it is not.
+    """The options of a command that plans for a table list; None if not given."""
 
-    Attributes:
-      others: options of the command's own that are for table lists, by name.
-    """
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Plan for a list of tables instead of CONFIG: a YAML or JSON file, or "
+            "the name of one in configs/models/, such as t180.",
+        ),
+    ]
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.yaml",
+            help="For table lists: the fleet, as a file or one of "
+            f"{', '.join(fleets.BY_NAME)}; {DEFAULT_FLEET} by default.",
+        ),
+    ]
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="For table lists: number of nodes; 1 by default."),
+    ]
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="For table lists: samples per step, over all devices; by default what "
+            "the list says, or 65536."
+        ),
+    ]
+    zipf: ZipfExponent
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help=f"For table lists: row optimizer, one of {', '.join(STATE_VALUES)}; "
+            "by default what the list says, or rowwise_adagrad."
+        ),
+    ]
+    wire_rows: Annotated[
+        WireFormat | None,
+        typer.Option(
+            help="For table lists: format in which rows travel between devices, like "
+            "the config key embedding.wire.rows; float32 by default."
+        ),
+    ]
+    wire_gradients: Annotated[
+        WireFormat | None,
+        typer.Option(
+            help="For table lists: format in which gradients travel, like the config "
+            "key embedding.wire.gradients; float32 by default."
+        ),
+    ]
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="For table lists: whether a step also makes the routes of the next, "
+            "like the config key train.overlap; by default on several GPUs.",
+        ),
+    ]
+    dense: Annotated[
+        DenseParallelism | None,
+        typer.Option(
+            help="For table lists: layout of the dense layers, like the config key "
+            "train.dense; replicated by default."
+        ),
+    ]
+    dense_wire: Annotated[
+        DenseWire | None,
+        typer.Option(
+            help="For table lists: format in which gradients of the dense layers "
+            "travel, like the config key train.dense_wire; float32 by default.",
+        ),
+    ]
+    kernels: Annotated[
+        Kernels | None,
+        typer.Option(
+            help="For table lists: implementation of lookups and updates, like the "
+            "config key embedding.kernels; xla by default, which runs until the "
+            "kernels have passed `embark bench kernels --check`."
+        ),
+    ]
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="For table lists: most memory of a device that a step may take, in "
+            "GB; nine tenths of it by default.",
+        ),
+    ]
 
-    fleet: str | None
-    nodes: int | None
-    batch: int | None
-    zipf: float | None
-    optimizer: str | None
-    wire_rows: WireFormat | None
-    wire_gradients: WireFormat | None
-    overlap: bool | None
-    dense: DenseParallelism | None
-    dense_wire: DenseWire | None
-    kernels: Kernels | None
-    memory_gb: float | None
-    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def check_unused(self) -> None:
-        """Raises ``BadParameter`` if any is given, since a config says it all."""
-        options = {**vars(self), **self.others, "others": None}
+    def check(self, config_file: Path | None, **others: Any) -> None:
+        """Raises ``BadParameter`` unless there is either a config, which says it all,
+        or a table list; ``others`` are further options for lists."""
+        if (config_file is None) == (self.tables is None):
+            raise typer.BadParameter("give either a CONFIG or --tables")
+        if config_file is None:
+            return
+        options = vars(self) | others
         unused = [name for name, value in options.items() if value is not None]
         if unused:
             names = ", ".join("--" + name.replace("_", "-") for name in unused)
@@ -199,12 +186,14 @@ class ListOptions:
                 "embedding.memory_gb=20 train.overlap=false, …"
             )
 
-    def workload(self, listed: TableList) -> Workload:
-        """Returns the workload of a list.
+    def read(self) -> tuple[TableList, Workload]:
+        """Returns the list, and its workload.
 
         Raises:
-          ConfigError, ValueError: if a value breaks its rule.
+          ConfigError, ValueError: if there is no such list, or a value breaks its rule.
         """
+        assert self.tables is not None
+        listed = load_table_list(self.tables)
         nodes = 1 if self.nodes is None else self.nodes
         workload = listed.workload(
             fleets.load(self.fleet or DEFAULT_FLEET, nodes),
@@ -220,7 +209,32 @@ class ListOptions:
             self.dense or "replicated",
             self.kernels or "xla",
         )
-        return dataclasses.replace(workload, memory_gb=self.memory_gb)
+        return listed, dataclasses.replace(workload, memory_gb=self.memory_gb)
+
+
+def with_list_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Makes a command of a function: it has the ``ListOptions`` in the place of the
+    parameter ``options``."""
+    hints = get_type_hints(ListOptions, include_extras=True)
+    listed = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint
+        )
+        for name, hint in hints.items()
+    ]
+    signature = inspect.signature(function, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        parameters += listed if name == "options" else [parameter]
+
+    @functools.wraps(function)
+    def command(**arguments: Any) -> None:
+        options = ListOptions(**{name: arguments.pop(name) for name in hints})
+        function(**arguments, options=options)
+
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 @contextlib.contextmanager

@@ -14,23 +14,11 @@ from embark_jax import planner
 from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
-    BatchSize,
-    Dense,
-    DenseWireName,
-    FleetName,
-    KernelsName,
     ListOptions,
-    MemoryGB,
-    Nodes,
-    OptimizerName,
-    Overlap,
     Overrides,
-    TableListName,
-    WireGradients,
-    WireRows,
-    ZipfExponent,
     console,
     say,
+    with_list_options,
 )
 from embark_jax.config import reading
 from embark_jax.report.plan_record import plan_record
@@ -40,25 +28,15 @@ from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 REPLANNED, QUICK_TABLES = 3, 100
 
 
+@with_list_options
 def plan(
     config_file: Annotated[
         Path | None,
         typer.Argument(metavar="[CONFIG]", help="Config to plan: a YAML or gin file."),
     ] = None,
     overrides: Overrides = None,
-    tables: TableListName = None,
-    fleet: FleetName = None,
-    nodes: Nodes = None,
-    batch: BatchSize = None,
-    zipf: ZipfExponent = None,
-    optimizer: OptimizerName = None,
-    wire_rows: WireRows = None,
-    wire_gradients: WireGradients = None,
-    overlap: Overlap = None,
-    dense: Dense = None,
-    dense_wire: DenseWireName = None,
-    kernels: KernelsName = None,
-    memory_gb: MemoryGB = None,
+    *,
+    options: ListOptions,
     cost_model: Annotated[
         str | None,
         typer.Option(
@@ -105,8 +83,7 @@ def plan(
     ] = None,
 ) -> None:
     """Plan where every table will live, and show why."""
-    if (config_file is None) == (tables is None):
-        raise typer.BadParameter("give either a CONFIG or --tables")
+    options.check(config_file, cost_model=cost_model, certify=certify, replan=replan)
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(
@@ -119,35 +96,17 @@ def plan(
             statistics = Statistics.from_json(text)
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
-    options = ListOptions(
-        fleet=fleet,
-        nodes=nodes,
-        batch=batch,
-        zipf=zipf,
-        optimizer=optimizer,
-        wire_rows=wire_rows,
-        wire_gradients=wire_gradients,
-        overlap=overlap,
-        dense=dense,
-        dense_wire=dense_wire,
-        kernels=kernels,
-        memory_gb=memory_gb,
-        others={"cost_model": cost_model, "certify": certify, "replan": replan},
-    )
     start = time.perf_counter()
     without_data = False
     if config_file is not None:
-        options.check_unused()
         config = reading.load(config_file, overrides or ())
         from embark_jax.run import experiment
 
         model = experiment.plan_model(config, statistics)
         planned, without_data = model.plan, model.without_data
     else:
-        assert tables is not None
         try:
-            listed = planner.load_table_list(tables)
-            workload = options.workload(listed)
+            listed, workload = options.read()
             specs = listed.specs()
             if replan is None:
                 replan = REPLANNED if len(specs[0]) <= QUICK_TABLES else 0

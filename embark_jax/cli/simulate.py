@@ -15,23 +15,11 @@ from embark_jax import planner, simulator
 from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
-    BatchSize,
-    Dense,
-    DenseWireName,
-    FleetName,
-    KernelsName,
     ListOptions,
-    MemoryGB,
-    Nodes,
-    OptimizerName,
-    Overlap,
     Overrides,
-    TableListName,
-    WireGradients,
-    WireRows,
-    ZipfExponent,
     console,
     say,
+    with_list_options,
 )
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
@@ -48,25 +36,15 @@ EMBEDDINGS_ALONE = (
 )
 
 
+@with_list_options
 def simulate(
     config_file: Annotated[
         Path | None,
         typer.Argument(metavar="[CONFIG]", help="Config: a YAML or gin file."),
     ] = None,
     overrides: Overrides = None,
-    tables: TableListName = None,
-    fleet: FleetName = None,
-    nodes: Nodes = None,
-    batch: BatchSize = None,
-    zipf: ZipfExponent = None,
-    optimizer: OptimizerName = None,
-    wire_rows: WireRows = None,
-    wire_gradients: WireGradients = None,
-    overlap: Overlap = None,
-    dense: Dense = None,
-    dense_wire: DenseWireName = None,
-    kernels: KernelsName = None,
-    memory_gb: MemoryGB = None,
+    *,
+    options: ListOptions,
     all_hot: Annotated[
         float | None,
         typer.Option(
@@ -85,24 +63,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate how a train step runs over time, on any fleet."""
-    if (config_file is None) == (tables is None):
-        raise typer.BadParameter("give either a CONFIG or --tables")
-    options = ListOptions(
-        fleet=fleet,
-        nodes=nodes,
-        batch=batch,
-        zipf=zipf,
-        optimizer=optimizer,
-        wire_rows=wire_rows,
-        wire_gradients=wire_gradients,
-        overlap=overlap,
-        dense=dense,
-        dense_wire=dense_wire,
-        kernels=kernels,
-        memory_gb=memory_gb,
-    )
-    if config_file is not None:
-        options.check_unused()
+    options.check(config_file)
     with Console(stderr=True).status("planning"):
         plan, notes = None, []
         try:
@@ -115,10 +76,10 @@ def simulate(
                 if model.without_data:
                     notes.append(WITHOUT_DATA)
             else:
-                assert tables is not None
-                listed = planner.load_table_list(tables)
-                workload = options.workload(listed)
-                job = simulator.job_of_list(listed, workload.fleet, optimizer=optimizer)
+                listed, workload = options.read()
+                job = simulator.job_of_list(
+                    listed, workload.fleet, optimizer=options.optimizer
+                )
                 job = dataclasses.replace(job, workload=workload)
                 if listed.dense is None:
                     notes.append(EMBEDDINGS_ALONE)
