@@ -37,13 +37,6 @@ def plan(
     overrides: Overrides = None,
     *,
     options: ListOptions,
-    cost_model: Annotated[
-        str | None,
-        typer.Option(
-            help="With --tables: the cost model, program (the default) or embark, "
-            "which is EMBark's formula."
-        ),
-    ] = None,
     certify: Annotated[
         float | None,
         typer.Option(
@@ -83,7 +76,7 @@ def plan(
     ] = None,
 ) -> None:
     """Plan where every table will live, and show why."""
-    options.check(config_file, cost_model=cost_model, certify=certify, replan=replan)
+    options.check(config_file, certify=certify, replan=replan)
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(
@@ -113,7 +106,6 @@ def plan(
             planned = planner.plan_for(
                 dataclasses.replace(workload, statistics=statistics),
                 *specs,
-                cost_model=cost_model or "program",
                 certify_s=certify or 0.0,
                 replan=replan,
             )

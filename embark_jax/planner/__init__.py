@@ -6,7 +6,6 @@ contract with all others, in ``plans``. ``README.md`` in this folder explains al
 page.
 """
 
-from embark_jax.planner.cost.embark import EmbarkModel
 from embark_jax.planner.cost.phases import Phase, phases
 from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.cost.program import ProgramModel
@@ -19,7 +18,6 @@ from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.planning import plan, plan_for
 
 __all__ = [
-    "EmbarkModel",
     "Phase",
     "ProgramModel",
     "TableList",

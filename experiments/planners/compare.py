@@ -13,10 +13,10 @@ from typing import Any
 import embark_greedy
 import torchrec_plans
 from baselines import BASELINES, Placements
+from embark_formula import EmbarkModel
 
 from embark_jax import planner
 from embark_jax.planner import (
-    EmbarkModel,
     ProgramModel,
     TableList,
     Workload,
@@ -107,7 +107,7 @@ def compare(case: Case, torchrec: Mapping[str, Any]) -> dict[str, Any]:
     costs = {}
     with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
         # In a process of its own no case finds the caches of another filled.
-        plans = [fresh.submit(_ours, case, model.name) for model in (program, embark)]
+        plans = [fresh.submit(_ours, case, model) for model in (program, embark)]
         ours_and_bounds = [plan.result() for plan in plans]
     for model, (ours, bound_ms) in zip((program, embark), ours_and_bounds, strict=True):
         attempts = {OURS: ours, EMBARK: _best(greedies, case, model), **for_all}
@@ -152,7 +152,7 @@ def _priced(attempt: Attempt, case: Case, model: CostModel) -> dict[str, Any]:
     }
 
 
-def _ours(case: Case, cost_model: str) -> tuple[Attempt, float | None]:
+def _ours(case: Case, cost_model: CostModel) -> tuple[Attempt, float | None]:
     """The plan, and its lower bound in ms."""
     tables, features = case.listed.specs()
     workload = case.workload

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from baselines import Features, Placements, Tables, rows_over
+from embark_formula import EmbarkModel
 
-from embark_jax.planner import EmbarkModel, Workload
+from embark_jax.planner import Workload
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.workload import TableUse, table_uses

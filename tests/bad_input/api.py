@@ -106,7 +106,6 @@ PLANS = [
     _plan("no room for ids", "capacity_slack is 0, must be", capacity_slack=0),
     _plan("an unknown optimizer", "optimizer is 'lamb'", optimizer="lamb"),
     _plan("an unknown implementation", "kernels is 'cuda'", kernels="cuda"),
-    _plan("an unknown cost model", "cost_model is 'mine'", cost_model="mine"),
     _plan("text for a wire", "wire is 'bfloat16', must be such", wire="bfloat16"),
     _plan(
         "statistics of another model",

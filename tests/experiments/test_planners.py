@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax.planner import EmbarkModel, Workload, predict
+from embark_jax.planner import Workload, predict
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from experiments.planners.embark_formula import EmbarkModel
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "planners"
-NAMES = ("baselines", "embark_greedy", "torchrec_plans", "compare", "report", "run")
+NAMES = (
+    "baselines",
+    "embark_formula",
+    "embark_greedy",
+    "torchrec_plans",
+    "compare",
+    "report",
+    "run",
+)
 TWO_NODES = Workload(fleet.dgx_h100(2, gpus_per_node=2), 64, optimizer="sgd")
 TABLES = [
     TableSpec(name, rows, 8)

@@ -17,6 +17,7 @@ from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from experiments.planners.embark_formula import EmbarkModel
 from tests.planner import published
 
 TABLES = [TableSpec(name, 1000, 8) for name in ("dp", "rb", "ub", "columns")]
@@ -78,7 +79,8 @@ def test_a_plan_keeps_its_breakdown():
     breakdown = planned.prediction.breakdown
     assert sum(breakdown.table_ms.values()) == pytest.approx(planned.prediction.step_ms)
     assert Plan.from_json(planned.to_json()) == planned
-    formula = plan(TABLES[:3], FEATURES[:3], fleet.dgx_h100(), 80, cost_model="embark")
+    request = TABLES[:3], FEATURES[:3], fleet.dgx_h100(), 80
+    formula = plan(*request, cost_model=EmbarkModel(Workload(*request[2:])))
     assert formula.prediction.breakdown is None
     assert Plan.from_json(formula.to_json()) == formula
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from embark_jax.planner import phases, plan_for, predict
-from embark_jax.planner.cost.embark import EmbarkModel
 from embark_jax.planner.cost.predict import price as priced_plan
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.shapes import Shapes
@@ -17,6 +16,7 @@ from embark_jax.plans import fleet, traffic
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from experiments.planners.embark_formula import EmbarkModel
 from tests.planner.toy import DEVICE, IDEAL, MODEL, TOY, USE, WORKLOAD
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.planner import plan, read_table_list
-from embark_jax.planner.cost.embark import EmbarkModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report.plan_record import plan_record
+from experiments.planners.embark_formula import EmbarkModel
 from tests.planner import published
 from tests.thorough import thorough
 
@@ -48,9 +48,9 @@ def requests(draw):
         draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 4]))
     )
     zipf = draw(st.sampled_from([0.0, 1.1]))
-    models = ["program", "embark"]
+    models = [None, EmbarkModel(Workload(machines, 1200, zipf))]
     if any(feature.sequence for feature in features):
-        models.remove("embark")  # whose one cluster takes none
+        models.pop()  # whose one cluster takes none
     model = draw(st.sampled_from(models))
     return tables, features, machines, zipf, model
 
@@ -225,14 +225,6 @@ def test_a_table_list_and_the_record_of_a_plan():
     assert record["gap"] == pytest.approx(
         record["step_ms"] / record["lower_bound_ms"] - 1
     )
-
-
-def test_a_cost_model_can_be_given_as_an_object():
-    tables, features = published.model("DLRM-DCNv2")
-    one_node = fleet.dgx_h100()
-    model = EmbarkModel(Workload(one_node, BATCH))
-    given = plan(tables, features, one_node, BATCH, cost_model=model)
-    assert given == plan(tables, features, one_node, BATCH, cost_model="embark")
 
 
 def test_partial_sums_are_added_up_inside_nodes_where_that_is_faster():

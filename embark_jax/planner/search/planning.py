@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from embark_jax.planner.cost.breakdown import break_down
-from embark_jax.planner.cost.embark import EmbarkModel
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.cost.program import ProgramModel
@@ -51,7 +50,7 @@ def plan(
     zipf_exponent: float = 0.0,
     capacity_slack: float = 1.25,
     optimizer: str = "rowwise_adagrad",
-    cost_model: str | CostModel = "program",
+    cost_model: CostModel | None = None,
     statistics: Statistics = NO_STATISTICS,
     wire: Wire = FLOAT32,
     certify_s: float = 0.0,
@@ -68,8 +67,7 @@ def plan(
       zipf_exponent: skew of ids within their table; 0 is uniform.
       capacity_slack: multiple of the expected ids that exchange buffers hold.
       optimizer: optimizer of the embedding rows; its state takes memory in addition.
-      cost_model: "program" prices what the compiled step moves, "embark" is EMBark's
-        published formula; or your own cost model.
+      cost_model: your own cost model; None prices what the compiled step moves.
       statistics: statistics of a sample of the data; ``zipf_exponent`` is then for the
         tables that are not in it.
       wire: the formats in which rows and gradients travel.
@@ -112,7 +110,7 @@ def plan_for(
     features: Sequence[FeatureSpec],
     *,
     forced: Mapping[str, ForcedPlacement] | None = None,
-    cost_model: str | CostModel = "program",
+    cost_model: CostModel | None = None,
     certify_s: float = 0.0,
     replan: int = 0,
     params: SearchParams = DEFAULT,
@@ -124,7 +122,7 @@ def plan_for(
     forced = dict(forced or {})
     grown = fully_grown(tables)
     all_forced = forced | spread(grown, forced, workload.devices)
-    model = _cost_model(cost_model, workload)
+    model = cost_model or ProgramModel(workload)
     _check_request(grown, features, all_forced, workload, model)
     if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
@@ -157,19 +155,6 @@ def plan_for(
         return again.prediction.step_ms
 
     return _replanned(planned, replan, step_ms_without)
-
-
-def _cost_model(cost_model: str | CostModel, workload: Workload) -> CostModel:
-    match cost_model:
-        case "program":
-            return ProgramModel(workload)
-        case "embark":
-            return EmbarkModel(workload)
-        case str():
-            raise ValueError(
-                f"cost_model is {cost_model!r}, must be one of ['program', 'embark']"
-            )
-    return cost_model
 
 
 def _replanned(
