@@ -18,7 +18,10 @@ FORMATS = (".png", ".svg", ".html")
 def plot(
     workdirs: Annotated[
         list[Path],
-        typer.Argument(metavar="WORKDIR...", help="Folders of one or several runs."),
+        typer.Argument(
+            metavar="WORKDIR...",
+            help="Folders of one or several runs, or of sweeps and searches.",
+        ),
     ],
     out: Annotated[
         Path,
@@ -36,6 +39,7 @@ def plot(
     from embark_jax.run.logs import LogError, read_metrics
 
     runs = {}
+    workdirs = [run for workdir in workdirs for run in _runs(workdir)]
     files = {workdir: RunFolder(workdir).read() for workdir in workdirs}
     for workdir in workdirs:
         records = read_metrics(files[workdir])
@@ -49,6 +53,11 @@ def plot(
     else:
         run_curves(runs).savefig(out)
     say(f"plot written to {out}")
+
+
+def _runs(workdir: Path) -> list[Path]:
+    """Returns the folders of the runs of a sweep or a search, else the folder."""
+    return sorted(log.parent for log in workdir.glob("*/metrics.jsonl")) or [workdir]
 
 
 def _plans(files: Mapping[Path, Path]) -> dict[str, str]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Workdir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that gets a folder for each run; runs/NAME-sweep-TIME or "
-        "runs/NAME-search-TIME by default."
+        help="Folder that gets a folder for each run; runs/NAME-COMMAND-TIME by "
+        "default."
     ),
 ]
 Resume = Annotated[
@@ -56,11 +56,13 @@ def search(
     config_file: ConfigFile,
     overrides: Overrides = None,
     trials: Annotated[
-        int, typer.Option(min=1, help="Number of runs, with those that are finished.")
+        int, typer.Option(min=1, help="Number of trials, finished ones included.")
     ] = 20,
     metric: Annotated[
         Metric,
-        typer.Option(help="Metric of the validation set that the best trial has."),
+        typer.Option(
+            help="Metric of the validation set that decides which trial is best."
+        ),
     ] = "auc",
     sampler: Annotated[
         Sampler,

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from embark_jax._base.config import ConfigError
+from embark_jax._base.config import ConfigError, differences
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import replacing
 from embark_jax.config import ExperimentConfig, reading
@@ -247,7 +247,10 @@ def _metrics(record: Mapping[str, Any]) -> dict[str, Any]:
 def _check_folder(study: Study, workdir: Path, resume: bool) -> None:
     """Raises ``FileExistsError`` if a new study finds files there, ``ConfigError`` if
     a resumed one finds another study."""
-    if not resume and workdir.exists() and any(workdir.iterdir()):
+    own = workdir / f"{study.kind}.yaml"
+    if not workdir.exists() or set(workdir.iterdir()) <= {own}:
+        return  # no run has begun
+    if not resume:
         raise FileExistsError(
             f"{workdir} is not empty: pass --resume to continue the {study.kind} in "
             "it, or another --workdir"
@@ -255,29 +258,35 @@ def _check_folder(study: Study, workdir: Path, resume: bool) -> None:
     kinds: tuple[Kind, ...] = ("sweep", "search")
     for kind in kinds:
         path = workdir / f"{kind}.yaml"
-        if path.exists() and not (kind == study.kind and _continues(path, study)):
+        if not path.exists():
+            continue
+        if lines := _changes(path, study) if kind == study.kind else [f"a {kind}"]:
             raise ConfigError(
-                f"{path}: is of another {kind}, whose results are in this folder; "
-                f"{study.kind} into another --workdir"
+                "\n  ".join(
+                    [f"{path}: is of another {kind}, whose results are here:", *lines]
+                )
+                + f"\n{study.kind} into another --workdir"
             )
 
 
-def _continues(path: Path, study: Study) -> bool:
-    """Whether a study has the config in a file; a sweep may list other values.
+def _changes(path: Path, study: Study) -> list[str]:
+    """Returns in words where a study differs from the config in a file; a sweep may
+    list other values.
 
     Raises:
       ConfigError: if the file is damaged.
     """
     try:
-        before, config = reading.load(path), study.config
+        configs = reading.load(path), study.config
     except ConfigError as error:
         raise ConfigError(
             f"{error}\n{path} says what the runs in this folder are of: delete it if "
             f"they are of this {study.kind}"
         ) from None
-    return list(before.sweep or ()) == list(config.sweep or ()) and (
-        before.model_copy(update={"sweep": config.sweep}) == config
-    )
+    before, now = (config.model_dump(mode="json") for config in configs)
+    for values in (before, now):
+        values["sweep"] = list(values["sweep"] or ())
+    return differences(before, now, "in the folder")
 
 
 def _check_same(config: ExperimentConfig, folder: Path) -> None:

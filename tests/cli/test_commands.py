@@ -114,6 +114,10 @@ def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
     (unfinished / "metrics.jsonl").write_text(text[: len(text) // 2])
     out = tmp_path / f"curves.{suffix}"
     done("plot", trained[1], unfinished, "--out", out)
+    if suffix == "html":  # of a folder of runs
+        done("plot", unfinished.parent, "--out", tmp_path / "all.html")
+        assert f"Plan of {trained[1]}" not in (tmp_path / "all.html").read_text()
+        assert str(unfinished) in (tmp_path / "all.html").read_text()
     start = {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!DOCTYPE html>"}[suffix]
     assert out.read_bytes().startswith(start)
     if suffix == "html":

@@ -84,7 +84,17 @@ def test_a_resumed_search_chooses_as_an_undisturbed_one(config, trained, tmp_pat
     assert trained == [*diverged, "trial-0013", "trial-0014"]
     assert rows(parts) == rows(whole)
     other = embark(*args, "14", "seed=1", "--workdir", parts, "--resume")
-    runs.assert_refused(other, "is of another search")
+    runs.assert_refused(other, "is of another search", "seed is 0 in the folder, 1")
+
+
+def test_a_search_that_trained_nothing_leaves_nothing(config, trained, tmp_path):
+    """Its folder may be used by another."""
+    folder = tmp_path / "search"
+    args = ("--trials", "2", "--workdir", folder)
+    folder.mkdir()
+    reading.save(reading.load(config, ["seed=1"]), folder / "search.yaml")
+    done("search", config, *args)
+    assert len(rows(folder)) == len(trained) == 2
 
 
 def test_trials_at_the_same_time_are_chosen_together(
