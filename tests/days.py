@@ -51,11 +51,11 @@ def prepare_table(
     return out
 
 
-def prepare_days(folder: Path, days=range(DAYS)) -> Path:
+def prepare_days(folder: Path, days=range(DAYS), name: str = "day {}") -> Path:
     """A folder of prepared days, each an extension of the one before."""
     out, before = folder / "days", None
     for day in days:
-        target = out / f"day {day}"
+        target = out / name.format(day)
         before = prepare_table(folder / "raw", table_of(day), target, before)
     return out
 

@@ -35,6 +35,7 @@ from embark_jax.cache.slots_needed import check_slots
 from embark_jax.cache.stored_rows import ROWS_AT_ONCE
 from embark_jax.cache.swaps import Incoming, make_put, make_take
 from embark_jax.cache.table_stores import TableStores, most_of_all
+from embark_jax.cache.window_turns import WindowTurns
 from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch, route_batch
@@ -79,6 +80,9 @@ class CachedRows:
       look_ahead: whether rows of the batch after are read during a step.
       scratch: folder for stores on disk; None takes the system's for temporary files.
 
+    Attributes:
+      windows: the time windows of the batches so far, by which rows may expire.
+
     Raises:
       StoreError: if there is no room for a store.
     """
@@ -103,6 +107,7 @@ class CachedRows:
         self._present_is_stale = False
         self._written: Future | None = None
         self._routed: DeviceBatch | None = None  # what the indexes were asked for last
+        self.windows = WindowTurns()
         self._stores = TableStores(collection, optimizer, key, scratch)
         self.use(collection)
         dynamic = {name: store.table for name, store in self._stores.dynamic.items()}
@@ -117,14 +122,16 @@ class CachedRows:
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
-        def resolve(indexes, batch, micro_batches, again):
-            routes = route_batch(collection, batch, micro_batches)
-            return resolve_routes(collection, indexes, routes, micro_batches, again)
-
-        def lend(indexes, batch, micro_batches):
+        def resolve(indexes, batch, micro_batches, turns, again):
             routes = route_batch(collection, batch, micro_batches)
             return resolve_routes(
-                collection, indexes, routes, micro_batches, lend=True
+                collection, indexes, routes, micro_batches, turns, again
+            )
+
+        def lend(indexes, batch, micro_batches, turns):
+            routes = route_batch(collection, batch, micro_batches)
+            return resolve_routes(
+                collection, indexes, routes, micro_batches, turns, lend=True
             )[1:]
 
         self._resolve = jax.jit(resolve, donate_argnums=0, static_argnums=2)
@@ -152,7 +159,7 @@ class CachedRows:
             routes = present.routes
             if self._present_is_stale:  # its rows are there, and were counted
                 routes, _ = self._try_to_resolve(
-                    self._indexes, batch, self._micro_batches
+                    self._indexes, batch, self._micro_batches, self._turns_to_expire()
                 )
             if following is not None:
                 self._pending = self._route(following)
@@ -190,7 +197,9 @@ class CachedRows:
           TooFewSlotsError: if the slots cannot hold the rows; it has the tables.
         """
         tables = self.bring_pending(tables)
-        routes, demands = self._try_to_resolve(self._indexes, batch, 1)
+        routes, demands = self._try_to_resolve(
+            self._indexes, batch, 1, self._turns_to_expire(1)
+        )
         borrower = PendingBatch(batch, routes, demands, Future())
         self._start_reading(borrower)
         rows = borrower.rows.result()
@@ -255,6 +264,7 @@ class CachedRows:
           slots: tables that give the slots, whatever is in them.
         """
         self._pending = self._present = self._routed = None
+        self.windows = WindowTurns()
         self._indexes = init_indexes(self._collection)
         tables = self._stores.restored(slots, tables)
         kept = {name: store.kept() for name, store in self._stores.dynamic.items()}
@@ -283,10 +293,21 @@ class CachedRows:
         """Starts the route of a batch, and waits for nothing."""
         again = np.bool_(batch is self._routed)
         self._routed = batch
+        self.windows.turn += not again
         self._indexes, routes, demands = self._resolve(
-            self._indexes, batch, self._micro_batches, again
+            self._indexes, batch, self._micro_batches, self._turns_to_expire(), again
         )
         return PendingBatch(batch, routes, demands, Future())
+
+    def _turns_to_expire(self, ahead: int = 0) -> dict[str, np.int32]:
+        """Returns after how many turns rows expire in tables that count days, for the
+        last batch or one ``ahead`` of it, by storage."""
+        tables = {name: s.ranges[0].table for name, s in self._storages.items()}
+        return {
+            name: self.windows.turns(table, ahead)
+            for name, table in tables.items()
+            if table.expire_days is not None
+        }
 
     def _start_reading(self, pending: PendingBatch) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""

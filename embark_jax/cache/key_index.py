@@ -46,14 +46,14 @@ class SlotRules(NamedTuple):
       may_evict: whether any row may leave; else only guests and expired rows.
       admit_after: batches that ask for a key before it is admitted.
       expire_after: turns after which a row that is not asked for expires: it is among
-        the first to leave.
+        the first to leave; as a ``[]`` int32, where it is not the same in each turn.
       forgets: whether an expired row that is asked for begins anew.
     """
 
     evict: Evict = "lru"
     may_evict: bool = True
     admit_after: int = 1
-    expire_after: int | None = None
+    expire_after: int | jax.Array | None = None
     forgets: bool = False
 
     @property

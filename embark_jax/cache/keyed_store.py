@@ -10,6 +10,8 @@ from embark_jax.cache.key_numbers import UNKNOWN, KeyNumbers
 from embark_jax.cache.row_store import RowStore, copy_rows
 
 FIRST_ROWS = 1024
+EXPECTED_SPARE = 16
+"""One row more for each so many that are expected: hashes deal keys out unevenly."""
 
 
 class KeyedStore:
@@ -19,18 +21,22 @@ class KeyedStore:
 
     Args:
       make: makes a store of so many rows.
+      expected_rows: number of rows that it begins with room for, and some more: a store
+        in memory takes memory as it is written to, but twice as much while it doubles.
 
     Raises:
       StoreError: if there is no room for a store.
     """
 
-    def __init__(self, make: Callable[[int], RowStore]):
+    def __init__(self, make: Callable[[int], RowStore], expected_rows: int = 0):
         self._make = make
+        room = expected_rows + expected_rows // EXPECTED_SPARE
+        self._first_rows = max(FIRST_ROWS, room)
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows."""
-        self._numbers, self._store = KeyNumbers(), self._make(FIRST_ROWS)
+        self._numbers, self._store = KeyNumbers(), self._make(self._first_rows)
 
     def __len__(self) -> int:
         return len(self._numbers)

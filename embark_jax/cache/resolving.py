@@ -74,7 +74,7 @@ def slot_rules(storage: Storage) -> SlotRules:
         storage.kind.evict,
         table.slots == table.max_slots,
         table.admit_after,
-        table.expire_after,
+        table.expire_steps,
         table.discard,
     )
 
@@ -164,6 +164,7 @@ def resolve_routes(
     indexes: Mapping[str, KeyIndex],
     routes: Routes,
     micro_batches: int = 1,
+    turns_to_expire: Mapping[str, jax.Array | np.int32] | None = None,
     again: jax.Array | bool = False,
     lend: bool = False,
 ) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
@@ -175,6 +176,8 @@ def resolve_routes(
       routes: result of ``EmbeddingCollection.route``; several micro-batches lie along a
         first axis.
       micro_batches: number of micro-batches.
+      turns_to_expire: ``[]`` int32, by storage: turns after which rows of tables that
+        count days expire.
       again: ``[]`` bool: whether the indexes were asked for the same batch last.
       lend: whether rows may leave any slots, to come back.
 
@@ -185,12 +188,15 @@ def resolve_routes(
     cached = collection.cached
     clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
 
-    def resolve_all(indexes, routes, again):
+    def resolve_all(indexes, routes, turns_to_expire, again):
         demands = {}
         for name, cluster in clusters.items():
             keys, present, group = _keys_of(cluster, routes[name], micro_batches > 1)
             rules = slot_rules(cached[name])
-            rules = rules._replace(may_evict=lend or rules.may_evict)
+            rules = rules._replace(
+                may_evict=lend or rules.may_evict,
+                expire_after=turns_to_expire.get(name, rules.expire_after),
+            )
             resolved = resolve(indexes[name], keys, present, rules, again)
             routes[name] = _with_slots(cluster, routes[name], resolved, present, group)
             indexes[name] = resolved.index
@@ -216,11 +222,12 @@ def resolve_routes(
     demand = Demand(BATCH, PartitionSpec(), PartitionSpec())  # pyright: ignore
     new_indexes, resolved, demands = collection.map(
         resolve_all,
-        (BATCH, batch, PartitionSpec()),
+        (BATCH, batch, PartitionSpec(), PartitionSpec()),
         (BATCH, batch, dict.fromkeys(clusters, demand)),
     )(
         dict(indexes),
         {name: routes.storages[name] for name in clusters},
+        jax.tree.map(jnp.asarray, dict(turns_to_expire or {})),
         jnp.asarray(again),
     )
     routes = routes._replace(storages={**routes.storages, **resolved})

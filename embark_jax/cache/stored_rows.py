@@ -82,8 +82,12 @@ class StoredRows:
         def make(rows: int) -> RowStore:
             return make_store(tier, rows, width, scratch)
 
+        (row_range, *_) = storage.ranges
+        expected = (row_range.table.expected_keys or 0) // row_range.row_shards
         self._stores: dict[Any, RowStore | KeyedStore] = {
-            device: KeyedStore(make) if self.table else make(storage.rows_per_device)
+            device: KeyedStore(make, 0 if self._discards else expected)
+            if self.table
+            else make(storage.rows_per_device)
             for device in mesh.local_devices
         }
         self._taken: dict[Any, list[tuple[np.ndarray, dict[str, np.ndarray]]]]

@@ -35,7 +35,7 @@ from embark_jax.plans.options import (
     Tier,
     WireFormat,
 )
-from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec, TableSpec
+from embark_jax.plans.tables import DAYS, HASHED_KEYS, FeatureSpec, TableSpec
 
 
 class TableConfig(Config):
@@ -72,9 +72,10 @@ class TableConfig(Config):
     admit_after: PositiveInt | None = None
     """Number of batches that ask for a key of a dynamic table before it gets a row of
     its own; None is 1, at first sight. Until then it has its initial row."""
-    expire_after: PositiveInt | None = None
-    """Number of steps after which a row of a dynamic table that no batch asks for may
-    leave its slot, although the table could grow. None keeps rows."""
+    expire_after: PositiveInt | Annotated[str, Field(pattern=f"^{DAYS}$")] | None = None
+    """Number of steps, or of days such as ``7d``, after which a row of a dynamic table
+    that no batch asks for may leave its slot, although the table could grow. None keeps
+    rows. Days are those of `data.kind: windows`."""
     evict: Evict | None = None
     """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
     ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import re
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -21,6 +22,8 @@ HASHED_KEYS = 2**63 - 1
 """Number of those that prepared values are hashed to."""
 FIRST_SLOTS = 2**14
 """Slots that a dynamic table begins with, if nothing is said."""
+DAYS = r"[1-9]\d{0,5}d"
+"""Pattern of a number of days in ``expire_after``."""
 PADDING_ID = -1
 """Marks a padding element of a bag; it costs no lookup."""
 UNIFORM_NEGATIVES = "uniform_negatives"
@@ -68,9 +71,10 @@ class TableSpec:
         to ``max_slots``; without a ``tier``, evicted rows are in "host".
       admit_after: number of batches that ask for a key of a dynamic table before it has
         a row of its own; until then it has its initial one, which does not change.
-      expire_after: number of steps after which a row of a dynamic table that no batch
-        asks for may leave its slot even if the table could grow; if rows that leave
-        are forgotten, it begins anew when it is asked for again. None keeps rows.
+      expire_after: number of steps, or of days such as "7d", after which a row of a
+        dynamic table that no batch asks for may leave its slot even if the table could
+        grow; if rows that leave are forgotten, it begins anew when it is asked for
+        again. None keeps rows. ``Trainer.begin_window`` says which day it is.
       discard: whether a dynamic table forgets a row that leaves the slots: its key
         counts as new when it is seen again.
       expected_keys: different keys of a dynamic table by the end of the run, for which
@@ -89,7 +93,7 @@ class TableSpec:
     evict: Evict = "lru"
     max_slots: int | None = None
     admit_after: int = 1
-    expire_after: int | None = None
+    expire_after: int | str | None = None
     discard: bool = False
     expected_keys: int | None = None
     initializer: Initializer = "uniform"
@@ -108,7 +112,7 @@ class TableSpec:
         evict: Evict = "lru",
         evicted: Evicted = "host",
         admit_after: int = 1,
-        expire_after: int | None = None,
+        expire_after: int | str | None = None,
         expected_keys: int | tuple[int, int] | None = None,
     ) -> TableSpec:
         """Makes a table whose rows are made when their key is first seen.
@@ -228,9 +232,16 @@ class TableSpec:
                     )
             return
         whole(f"table {self.name!r}: admit_after", self.admit_after)
-        for key in ("expire_after", "expected_keys"):
-            if (value := getattr(self, key)) is not None:
-                whole(f"table {self.name!r}: {key}", value, MOST_ROWS)
+        if self.expected_keys is not None:
+            whole(f"table {self.name!r}: expected_keys", self.expected_keys, MOST_ROWS)
+        if isinstance(self.expire_after, str):
+            if not re.fullmatch(DAYS, self.expire_after):
+                raise ValueError(
+                    f"table {self.name!r}: expire_after is {self.expire_after!r}, must "
+                    "be a whole number of steps >= 1, or of days, such as '7d'"
+                )
+        elif self.expire_after is not None:
+            whole(f"table {self.name!r}: expire_after", self.expire_after)
         if self.initializer != "uniform":
             raise ValueError(
                 f"table {self.name!r}: initializer is {self.initializer!r}, must be "
@@ -259,6 +270,17 @@ class TableSpec:
         """Number of ids: they run from 0 to this, exclusive; ``DYNAMIC_KEYS`` where any
         64 bits are one."""
         return DYNAMIC_KEYS if self.is_dynamic else self.rows
+
+    @property
+    def expire_steps(self) -> int | None:
+        """Steps after which rows expire; None if they do not, or after days."""
+        return None if isinstance(self.expire_after, str) else self.expire_after
+
+    @property
+    def expire_days(self) -> int | None:
+        """Days after which rows expire; None if they do not, or after steps."""
+        after = self.expire_after
+        return int(after.removesuffix("d")) if isinstance(after, str) else None
 
     def with_slots(self, slots: int) -> TableSpec:
         """Returns the dynamic table with its slots doubled until they are so many, or

@@ -123,8 +123,20 @@ def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
         )
 
 
-def check_windows(config: ExperimentConfig) -> None:
-    """Raises ``ConfigError`` if a config does not suit data in time windows."""
+def check_windows(
+    config: ExperimentConfig, dataset: Dataset, tables: Iterable[TableSpec]
+) -> None:
+    """Raises ``ConfigError`` if a config does not suit data in time windows, or only
+    suits these."""
+    if not isinstance(dataset, WindowsData):
+        for table in tables:
+            if table.expire_days is not None:
+                raise ConfigError(
+                    f"embedding.tables.{table.name}.expire_after: is "
+                    f"{table.expire_after!r}, but only data.kind windows know days; "
+                    "give a number of steps"
+                )
+        return
     for key in ("eval_every", "hot_batches"):
         if getattr(config.train, key):
             raise ConfigError(

@@ -142,6 +142,7 @@ class Experiment:
         if not isinstance(self.dataset, WindowsData):
             return None
         windows = RunWindows(self.dataset, self.config, self.tables, self.first_step)
+        windows.check_room()
         windows.look()
         return windows
 
@@ -171,6 +172,10 @@ class Experiment:
         batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
         numbered = [f"dense[{i}]" for i in range(dataset.dense_features)]
         return scale_warnings(batch.dense, self.description.dense_names or numbered)
+
+    def room_warnings(self) -> list[str]:
+        """Lists tables that have no room for the values of windows to come."""
+        return [] if self.windows is None else self.windows.room_warnings()
 
     def checker(self) -> BatchChecker:
         """Returns the checker of the dataset's batches against the tables."""
@@ -297,8 +302,7 @@ def build(
     """
     dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
-    if isinstance(dataset, WindowsData):
-        check_windows(config)
+    check_windows(config, dataset, tables)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
             raise ConfigError(

@@ -108,7 +108,7 @@ def _run(
         setup = dataclasses.replace(setup, plan=plan)
     console.print(overview(setup.plan), markup=False, highlight=False)
     if main:
-        for warning in setup.scale_warnings():
+        for warning in [*setup.scale_warnings(), *setup.room_warnings()]:
             say(console, f"warning: {warning}")
         if reason := unused_kernels(config):
             say(console, f"lookups and updates run in plain XLA: {reason}")

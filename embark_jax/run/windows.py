@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from embark_jax.config import ExperimentConfig, WindowsConfig
 from embark_jax.data import Batch, DataError, TimeWindow, WindowsData, check_follows
+from embark_jax.data import manifest as manifests
 from embark_jax.data.prepared import PreparedData, described
 from embark_jax.data.view import DatasetView
 from embark_jax.launch.processes import of_process_0
@@ -25,6 +26,7 @@ POLL_S = 1.0
 NAME = "window"
 FILES = "window_files"
 END = "window_end"
+DAY = "window_day"
 """Keys of a window in the record of its evaluation."""
 
 
@@ -35,6 +37,7 @@ class WindowSteps(NamedTuple):
       name: name of the window.
       first, end: its steps are ``first + 1 .. end``: it begins when ``first`` are done.
       files: digest of its samples.
+      day: day when it begins, as in ``TimeWindow``; None if nobody knows.
       window: the window; None if it was trained before, and has to be there no more.
     """
 
@@ -42,12 +45,14 @@ class WindowSteps(NamedTuple):
     first: int
     end: int
     files: str
+    day: float | None
     window: TimeWindow | None
 
     @property
     def record(self) -> dict[str, Any]:
         """What the record of its evaluation says of the window."""
-        return {NAME: self.name, FILES: self.files, END: self.end}
+        day = {} if self.day is None else {DAY: self.day}
+        return {NAME: self.name, FILES: self.files, END: self.end, **day}
 
 
 class RunWindows(DatasetView):
@@ -99,11 +104,10 @@ class RunWindows(DatasetView):
         self._windows, first = [], self._first_step
         for record in records:
             if NAME in record:
-                steps = WindowSteps(
-                    record[NAME], first, record[END], record[FILES], None
-                )
-                self._windows.append(steps)
-                first = steps.end
+                name, end, files = (record[key] for key in (NAME, END, FILES))
+                day = record.get(DAY)
+                self._windows.append(WindowSteps(name, first, end, files, day, None))
+                first = end
         if not self._windows or step >= self.end:
             return
         last = self._windows[-1]
@@ -132,10 +136,11 @@ class RunWindows(DatasetView):
         window = there[0]
         if last is not None and last.window is not None:
             check_follows(last.window, window)
-        steps = self._steps_of(window)
+        check_day(window, self._tables.values())
+        begin, end = self.end, self.end + self._steps_of(window)
         digest = window.manifest.digest()
-        end = self.end + steps
-        self._windows.append(WindowSteps(window.name, self.end, end, digest, window))
+        steps = WindowSteps(window.name, begin, end, digest, window.day, window)
+        self._windows.append(steps)
         return True
 
     def _next_name(self) -> str | None:
@@ -169,6 +174,10 @@ class RunWindows(DatasetView):
     def at(self, step: int) -> WindowSteps:
         """Returns the window that the batch after ``step`` steps is of."""
         return next(w for w in reversed(self._windows) if w.first <= step)
+
+    def until(self, step: int) -> list[WindowSteps]:
+        """Returns the windows of the steps so far, and the one after them."""
+        return [window for window in self._windows if window.first <= step]
 
     def data_of(self, window: WindowSteps) -> PreparedData:
         """Opens the samples of a window."""
@@ -208,12 +217,56 @@ class RunWindows(DatasetView):
                 f"than a batch of {self._batch_size:,}; make windows longer, or lower "
                 "train.batch_size"
             )
-        for name, rows in manifest.table_rows.items():
+        self._check_room(window)
+        return samples // self._batch_size
+
+    def check_room(self) -> None:
+        """Raises ``DataError`` if a window that is there needs more rows than the model
+        has, also if it comes late in the run."""
+        for window in self._data.look():
+            self._check_room(window)
+
+    def _check_room(self, window: TimeWindow) -> None:
+        for name, rows in self._numbered_rows(window).items():
             room = self._tables[name].keys
-            if rows > room and not self._drops:
+            if rows > room:
                 raise DataError(
                     f"{window.folder}: needs {rows:,} rows of table {name!r}, the "
-                    f"model has {room:,}; begin a run with train.init_from, and give "
-                    f"the table room: embedding.tables.{name}.rows"
+                    f"model has {room:,}; give the table room, "
+                    f"embedding.tables.{name}.rows, in a new run: train.init_from lets "
+                    "it go on from one before"
                 )
-        return samples // self._batch_size
+
+    def room_warnings(self) -> list[str]:
+        """Lists tables without room for new values, if more folders may come."""
+        last = self._data.look()[-1]
+        if last.begin is not None:
+            return []
+        return [
+            f"table {name!r} has {rows:,} rows, and window {last.name} has values for "
+            "all of them: the run ends at a window with new ones; give the table room, "
+            f"embedding.tables.{name}.rows"
+            for name, rows in self._numbered_rows(last).items()
+            if rows == self._tables[name].keys
+        ]
+
+    def _numbered_rows(self, window: TimeWindow) -> dict[str, int]:
+        """Returns the rows that a window needs, by table, where values get numbers."""
+        if self._drops:
+            return {}
+        manifest = manifests.read(window.folder)
+        fixed = {*manifest.hashed_tables, *manifest.numbered_tables}
+        return {t: n for t, n in manifest.table_rows.items() if t not in fixed}
+
+
+def check_day(window: TimeWindow, tables: Iterable[TableSpec]) -> None:
+    """Raises ``DataError`` if nobody knows the day of a window, by which rows of a
+    table expire."""
+    for table in tables:
+        if table.expire_days is not None and window.day is None:
+            raise DataError(
+                f"{window.folder}: embedding.tables.{table.name}.expire_after is "
+                f"{table.expire_after!r}, but the name {window.name!r} of the window "
+                "is no date; name folders such as 2026-11-24, or cut one by embark "
+                "data prepare --window"
+            )

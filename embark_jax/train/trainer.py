@@ -248,6 +248,19 @@ class Trainer:
         steps = StepsInFlight(self._engine, self._placing, self._checker())
         return steps.apply(batches)
 
+    def begin_window(self, day: float, steps_ago: int = 0) -> None:
+        """Says that batches from the next on are of another day, by which rows of
+        dynamic tables expire (``expire_after="7d"``). A ``Dataset`` of
+        ``data.kind: windows`` says it itself.
+
+        Args:
+          day: day of the samples, counted from any one, such as 1970-01-01; a day that
+            was begun before is not begun again.
+          steps_ago: number of steps on this day so far, after a restore.
+        """
+        if self.cached is not None:
+            self.cached.windows.begin(day, steps_ago)
+
     def apply(
         self, batch: DeviceBatch, following: DeviceBatch | None = None
     ) -> StepReport:

@@ -315,6 +315,51 @@ def test_admission_and_expiry_beside_a_dictionary(mesh, cluster, options, tmp_pa
             np.testing.assert_allclose(row, rows[key], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("meshes", "options"),
+    [
+        ([(1, 1), (1, 1)], {}),
+        ([(2, 4), (1, 2)], {"overlap": True}),
+    ],
+)
+def test_rows_expire_after_days_beside_a_dictionary(meshes, options, tmp_path):
+    """Windows of two or three steps, with days between some of them. The run is resumed
+    within one, on another mesh; it forgets rows by the day that they were last seen."""
+    table, rng = {"expire_after": "2d", "evicted": "discard"}, np.random.default_rng(2)
+    days = np.repeat([10, 11, 12.5, 14, 15, 19, 20], [2, 3, 2, 3, 2, 2, 3])
+    trainer = trainer_of(meshes[0], "ub", SLOTS, 400, table, **options)
+    rows, last_day, forgotten = {}, {}, 0
+    for step, day in enumerate(days):
+        if step == 9:
+            with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
+                checkpoints.save(trainer.whole_state(), step, trainer.embeddings, {})
+                trainer = trainer_of(meshes[1], "ub", SLOTS, 400, table, **options)
+                trainer.load(checkpoints)
+            for earlier in np.unique(days[:step]):
+                first = int(np.argmax(days == earlier))
+                trainer.begin_window(float(earlier), step - first)
+        trainer.begin_window(float(day))
+        keys = np.concatenate([rng.integers(0, 25, 12), 1000 * step + np.arange(4)])
+        batch = batch_of(keys, rng)
+        (result,) = trainer.iterate_batches([batch])
+        for key in {key for _, key in cells_of(batch)}:
+            if day - last_day.get(key, day) > 2:
+                del rows[key]
+                forgotten += 1
+            last_day[key] = day
+        logits = trained(rows, batch)
+        np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
+    assert forgotten > 20
+
+
+def test_days_must_be_told():
+    trainer = trainer_of((1, 1), "ub", 64, 64, {"expire_after": "2d"})
+    batch = batch_of(np.arange(3), np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"is '2d', but nothing says which day it is"):
+        list(trainer.iterate_batches([batch]))
+
+
 @pytest.mark.parametrize(
     ("cluster", "exchange"), [("ub", "flat"), ("ub", "hierarchical"), ("rb", "flat")]
 )

@@ -12,7 +12,10 @@ from tests.days import config_of, prepare_days
 from tests.runs import done
 
 MESH = "mesh={nodes: 2, gpus_per_node: 1}"
-SPLIT = "embedding.tables={user: {rows: 200, cluster: rb}, item: {rows: 200}}"
+SPLIT = (
+    "embedding.tables={user: {rows: 200, cluster: rb}, "
+    "item: {max_slots: 99, slots: 99, evicted: discard, expire_after: 1d}}"
+)
 
 
 def train_in_two(*args: str | Path) -> list[str]:
@@ -47,7 +50,7 @@ def figures(run: Path) -> tuple[list, list]:
 
 @pytest.mark.slow
 def test_two_processes_train_on_windows_as_one(tmp_path):
-    days = prepare_days(tmp_path)
+    days = prepare_days(tmp_path, name="2024-05-1{}")
     config = config_of(tmp_path, days, MESH, SPLIT)
     done("train", config, "--workdir", tmp_path / "one")
     train_in_two(config, "train.steps=6", "--workdir", tmp_path / "two")
@@ -57,7 +60,8 @@ def test_two_processes_train_on_windows_as_one(tmp_path):
     ):
         assert two == pytest.approx(one, rel=1e-4)
     more = [
-        f"data={{kind: prepared, path: {days / 'day 2'}}}",
+        f"data={{kind: prepared, path: {days / '2024-05-12'}}}",
+        "embedding.tables.item.expire_after=null",
         f"train.init_from={tmp_path / 'one'}",
         "train.steps=3",
     ]

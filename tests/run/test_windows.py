@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from embark_jax.config import reading
-from embark_jax.data import DataError, PreparedData, WindowsData
+from embark_jax.data import DataError, PreparedData, TimeWindow, WindowsData
 from embark_jax.data import manifest as manifests
 from embark_jax.run import experiment, windows
 from tests import runs
@@ -62,18 +62,24 @@ def test_each_window_is_evaluated_on_before_it_is_trained_on(days, tmp_path):
     assert encoding.table_rows == PreparedData(days / "day 2").table_rows
 
 
+ROOM = "{rows: 200}"
+EXPIRING = "{max_slots: 99, slots: 99, evicted: discard, expire_after: 1d}"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [2, 4, 6])
-def test_it_resumes_inside_a_window_and_between_two(days, tmp_path, first):
-    config = config_of(tmp_path, days)
+@pytest.mark.parametrize(("first", "user"), [(2, ROOM), (4, ROOM), (6, EXPIRING)])
+def test_it_resumes_inside_a_window_and_between_two(tmp_path, first, user):
+    """Also where rows that the second day did not ask for begin anew on the third."""
+    days = prepare_days(tmp_path, name="2024-05-1{}")
+    config = config_of(tmp_path, days, f"embedding.tables.user={user}")
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     done("train", config, "--workdir", whole)
     moved = tmp_path / "moved"  # what was trained on is not read again
     shutil.copytree(days, moved)
-    config = config_of(tmp_path, moved)
+    config = config_of(tmp_path, moved, f"embedding.tables.user={user}")
     done("train", config, f"train.steps={first}", "--workdir", halves)
     if first > 4:
-        shutil.rmtree(moved / "day 0")
+        shutil.rmtree(moved / "2024-05-10")
     done("train", config, "--workdir", halves, "--resume")
     assert runs.losses(halves) == runs.losses(whole)
     assert aucs_of(halves) == aucs_of(whole)
@@ -143,10 +149,10 @@ def test_a_window_must_follow_the_one_before(days, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        pytest.param(
-            ["embedding.tables.user.rows=40"],
-            "day 1: needs 49 rows of table 'user'",
-            marks=pytest.mark.slow,
+        (["embedding.tables.user.rows=50"], "day 2: needs 56 rows of table 'user'"),
+        (
+            ["embedding.tables.user={max_slots: 9, expire_after: 7d}"],
+            "tables.user.expire_after is '7d', but the name 'day 0' of the window",
         ),
         (["train.batch_size=151"], "151, more than the 150 training samples"),
         (["train.eval_every=3"], "train.eval_every: must be left out with data.kind"),
@@ -156,6 +162,32 @@ def test_what_does_not_fit_is_refused(days, tmp_path, overrides, message):
     config = config_of(tmp_path, days)
     outcome = embark("train", config, *overrides, "--workdir", tmp_path / "run")
     runs.assert_refused(outcome, message)
+
+
+def test_a_table_without_room_for_new_values_is_told_at_the_start(days, tmp_path):
+    rows = PreparedData(days / "day 2").table_rows
+    full = f"embedding.tables.user.rows={rows['user']}"
+    setup = experiment.build(reading.load(config_of(tmp_path, days, full)))
+    (warning,) = setup.room_warnings()
+    assert f"table 'user' has {rows['user']} rows, and window day 2" in warning
+    one = prepare_table(tmp_path / "raw", table_of(0), tmp_path / "one", window=50)
+    config = reading.load(config_of(tmp_path, one, full))
+    assert experiment.build(config).room_warnings() == []  # no folder will come
+
+
+@pytest.mark.parametrize(
+    ("name", "day"),
+    [
+        ("2024-05-01", "2024-05-01"),
+        ("day=2024-05-01", "2024-05-01"),
+        ("2024-05-01T06", "2024-05-01T06"),
+        ("2024-05-01T06:00+06:00", "2024-05-01"),
+        ("day 1", None),
+    ],
+)
+def test_names_of_windows_may_be_dates(name, day):
+    expected = day and np.datetime64(day, "s").astype(int) / 86_400
+    assert TimeWindow(name, Path(name), None).day == expected
 
 
 def test_unfinished_folders_are_not_there_yet(days, tmp_path):
