@@ -14,6 +14,8 @@ UNKNOWN = -1
 """Stands for the number of a key that has none."""
 LEAST_CELLS = 1024
 CELLS_PER_KEY = 2
+KEYS_AT_ONCE = 2**18
+"""Keys that are entered at a time, to bound temporaries."""
 
 
 class KeyNumbers:
@@ -63,13 +65,15 @@ class KeyNumbers:
             more[: self._count] = self.keys
             self._keys = more
         self._keys[self._count : count] = keys
-        numbers = np.arange(self._count, count, dtype=np.int32)
-        self._count = count
+        first, self._count = self._count, count
         if CELLS_PER_KEY * count > len(self._cells):
+            del self._cells  # or else old and new ones need room together
             cells = 1 << (CELLS_PER_KEY * count).bit_length()
             self._cells = np.full(cells, UNKNOWN, np.int32)
-            numbers = np.arange(count, dtype=np.int32)
-        self._insert(numbers)
+            first = 0
+        for begin in range(first, count, KEYS_AT_ONCE):
+            end = min(begin + KEYS_AT_ONCE, count)
+            self._insert(np.arange(begin, end, dtype=np.int32))
 
     def _insert(self, numbers: np.ndarray) -> None:
         """Enters keys that are not there yet."""
