@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embark_jax.plans.tables import MOST, TableSpec
+from embark_jax.plans.counts import MOST
+from embark_jax.plans.tables import TableSpec
 
 
 class WindowTurns:

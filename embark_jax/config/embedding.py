@@ -22,6 +22,7 @@ from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
+from embark_jax.plans.counts import DAYS
 from embark_jax.plans.options import (
     Cluster,
     Dtype,
@@ -35,7 +36,7 @@ from embark_jax.plans.options import (
     Tier,
     WireFormat,
 )
-from embark_jax.plans.tables import DAYS, HASHED_KEYS, FeatureSpec, TableSpec
+from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec, TableSpec
 
 
 class TableConfig(Config):

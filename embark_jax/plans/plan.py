@@ -11,16 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pydantic
 
 from embark_jax.plans.capacities import events_of
+from embark_jax.plans.counts import MOST_BATCH, MOST_DEVICES, whole
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement, Storage, lay_out, sequence_problems
-from embark_jax.plans.tables import (
-    MOST_BATCH,
-    MOST_DEVICES,
-    FeatureSpec,
-    TableSpec,
-    check_model,
-    whole,
-)
+from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
 
 if TYPE_CHECKING:
     import jax

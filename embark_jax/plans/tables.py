@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-import re
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from embark_jax.plans.counts import MOST_DIM, MOST_ROWS, check_steps_or_days, whole
 from embark_jax.plans.options import Dtype, Evict, Evicted, Initializer, Pooling, Tier
 
 DYNAMIC_KEYS = 2**64
@@ -22,19 +22,10 @@ HASHED_KEYS = 2**63 - 1
 """Number of those that prepared values are hashed to."""
 FIRST_SLOTS = 2**14
 """Slots that a dynamic table begins with, if nothing is said."""
-DAYS = r"[1-9]\d{0,5}d"
-"""Pattern of a number of days in ``expire_after``."""
 PADDING_ID = -1
 """Marks a padding element of a bag; it costs no lookup."""
 UNIFORM_NEGATIVES = "uniform_negatives"
 """Feature whose ids a run draws at random, for the loss of a retrieval model."""
-MOST = 2**31 - 1
-MOST_DIM = 2**16
-MOST_DEVICES = 2**16
-MOST_ROWS, MOST_BATCH = 2**42, 2**44
-"""Largest counts: of all, dims, devices, rows, and samples of a batch. The bytes of
-such a table are a 64-bit integer, and no machine has them."""
-
 
 _OF_DYNAMIC = ("discard", "admit_after", "expire_after", "expected_keys")
 """Fields that only dynamic tables may set; others have their defaults."""
@@ -234,14 +225,8 @@ class TableSpec:
         whole(f"table {self.name!r}: admit_after", self.admit_after)
         if self.expected_keys is not None:
             whole(f"table {self.name!r}: expected_keys", self.expected_keys, MOST_ROWS)
-        if isinstance(self.expire_after, str):
-            if not re.fullmatch(DAYS, self.expire_after):
-                raise ValueError(
-                    f"table {self.name!r}: expire_after is {self.expire_after!r}, must "
-                    "be a whole number of steps >= 1, or of days, such as '7d'"
-                )
-        elif self.expire_after is not None:
-            whole(f"table {self.name!r}: expire_after", self.expire_after)
+        if self.expire_after is not None:
+            check_steps_or_days(f"table {self.name!r}: expire_after", self.expire_after)
         if self.initializer != "uniform":
             raise ValueError(
                 f"table {self.name!r}: initializer is {self.initializer!r}, must be "
@@ -352,22 +337,6 @@ class FeatureSpec:
     def sequence(self) -> bool:
         """Whether each id has a row of its own, and is an event of a sequence."""
         return self.pooling == "none"
-
-
-def whole(what: str, value: Any, limit: int = MOST) -> int:
-    """Returns a count, Python's or NumPy's, as an int.
-
-    Raises:
-      ValueError: if it is not a whole number, below 1 or above ``limit``.
-    """
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_whole or value < 1:
-        raise ValueError(f"{what} is {value!r:.80}, must be a whole number >= 1")
-    count = int(value)
-    if count > limit:
-        digits = f"{count:,}" if count < 10**30 else "a number of more than 30 digits"
-        raise ValueError(f"{what} is {digits}, must be at most {limit:,}")
-    return count
 
 
 def check_model(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:

@@ -18,19 +18,14 @@ from embark_jax.planner.search.reasons import reasons
 from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.alike import alike
+from embark_jax.plans.counts import MOST_BATCH, whole
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Removal
 from embark_jax.plans.storage import sequence_problems
-from embark_jax.plans.tables import (
-    MOST_BATCH,
-    FeatureSpec,
-    TableSpec,
-    check_model,
-    whole,
-)
+from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
