@@ -3,6 +3,7 @@ lowered, or training stops."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,30 +11,51 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import EarlyStoppingConfig, PlateauConfig
 
 
-class _Best:
+class _Reaction(abc.ABC):
     """Follows a metric of the validation set.
 
     Args:
-      config: says which metric, and which values are better.
+      config: says which metric, and how long to wait for a better value; None follows
+        none.
       key: key of the config, for messages.
+      past: records of the evaluations from which a resumed run continues, in order.
 
     Attributes:
-      step: step of the best evaluation; None before the first.
-      waited: evaluations since then, or since this was set to 0.
+      best_step: step of the best evaluation; None before the first, and without a
+        config.
     """
 
-    def __init__(self, config: EarlyStoppingConfig | PlateauConfig, key: str):
+    def __init__(
+        self,
+        config: EarlyStoppingConfig | PlateauConfig | None,
+        key: str,
+        past: Iterable[Mapping[str, Any]],
+    ):
         self._config, self._key = config, key
         self._value = 0.0
-        self.step: int | None = None
-        self.waited = 0
+        self.best_step: int | None = None
+        self._waited = 0  # evaluations since the best one, or the last reaction
+        if config is not None:
+            for record in past:
+                if f"validation_{config.metric}" in record:
+                    self.add(record["step"], record)
 
-    def add(self, step: int, record: Mapping[str, Any]) -> None:
+    @abc.abstractmethod
+    def add(self, step: int, record: Mapping[str, Any]) -> object:
         """Takes account of an evaluation.
 
         Raises:
           ConfigError: if its metric has no value.
         """
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether as many evaluations in a row as ``patience`` says were no better."""
+        return self._config is not None and self._waited >= self._config.patience
+
+    def _follow(self, step: int, record: Mapping[str, Any]) -> None:
+        if self._config is None:
+            return
         value = record[f"validation_{self._config.metric}"]
         if value is None:
             raise ConfigError(
@@ -42,73 +64,42 @@ class _Best:
             )
         sign = -1 if self._config.metric == "log_loss" else 1
         gain = sign * (value - self._value)
-        if self.step is None or gain > self._config.min_change:
-            self.step = step
+        if self.best_step is None or gain > self._config.min_change:
+            self.best_step = step
             self._value = value
-            self.waited = 0
+            self._waited = 0
         else:
-            self.waited += 1
+            self._waited += 1
 
 
-class EarlyStopping:
-    """The rule that stops training because of the validation set.
-
-    Args:
-      config: says which metric, and how long to wait for a better value; None never
-        stops.
-      past: records of the evaluations from which a resumed run continues, in order.
-    """
+class EarlyStopping(_Reaction):
+    """The rule that stops training because of the validation set; see ``_Reaction``."""
 
     def __init__(
         self,
         config: EarlyStoppingConfig | None,
         past: Iterable[Mapping[str, Any]] = (),
     ):
-        self._config = config
-        self._best = None if config is None else _Best(config, "early_stopping")
-        for record in _evaluations(config, past):
-            self.add(record["step"], record)
+        super().__init__(config, "early_stopping", past)
 
     def __str__(self) -> str:
         assert self._config is not None
-        assert self._best is not None
         return (
-            f"validation {self._config.metric} was best at step {self._best.step:,} "
-            f"and no better in the {self._best.waited} evaluations since"
+            f"validation {self._config.metric} was best at step {self.best_step:,} "
+            f"and no better in the {self._waited} evaluations since"
         )
 
     @property
-    def best_step(self) -> int | None:
-        """Step of the best evaluation; None before the first, and without a config."""
-        return None if self._best is None else self._best.step
-
-    @property
     def ended(self) -> bool:
-        """Whether as many evaluations in a row as ``patience`` says were no better."""
-        if self._config is None or self._best is None:
-            return False
-        return self._best.waited >= self._config.patience
+        """Whether training stops."""
+        return self._is_due
 
     def add(self, step: int, record: Mapping[str, Any]) -> None:
-        """Takes account of an evaluation.
-
-        Args:
-          step: step of the evaluation.
-          record: record of the evaluation.
-
-        Raises:
-          ConfigError: if its metric has no value.
-        """
-        if self._best is not None:
-            self._best.add(step, record)
+        self._follow(step, record)
 
 
-class Plateau:
-    """The factor by which learning rates are lowered.
-
-    Args:
-      config: says when, and how far; None never lowers them.
-      past: records of the evaluations from which a resumed run continues, in order.
+class Plateau(_Reaction):
+    """The factor by which learning rates are lowered; see ``_Reaction``.
 
     Attributes:
       factor: current factor of all learning rates.
@@ -117,34 +108,15 @@ class Plateau:
     def __init__(
         self, config: PlateauConfig | None, past: Iterable[Mapping[str, Any]] = ()
     ):
-        self._config = config
-        self._best = None if config is None else _Best(config, "plateau")
         self.factor = 1.0
-        for record in _evaluations(config, past):
-            self.add(record["step"], record)
+        self._rates = config
+        super().__init__(config, "plateau", past)
 
     def add(self, step: int, record: Mapping[str, Any]) -> bool:
-        """Takes account of an evaluation; returns whether rates are lowered.
-
-        Raises:
-          ConfigError: if its metric has no value.
-        """
-        if self._config is None or self._best is None:
+        """Takes account of an evaluation; returns whether rates are lowered."""
+        self._follow(step, record)
+        if self._rates is None or not self._is_due:
             return False
-        self._best.add(step, record)
-        before = self.factor
-        if self._best.waited >= self._config.patience:
-            self._best.waited = 0
-            lowered = self.factor * self._config.factor
-            self.factor = max(lowered, self._config.least)
+        self._waited, before = 0, self.factor
+        self.factor = max(self.factor * self._rates.factor, self._rates.least)
         return self.factor < before
-
-
-def _evaluations(
-    config: EarlyStoppingConfig | PlateauConfig | None,
-    past: Iterable[Mapping[str, Any]],
-) -> Iterable[Mapping[str, Any]]:
-    """Returns the records that have the metric; none without a config."""
-    if config is None:
-        return ()
-    return (record for record in past if f"validation_{config.metric}" in record)
