@@ -21,7 +21,7 @@ from embark_jax.cli.arguments import (
     say,
     with_list_options,
 )
-from embark_jax.config import ExperimentConfig, reading
+from embark_jax.config import reading
 from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 from embark_jax.plans.tables import embedding_width
 from embark_jax.report.summary import assumptions
@@ -72,7 +72,7 @@ def simulate(
                 from embark_jax.run import experiment
 
                 model = experiment.plan_model(config)
-                job, plan = _job(config, model), model.plan
+                job, plan = _job(model), model.plan
                 if model.without_data:
                     notes.append(WITHOUT_DATA)
             else:
@@ -124,11 +124,11 @@ def _gain(all_hot: float, simulations: Sequence[Simulation]) -> str:
     )
 
 
-def _job(config: ExperimentConfig, model: PlannedModel) -> Job:
+def _job(model: PlannedModel) -> Job:
     """Returns the job that a config describes."""
     from embark_jax.run import planning
 
-    dense_features = model.description.dense_features
+    config, dense_features = model.config, model.description.dense_features
     width = embedding_width(model.tables, model.features)
     layers = config.model
     match layers:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from embark_kernels import availability
@@ -64,25 +64,38 @@ COUNTED_SAMPLES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
-    """The experiment that a config describes, before any device is used.
+class PlannedModel:
+    """The model that a config describes, with the plan of its tables. Where the data
+    are not on this machine, only the config says what they are like.
 
     Attributes:
       config: the config.
-      dataset: dataset with its samples.
       description: what is known of the dataset.
       tables, features: tables and features of the model.
       plan: plan of the tables.
-      first_step: number of steps of the run that this one continues, whose steps it
-        goes on counting.
+      without_data: whether the data are not on this machine.
     """
 
+    without_data: ClassVar[bool] = True
     config: ExperimentConfig
-    dataset: Dataset
     description: Description
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
     plan: Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(PlannedModel):
+    """The experiment that a config describes, before any device is used.
+
+    Attributes:
+      dataset: dataset with its samples.
+      first_step: number of steps of the run that this one continues, whose steps it
+        goes on counting.
+    """
+
+    without_data: ClassVar[bool] = False
+    dataset: Dataset
     first_step: int = 0
 
     @property
@@ -316,33 +329,14 @@ def build(
     else:
         planned = read_plan(plan_file, config, tables, features)
     in_training_order(dataset, config, planned)  # raises now, not when training begins
-    return Experiment(config, dataset, description, tables, features, planned)
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedModel:
-    """The plan of a config's tables, which may be for data that are not there.
-
-    Attributes:
-      tables, features: tables and features of the model.
-      description: what is known of the data.
-      plan: plan of the tables.
-      without_data: whether the data are not on this machine, so that only the config
-        says what they are like.
-    """
-
-    tables: tuple[TableSpec, ...]
-    features: tuple[FeatureSpec, ...]
-    description: Description
-    plan: Plan
-    without_data: bool
+    return Experiment(config, description, tables, features, planned, dataset)
 
 
 def plan_model(
     config: ExperimentConfig, statistics: Statistics = NO_STATISTICS
 ) -> PlannedModel:
-    """Plans like ``build``, but does without data that are not there where the config
-    says enough of them.
+    """Plans like ``build``, but without an ``Experiment`` where the data are not there
+    and the config says enough of them.
 
     Raises:
       ConfigError: if the config says too little, does not fit the dataset, or its plan
@@ -350,18 +344,11 @@ def plan_model(
       DataError: if the dataset is damaged.
     """
     if (absent := source_of(config).absent()) is None:
-        setup = build(config, statistics=statistics)
-        return PlannedModel(
-            setup.tables,
-            setup.features,
-            setup.description,
-            setup.plan,
-            without_data=False,
-        )
+        return build(config, statistics=statistics)
     description = with_negatives(config, absent)
     tables, features = merged_model(config, description)
     planned = make_plan(config, description, tables, features, statistics)
-    return PlannedModel(tables, features, description, planned, without_data=True)
+    return PlannedModel(config, description, tables, features, planned)
 
 
 def _implementation(config: ExperimentConfig) -> str | None:
