@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +12,7 @@ from etils import epath
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
 from embark_jax.checkpoint.errors import CheckpointError, reason
 from embark_jax.checkpoint.layout import open_array
+from embark_jax.data.pipeline import in_order
 from embark_jax.embedding.logical import RangeLayout
 
 READING_BYTES = 256 << 20
@@ -123,17 +122,7 @@ class SavedCheckpoint:
         self, function: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[Result]:
         """Yields the function's results in order, and computes a few of them ahead."""
-        waiting: deque[Future[Result]] = deque()
-        with ThreadPoolExecutor(READING_THREADS, "checkpoint-read") as pool:
-            try:
-                for item in items:
-                    waiting.append(pool.submit(function, item))
-                    if len(waiting) > self._ahead:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+        return in_order(function, items, workers=READING_THREADS, depth=self._ahead)
 
     def _store(self, name: str) -> ts.TensorStore:
         if name not in self._stores:

@@ -1,11 +1,5 @@
 """Experiment configs: their schema, section by section."""
 
-from embark_jax._base.config import Config as Config
-from embark_jax._base.config import ConfigError as ConfigError
-from embark_jax._base.config import kind_of as kind_of
-from embark_jax._base.config import nearest as nearest
-from embark_jax._base.config import read_text as read_text
-from embark_jax._base.config import sections as sections
 from embark_jax.config.data import OWN_FILES as OWN_FILES
 from embark_jax.config.data import RECIPES as RECIPES
 from embark_jax.config.data import SOURCES as SOURCES
@@ -36,11 +30,6 @@ from embark_jax.config.optimizers import (
     PolynomialScheduleConfig as PolynomialScheduleConfig,
 )
 from embark_jax.config.optimizers import StepScheduleConfig as StepScheduleConfig
-from embark_jax.config.optimizers import (
-    TableOptimizerConfig as TableOptimizerConfig,
-)
-from embark_jax.config.own import CODE as CODE
-from embark_jax.config.own import OwnConfig as OwnConfig
 from embark_jax.config.own import call_named as call_named
 from embark_jax.config.own import code_of as code_of
 from embark_jax.config.own import copy_path as copy_path

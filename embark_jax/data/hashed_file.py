@@ -1,15 +1,19 @@
-"""A file that a manifest lists, with its size and its hash."""
+"""Files that say of others what they must hold, by size and hash, and of themselves."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import pydantic
+import xxhash
 from pydantic import PositiveInt
 
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
-from embark_jax._base.files import confined, sha256_of
+from embark_jax._base.files import confined, sha256_of, write_json
 
 MEND = "prepare the data again, in another folder"
 
@@ -52,3 +56,44 @@ class HashedFile(Config):
         if sha256_of(path) != self.sha256:
             raise DataError(f"{path}: is not as it was written; {mend}")
         return path
+
+
+class ChecksummedFile(Config):
+    """The content of a JSON file.
+
+    Attributes:
+      checksum: XXH3 of all the rest, as it was written.
+    """
+
+    checksum: str = ""
+
+    def write(self, path: Path) -> None:
+        """Writes the file."""
+        content = self.model_dump(mode="json", exclude={"checksum"})
+        write_json(path, content | {"checksum": checksum_of(content)})
+
+    @classmethod
+    def of_file(cls, path: Path, mend: str = MEND) -> Self:
+        """Reads the file; ``mend`` ends the message of an error.
+
+        Raises:
+          FileNotFoundError: if there is none.
+          DataError: if it is damaged.
+        """
+        content = path.read_bytes()
+        try:
+            read = cls.model_validate_json(content)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            problem = first["msg"].removeprefix("Value error, ")
+            raise DataError(f"{path}: {where}: {problem}; {mend}") from None
+        if read.checksum != checksum_of(json.loads(content)):
+            raise DataError(f"{path}: is not as it was written; {mend}")
+        return read
+
+
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """Returns XXH3 of the content of a file but for this checksum."""
+    text = json.dumps({k: v for k, v in content.items() if k != "checksum"})
+    return xxhash.xxh3_128_hexdigest(text.encode())

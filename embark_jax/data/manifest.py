@@ -13,7 +13,6 @@ vocabulary, which whoever reads one compares.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,17 +20,15 @@ from typing import Any, Literal
 
 import numpy as np
 import pydantic
-import xxhash
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
-from embark_jax._base.files import write_json
 from embark_jax.data import records as records_
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
 from embark_jax.data.event_lists import RANGE_WORDS, SEQUENCES, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
-from embark_jax.data.hashed_file import HashedFile
+from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.values import ValueRule
@@ -93,7 +90,7 @@ class PreparedFeature(Config):
         return 1 if self.bags_of_one_id else self.hotness
 
 
-class Manifest(Config):
+class Manifest(ChecksummedFile):
     """All that is known of a folder of prepared data.
 
     Attributes:
@@ -118,7 +115,6 @@ class Manifest(Config):
       text_features: features whose values are text; others have whole numbers.
       events: events of the samples' histories, which are features without ids in the
         records; None if there are none.
-      checksum: of all the rest, as it was written.
     """
 
     version: Literal[4] = VERSION
@@ -141,7 +137,6 @@ class Manifest(Config):
     text_features: tuple[str, ...] = ()
     events: EventLists | None = None
     bayes_auc: float | None = None
-    checksum: str = ""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -266,8 +261,7 @@ class Manifest(Config):
 
     def save(self, folder: Path) -> None:
         """Writes the manifest: from then on the folder is complete."""
-        content = self.model_dump(mode="json", exclude={"checksum"})
-        write_json(folder / FILE_NAME, content | {"checksum": checksum_of(content)})
+        self.write(folder / FILE_NAME)
 
 
 def load(folder: Path) -> Manifest:
@@ -327,8 +321,7 @@ def read(folder: Path, mend: str = MEND) -> Manifest:
     """
     path = folder / FILE_NAME
     try:
-        content = path.read_bytes()
-        manifest = Manifest.model_validate_json(content)
+        return Manifest.of_file(path, mend)
     except FileNotFoundError:
         if not folder.exists():
             raise DataError(
@@ -339,20 +332,6 @@ def read(folder: Path, mend: str = MEND) -> Manifest:
             f"{path}: no such file; `embark data prepare` writes it last: if it was "
             "stopped, run it again to go on"
         ) from None
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        problem = first["msg"].removeprefix("Value error, ")
-        raise DataError(f"{path}: {where}: {problem}; {mend}") from None
-    if manifest.checksum != checksum_of(json.loads(content)):
-        raise DataError(f"{path}: is not as it was written; {mend}")
-    return manifest
-
-
-def checksum_of(content: Mapping[str, Any]) -> str:
-    """Returns XXH3 of the content of a manifest but for this checksum."""
-    text = json.dumps({k: v for k, v in content.items() if k != "checksum"})
-    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def vocabulary_file(table: str) -> str:

@@ -14,7 +14,7 @@ from jax.extend.core import Var
 from embark_jax import models
 from embark_jax.checkpoint.layout import array_name
 from embark_jax.config import AnyModelConfig
-from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_shapes
 from embark_jax.train.step_model import CALL, step_model
 
 TOWERS = ("users", "items")
@@ -43,14 +43,8 @@ class DenseModel:
         features: Sequence[FeatureSpec],
         dense_features: int,
     ):
-        dims = {table.name: table.dim for table in tables}
         self.dense_features = dense_features
-        self.embedding_shapes = {
-            f.name: (f.hotness, dims[f.table])
-            if f.pooling == "none"
-            else (dims[f.table],)
-            for f in features
-        }
+        self.embedding_shapes = embedding_shapes(tables, features)
         model = nnx.eval_shape(
             lambda: models.build(
                 config, self.embedding_shapes, dense_features, nnx.Rngs(0)

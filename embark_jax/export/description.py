@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
-from embark_jax._base.files import write_json
-from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.manifest import checksum_of
+from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
 from embark_jax.plans.options import Pooling, RowFormat
 from embark_jax.plans.tables import FeatureSpec
 
@@ -61,7 +58,7 @@ class ExportedFeature(Config):
     weighted: bool
 
 
-class Description(Config):
+class Description(ChecksummedFile):
     """All that is known of an export.
 
     Attributes:
@@ -72,7 +69,6 @@ class Description(Config):
       dense_features: number of columns of the dense input.
       row_format: format of the rows in the files of tables.
       files: all other files.
-      checksum: of all the rest, as it was written.
     """
 
     version: Literal[3] = VERSION
@@ -86,7 +82,6 @@ class Description(Config):
     features: Mapping[str, ExportedFeature]
     tables: Mapping[str, ExportedTable]
     files: tuple[HashedFile, ...]
-    checksum: str = ""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Description:
@@ -114,8 +109,7 @@ class Description(Config):
 
     def save(self, folder: Path) -> None:
         """Writes ``model.json``: from then on the export is complete."""
-        content = self.model_dump(mode="json", exclude={"checksum"})
-        write_json(folder / FILE_NAME, content | {"checksum": checksum_of(content)})
+        self.write(folder / FILE_NAME)
 
 
 def table_file(name: str) -> str:
@@ -141,15 +135,4 @@ def parse_description(folder: Path) -> Description:
     Raises:
       DataError: if it is damaged.
     """
-    path = folder / FILE_NAME
-    content = path.read_bytes()
-    try:
-        description = Description.model_validate_json(content)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        problem = first["msg"].removeprefix("Value error, ")
-        raise ExportError(f"{path}: {where}: {problem}; {MEND}") from None
-    if description.checksum != checksum_of(json.loads(content)):
-        raise ExportError(f"{path}: is not as it was written; {MEND}")
-    return description
+    return Description.of_file(folder / FILE_NAME, MEND)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from embark_jax.export.jax_layers import serialized
 from embark_jax.export.onnx_graph import require_jax2onnx, write_graphs
 from embark_jax.export.run_scorer import dense_params, initial_rows, lookup_table
 from embark_jax.plans.options import RowFormat
-from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import TableSpec
 from embark_jax.run.folder import RunFolder
 from embark_jax.run.saved import SavedModel, best_step, read_config
 
@@ -137,7 +136,7 @@ def export_run(
             model=config.model.model_dump(mode="json"),
             dense_features=saved.dense_features,
             row_format=row_format,
-            features={feature.name: _exported(feature) for feature in saved.features},
+            features={f.name: ExportedFeature(**f.reading) for f in saved.features},
             tables={
                 table.name: ExportedTable(
                     rows=None if table.is_dynamic else table.rows,
@@ -174,9 +173,3 @@ def add_encoding(workdir: Path, out: Path, chain: Chain) -> None:
     # Not the vocabularies alone: raw rows are read by the newest transforms.
     if before.manifest.encoding_rules() != now.manifest.encoding_rules():
         write_added(before, now, out / ENCODING)
-
-
-def _exported(feature: FeatureSpec) -> ExportedFeature:
-    fields = dataclasses.asdict(feature)
-    del fields["name"]
-    return ExportedFeature(**fields)

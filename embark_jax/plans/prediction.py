@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from embark_jax.plans.options import Kernels
 
-MOST, ROUNDING = 1e100, 1e-6
-"""Largest number of a prediction, and the largest rounding error below 0."""
+Amount = Annotated[float, Field(ge=-1e-6, le=1e100)]
+"""A number of a prediction; below 0 by a rounding error at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Removal:
     """
 
     tables: tuple[str, ...]
-    step_ms: float
-    replanned_ms: float | None = None
+    step_ms: Amount
+    replanned_ms: Amount | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +49,11 @@ class Allocation:
     row_shard: int
     column_shard: int
     device: int
-    shard_bytes: float
-    mean_bytes: float
+    shard_bytes: Amount
+    mean_bytes: Amount
     split: str = ""
-    split_step_ms: float = 0.0
-    split_device_bytes: float = 0.0
+    split_step_ms: Amount = 0.0
+    split_device_bytes: Amount = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +80,15 @@ class Breakdown:
       allocation: the shard that sets the memory of all devices, if one does.
     """
 
-    critical_ms: Mapping[str, float]
-    phase_ms: Mapping[str, tuple[float, ...]]
-    table_ms: Mapping[str, float]
-    hottest_row_shard: Mapping[str, float]
-    device_ids: tuple[float, ...]
-    padded_bytes: float
-    reduced_bytes: float
-    hidden_ms: float = 0.0
-    hit_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    critical_ms: Mapping[str, Amount]
+    phase_ms: Mapping[str, tuple[Amount, ...]]
+    table_ms: Mapping[str, Amount]
+    hottest_row_shard: Mapping[str, Amount]
+    device_ids: tuple[Amount, ...]
+    padded_bytes: Amount
+    reduced_bytes: Amount
+    hidden_ms: Amount = 0.0
+    hit_rates: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
     removals: tuple[Removal, ...] = ()
     allocation: Allocation | None = None
 
@@ -114,11 +116,11 @@ class Prediction:
     """
 
     cost_model: str
-    step_ms: float
-    lower_bound_ms: float
-    device_ms: tuple[float, ...]
-    device_bytes: tuple[float, ...]
-    stored_bytes: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    step_ms: Amount
+    lower_bound_ms: Amount
+    device_ms: tuple[Amount, ...]
+    device_bytes: tuple[Amount, ...]
+    stored_bytes: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
     breakdown: Breakdown | None = None
     certified: str = ""
     placeholders: bool = False
@@ -127,18 +129,18 @@ class Prediction:
 
     def problems(self, tables: Sequence[str], devices: int) -> list[str]:
         """Lists what is wrong with this prediction for a plan of these tables."""
-        values: dict[str, Any] = dict(vars(self))
         per_device = {"device_ms": self.device_ms, "device_bytes": self.device_bytes}
         per_table: dict[str, Mapping[str, float]] = {}
         removals = self.breakdown.removals if self.breakdown else ()
         if self.breakdown is not None:
-            values |= vars(self.breakdown)
             per_device["device_ids"] = self.breakdown.device_ids
             per_device |= {
                 f"phase_ms.{name}": ms for name, ms in self.breakdown.phase_ms.items()
             }
-            for key in ("table_ms", "hottest_row_shard"):
-                per_table[key] = values[key]
+            per_table = {
+                "table_ms": self.breakdown.table_ms,
+                "hottest_row_shard": self.breakdown.hottest_row_shard,
+            }
         problems = [
             f"prediction: {key} has {len(numbers)} values, must have one for each of "
             f"the {devices} devices"
@@ -153,12 +155,6 @@ class Prediction:
         removable = {name for removal in removals for name in removal.tables}
         if not removable <= set(tables):
             problems.append("prediction: removals must be of tables of the plan")
-        for key, value in values.items():
-            bad = [x for x in _numbers(value) if not -ROUNDING <= x <= MOST]
-            if bad:
-                problems.append(
-                    f"prediction: {key} has {bad[0]}, must be from 0 to {MOST:.0e}"
-                )
         return problems
 
     @property
@@ -169,16 +165,3 @@ class Prediction:
         if not self.lower_bound_ms:
             return math.inf
         return self.step_ms / self.lower_bound_ms - 1
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    """Yields the numbers in a field, its lists and its mappings."""
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if dataclasses.is_dataclass(value):
-        value = tuple(vars(value).values())
-    if isinstance(value, tuple):
-        for element in value:
-            yield from _numbers(element)
-    elif isinstance(value, int | float):
-        yield value

@@ -334,6 +334,11 @@ class FeatureSpec:
             )
 
     @property
+    def reading(self) -> dict[str, Any]:
+        """All but its name, as JSON."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "name"}
+
+    @property
     def sequence(self) -> bool:
         """Whether each id has a row of its own, and is an event of a sequence."""
         return self.pooling == "none"

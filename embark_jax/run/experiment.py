@@ -123,15 +123,7 @@ class Experiment(PlannedModel):
         return {
             **seeds,
             "tables": {t.name: t.shape for t in self.tables},
-            "features": {
-                f.name: {
-                    "table": f.table,
-                    "hotness": f.hotness,
-                    "pooling": f.pooling,
-                    "weighted": f.weighted,
-                }
-                for f in self.features
-            },
+            "features": {f.name: f.reading for f in self.features},
             "dense_features": self.dataset.dense_features,
             "model": _saved_model(config.model),
             "embedding_optimizer": config.embedding.optimizer.kind,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from embark_jax.data.manifest import checksum_of
+from embark_jax.data.hashed_file import checksum_of
 from tests.bad_input.case import JUNK, SAMPLES, Case, write
 
 CASES = Path(__file__).with_name("commands.yaml")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from embark_jax.data import DataError, PreparedData, prepared
 from embark_jax.data import manifest as manifests
-from embark_jax.data.manifest import Manifest, PreparedFeature, checksum_of
+from embark_jax.data.hashed_file import checksum_of
+from embark_jax.data.manifest import Manifest, PreparedFeature
 from tests.runs import embark
 
 SAMPLES = {"train": (23, 41, 8), "validation": (5,), "test": (9, 17)}

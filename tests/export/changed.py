@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax._base.files import sha256_of
-from embark_jax.data.manifest import checksum_of
+from embark_jax.data.hashed_file import checksum_of
 
 
 def sign(

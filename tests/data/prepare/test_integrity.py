@@ -8,7 +8,7 @@ import pytest
 
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
-from embark_jax.data.manifest import checksum_of
+from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.prepare import own_files, raw_rows, run
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import prepared, write_rows
