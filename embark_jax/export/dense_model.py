@@ -43,6 +43,8 @@ class DenseModel:
         features: Sequence[FeatureSpec],
         dense_features: int,
     ):
+        self._config = config
+        self._inputs = tuple(tables), tuple(features), dense_features
         self.dense_features = dense_features
         self.embedding_shapes = embedding_shapes(tables, features)
         model = nnx.eval_shape(
@@ -76,6 +78,13 @@ class DenseModel:
         leaves = [arrays.get(name, leaf) for name, leaf in self._variables.items()]
         params, state = self._structure.unflatten(leaves)
         return self._model.score(params, state, dense, dict(embeddings), method)
+
+    def in_float32(self) -> DenseModel:
+        """Returns the same functions, computed in float32."""
+        if self._config.model_dump().get("compute_dtype") in (None, "float32"):
+            return self
+        config = self._config.model_copy(update={"compute_dtype": "float32"})
+        return DenseModel(config, *self._inputs)
 
     def shapes(self, batch: Any) -> tuple[jax.ShapeDtypeStruct, dict[str, Any]]:
         """Returns the shapes of the dense input and the embeddings of a batch, whose
