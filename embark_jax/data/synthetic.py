@@ -46,7 +46,9 @@ _PAIRS = 4
 _NORMALS = ndtri((np.arange(2**16) + 0.5) / 2**16).astype(np.float32)
 
 
-def power_law_ids(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:
+def power_law_ids(
+    uniform: np.ndarray, rows: int | np.ndarray, exponent: float
+) -> np.ndarray:
     """Returns ids ``0 .. rows - 1`` whose frequency falls as ``(id + 1) ** -exponent``.
 
     They are the inverse CDF of the continuous power law on ``[1, rows + 1)``, rounded
@@ -55,6 +57,8 @@ def power_law_ids(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray
 
     Args:
       uniform: float64 in [0, 1), any shape.
+      rows: number of rows, of the whole table or for each id.
+      exponent: exponent of the power law.
 
     Returns:
       Integers of the same shape, int64 if the table needs it.
@@ -67,7 +71,8 @@ def power_law_ids(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray
     else:
         log_x = np.log1p(uniform * np.expm1(power * log_end)) / power
     # Rounding may step over either end of the interval.
-    return np.clip(np.exp(log_x) - 1.0, 0, rows - 1).astype(id_dtype(rows))
+    ids = np.clip(np.exp(log_x) - 1.0, 0, rows - 1)
+    return ids.astype(id_dtype(int(np.max(rows))))
 
 
 class SyntheticClicks:

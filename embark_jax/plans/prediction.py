@@ -11,7 +11,7 @@ from pydantic import Field
 
 from embark_jax.plans.options import Kernels
 
-Amount = Annotated[float, Field(ge=-1e-6, le=1e100)]
+Amount = Annotated[float, Field(ge=-1e-6, le=1e40)]
 """A number of a prediction; below 0 by a rounding error at most."""
 
 

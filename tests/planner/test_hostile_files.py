@@ -90,7 +90,11 @@ def test_a_plan_is_refused_or_can_be_shown(written, values):
     ("path", "value", "message"),
     [
         (("prediction", "device_ms"), [1.0], "device_ms has 1 values, must have one"),
-        (("prediction", "step_ms"), float("nan"), "step_ms has nan, must be from 0"),
+        (
+            ("prediction", "step_ms"),
+            float("nan"),
+            r"prediction\.step_ms: nan given, must be",
+        ),
         (("prediction", "breakdown", "table_ms"), {}, "table_ms must have a value for"),
         (("placements", 0, "table", "rows"), 10**18, "must be at most 4,398,046,511"),
     ],

@@ -28,6 +28,7 @@ from embark_jax.data.prepare.yambda import (
     events_path,
 )
 from embark_jax.data.prepare.yambda_samples import DAY_S, EVENT_TYPES, HOUR_S
+from embark_jax.data.synthetic import power_law_ids
 
 CHUNK_EVENTS = 2**20
 _LISTEN_PLUS_LOGIT = 0.55
@@ -98,7 +99,7 @@ class Yambda:
     def catalogue(self) -> Catalogue:
         """Draws the albums and the artist of each item."""
         rng = np.random.default_rng([self.seed, 0])
-        extra = _power_law(
+        extra = power_law_ids(
             rng.random(max(0, self.albums - self.artists)),
             self.artists,
             self.catalogue_exponent,
@@ -137,10 +138,10 @@ class Yambda:
     def _events_of(self, user: np.ndarray, number: int, catalogue: Catalogue):
         rng = np.random.default_rng([self.seed, 2, number])
         time = self._times(rng, user)
-        liked = _power_law(rng.random(len(user)), self.artists, self.taste_exponent)
+        liked = power_law_ids(rng.random(len(user)), self.artists, self.taste_exponent)
         of_user = user.astype(np.uint64) * GOLDEN_GAMMA
         uniform = _uniform(of_user + liked.astype(np.uint64), self.seed)
-        artist = _power_law(uniform, self.artists, self.artist_exponent)
+        artist = power_law_ids(uniform, self.artists, self.artist_exponent)
         album = _among(rng, catalogue.albums, artist, self.album_exponent)
         position = _among(rng, catalogue.items, album, self.item_exponent)
         item = catalogue.item_id[position]
@@ -208,14 +209,7 @@ def _one_each(extra: np.ndarray, owners: int) -> np.ndarray:
 def _among(rng, starts: np.ndarray, owner: np.ndarray, exponent: float) -> np.ndarray:
     """Draws one of each owner's, the first most often."""
     count = starts[owner + 1] - starts[owner]
-    return starts[owner] + _power_law(rng.random(len(owner)), count, exponent)
-
-
-def _power_law(uniform: np.ndarray, rows, exponent: float) -> np.ndarray:
-    """Like ``synthetic.power_law_ids``, of as many rows as an array says."""
-    power, log_end = 1.0 - exponent, np.log(rows + 1.0)
-    log_x = np.log1p(uniform * np.expm1(power * log_end)) / power
-    return np.clip(np.exp(log_x) - 1.0, 0, np.asarray(rows) - 1).astype(np.int64)
+    return starts[owner] + power_law_ids(rng.random(len(owner)), count, exponent)
 
 
 def _uniform(keys: np.ndarray, seed: int) -> np.ndarray:
