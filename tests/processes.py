@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from embark_jax.launch.process_group import free_port
+from tests import runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,3 +42,28 @@ def outputs_of_two(program: str, *args: str | Path, timeout_s: float) -> list[st
     finally:
         for process in processes:
             process.kill()
+
+
+def train_in_two(*args: str | Path) -> list[str]:
+    """Runs ``embark train`` in two processes, on CPU; returns what each said."""
+    several = ["--distributed", "--coordinator", f"localhost:{free_port()}"]
+    several += ["--processes", "2", "--process-id"]
+    processes = [
+        runs.start(
+            "train",
+            *args,
+            *several,
+            str(number),
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for number in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=400)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], said
+    return said

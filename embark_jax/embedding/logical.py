@@ -15,9 +15,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import RowRange, Storage
+
+GATHERED_BYTES = 2**26
+"""Bytes of a table that each process gets from each other at once."""
 
 
 class TableRows(NamedTuple):
@@ -179,7 +183,8 @@ def table_layouts(
 def export_table(
     collection: EmbeddingCollection, storages: Mapping[str, jax.Array], table: str
 ) -> np.ndarray:
-    """Returns a table in NumPy, where one process sees all devices.
+    """Returns a table in NumPy. In a run of several processes all must call it, and all
+    get the whole table.
 
     Args:
       collection: collection that the arrays belong to.
@@ -205,7 +210,7 @@ def export_table(
     last = layouts[table][-1]
     array = storages[last.storage]
     whole = array.shape[1] == last.width  # else one value a row
-    rows = np.empty((last.end, last.dim if whole else 1), array.dtype)
+    rows = np.zeros((last.end, last.dim if whole else 1), array.dtype)
     for layout in layouts[table]:
         array = storages[layout.storage]
         width = array.shape[1]
@@ -214,7 +219,10 @@ def export_table(
             for k in range(rows.shape[1] // width):
                 first = layout.first_slots[j][k] + held.first
                 shard_rows = _rows_on_device(array, first, held.count)
-                rows[held.among, k * width : (k + 1) * width] = shard_rows
+                if shard_rows is not None:
+                    rows[held.among, k * width : (k + 1) * width] = shard_rows
+    if jax.process_count() > 1:
+        _add_rows_of_others(rows)
     return rows
 
 
@@ -255,13 +263,23 @@ def _check_arrays(
             )
 
 
-def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray:
-    """Returns rows that one device holds; slicing the whole array would gather it."""
+def _rows_on_device(array: jax.Array, first: int, count: int) -> np.ndarray | None:
+    """Returns rows that one device holds, None if it is one of another process; of rows
+    that all devices hold, the first. Slicing the whole array would gather it."""
     for shard in array.addressable_shards:
         begin = shard.index[0].start or 0
-        if begin <= first < begin + len(shard.data):
+        if shard.replica_id == 0 and begin <= first < begin + len(shard.data):
             return np.asarray(shard.data)[first - begin : first - begin + count]
-    raise ValueError(f"row {first} of {array.shape} is on a device of another process")
+    return None
+
+
+def _add_rows_of_others(rows: np.ndarray) -> None:
+    """Fills in, in each process, the values that others have, which are zero here."""
+    at_once = max(1, GATHERED_BYTES // (rows.itemsize * rows.shape[1]))
+    for begin in range(0, len(rows), at_once):
+        share = rows[begin : begin + at_once]
+        shares = multihost_utils.process_allgather(share.view(np.uint8))
+        share[...] = np.bitwise_or.reduce(np.asarray(shares)).view(rows.dtype)
 
 
 def _range_layout(storage: Storage, rows: RowRange, block: int) -> RangeLayout:

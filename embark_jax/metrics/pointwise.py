@@ -177,12 +177,13 @@ class EvalAccumulator:
         """
         if not self._batches:
             return evaluate(np.empty(0), np.empty(0))
-        batches = [[_to_host(x)[:valid] for x in b] for b, valid in self._batches]
+        batches = [[to_host(x)[:valid] for x in b] for b, valid in self._batches]
         return evaluate(*map(np.concatenate, zip(*batches, strict=True)))
 
 
-def _to_host(array: ArrayLike) -> np.ndarray:
-    """Returns the whole of an array, whichever processes hold its parts."""
+def to_host(array: ArrayLike) -> np.ndarray:
+    """Returns the whole of an array, whichever processes hold its shards; where this is
+    not one alone, all must call it."""
     import jax  # which an export is scored without
     from jax.experimental import multihost_utils
 

@@ -27,7 +27,8 @@ USERS_AT_ONCE = 256
 
 
 class ItemIndex:
-    """The vectors of all items, sharded over the devices.
+    """The vectors of all items, sharded over the devices. In a run of several processes
+    all must give the same arguments, here and to each method, and all get the results.
 
     Args:
       ids: ``[items]`` ids of the items.
@@ -49,11 +50,9 @@ class ItemIndex:
                 "be [items] and [items, dim], with at least one item"
             )
         self._block = min(ITEMS_AT_ONCE, -(-len(ids) // mesh.size))
-        missing = -len(ids) % (mesh.size * self._block)
-        rows = NamedSharding(mesh, PartitionSpec(MESH_AXES))
         self._ids, self._mesh = np.asarray(ids), mesh
-        filled = np.pad(np.asarray(vectors, np.float32), ((0, missing), (0, 0)))
-        self._vectors = jax.device_put(filled, rows)
+        vectors = np.asarray(vectors, np.float32)
+        self._vectors = shard_rows(vectors, mesh, self._block)
 
     def search(self, users: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Finds the K items with the largest dot product with each user's vector.
@@ -77,7 +76,7 @@ class ItemIndex:
         if not 0 < k <= len(self._ids):
             raise ValueError(f"k is {k}, must be from 1 to the {len(self._ids)} items")
         search = _search(self._mesh, k, len(self._ids))
-        indices, scores = search(jnp.asarray(users, jnp.float32), self._vectors)
+        indices, scores = search(np.asarray(users, np.float32), self._vectors)
         return self._ids[np.asarray(indices)], np.asarray(scores)
 
     def ranks(
@@ -136,6 +135,16 @@ class ItemIndex:
         sorted_ids = self._ids[order]
         where = np.minimum(np.searchsorted(sorted_ids, ids), len(order) - 1)
         return np.where(sorted_ids[where] == ids, order[where], -1).astype(np.int32)
+
+
+def shard_rows(rows: np.ndarray, mesh: Mesh, multiple: int = 1) -> jax.Array:
+    """Puts ``[n, dim]`` on the devices of a mesh, filled up with rows of zeros, so that
+    each has the same number of rows, a multiple of ``multiple``. All processes give the
+    same rows."""
+    missing = -len(rows) % (mesh.size * multiple)
+    filled = np.pad(rows, ((0, missing), (0, 0)))
+    sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+    return jax.make_array_from_callback(filled.shape, sharding, filled.__getitem__)
 
 
 def at_k(ranks: np.ndarray, cutoffs: Sequence[int]) -> dict[str, float]:

@@ -14,9 +14,9 @@ from jax.typing import DTypeLike
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import check_history
 from embark_jax.models.layers import Linear
-from embark_jax.models.retrieval import Queries, RetrievalModel, unit
+from embark_jax.models.retrieval import Queries, RetrievalModel, unit, wide
 from embark_jax.models.sequence import SequenceEncoder, is_event
-from embark_jax.plans.tables import UNIFORM_NEGATIVES
+from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES
 
 
 class NextItem(RetrievalModel):
@@ -120,10 +120,11 @@ class NextItem(RetrievalModel):
         latest = lax.cummax(jnp.where(valid, index, 0), axis=1)  # before each target
         users = unit(jnp.take_along_axis(seen, latest[..., None], axis=1))
         targets = unit(jnp.concatenate([embeddings[self.history], items], axis=1))
-        is_met = (past_ids >= 0).astype(jnp.float32)
+        with wide(past_ids):
+            target_ids = jnp.concatenate([past_ids, ids], axis=1)
+            is_met = (past_ids != PADDING_ID).astype(jnp.float32)
         weights = jnp.concatenate([is_met, batch.labels[:, None]], axis=1)
         events = is_met.sum() + len(ids)
-        target_ids = jnp.concatenate([past_ids, ids], axis=1)
         return Queries(users, targets, target_ids, weights * (len(ids) / events))
 
     def _encoded(

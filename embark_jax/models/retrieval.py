@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from embark_jax.models.function import ModelWithLoss, Samples
 from embark_jax.models.interface import check_embeddings
-from embark_jax.plans.tables import UNIFORM_NEGATIVES
+from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES
 
 COUNTERS = 2**18
 """Number of counters; if there are more items, they share counters by a hash."""
+POSITIONS_AT_ONCE = 8
+"""Positions whose scores are in memory at once: 1 GiB of 2,048 samples of a device and
+16,384 negatives, where those of 200 positions would be 25 GiB."""
 _GOLDEN = 0x9E3779B1  # 2^32 / φ: Knuth's multiplicative hash
 _NEVER = -1e9
 _LEAST_SQUARED_NORM = 1e-12
@@ -131,22 +136,42 @@ class RetrievalModel(ModelWithLoss):
 
         own = jnp.sum(users * targets, axis=-1) / self.temperature
         own = own - log_expected(target_ids)
-        total = own
-        for vectors, negative_ids in negatives:
-            scores = jnp.einsum("bpd,nd->bpn", users, vectors) / self.temperature
-            scores = scores - log_expected(negative_ids)[None, None]
-            numbers = negative_ids[None, None]
-            no_negative = (numbers == target_ids[..., None]) | (numbers < 0)
-            scores = jnp.where(no_negative, _NEVER, scores)
-            total = jnp.logaddexp(total, jax.nn.logsumexp(scores, axis=-1))
+
+        @jax.checkpoint
+        def total_at(queries):
+            """Returns the log of the sum of exponentials, of a position's queries."""
+            users, target_ids, total = queries
+            for vectors, negative_ids in negatives:
+                scores = jnp.einsum("bd,nd->bn", users, vectors) / self.temperature
+                scores = scores - log_expected(negative_ids)[None]
+                with wide(negative_ids):
+                    is_own = negative_ids[None] == target_ids[:, None]
+                    no_negative = is_own | (negative_ids[None] == PADDING_ID)
+                scores = jnp.where(no_negative, _NEVER, scores)
+                total = jnp.logaddexp(total, jax.nn.logsumexp(scores, axis=-1))
+            return total
+
+        queries = jax.tree.map(
+            lambda array: jnp.moveaxis(array, 1, 0), (users, target_ids, own)
+        )
+        total = lax.map(total_at, queries, batch_size=POSITIONS_AT_ONCE).T
         losses = jnp.sum((total - own) * weights, axis=1)
         logits = jnp.sum(users[:, -1] * items, axis=1) / self.temperature
         return losses, logits
 
 
+def wide(ids: jax.Array) -> AbstractContextManager:
+    """Returns a context in which ids keep all of their bits, 32 or 64."""
+    return jax.enable_x64(ids.dtype == jnp.int64)
+
+
 def _counter(ids: jax.Array) -> jax.Array:
     """Returns the number of each item's counter."""
-    hashed = ids.astype(jnp.uint32) * jnp.uint32(_GOLDEN)
+    words = ids.astype(jnp.uint32)
+    if ids.dtype == jnp.int64:
+        with wide(ids):
+            words ^= (ids >> 32).astype(jnp.uint32) * jnp.uint32(_GOLDEN)
+    hashed = words * jnp.uint32(_GOLDEN)
     return (hashed >> jnp.uint32(14)).astype(jnp.int32)  # the upper 18 bits
 
 

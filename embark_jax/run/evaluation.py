@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from rich.console import Console
 
 from embark_jax._base.config import ConfigError, nearest
@@ -17,8 +19,9 @@ from embark_jax._base.storage import in_bucket
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.config import ExperimentConfig, RetrievalConfig, tasks_of
 from embark_jax.data import Batch
+from embark_jax.metrics.pointwise import to_host
 from embark_jax.metrics.ranking import Ranking, rank
-from embark_jax.metrics.retrieval import ItemIndex, at_k
+from embark_jax.metrics.retrieval import ItemIndex, at_k, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.report.display import show_result
 from embark_jax.run import experiment
@@ -163,21 +166,27 @@ def on_split(
 def _retrieved(
     trainer: Trainer, batches: Sequence[Batch], config: RetrievalConfig
 ) -> dict[str, float]:
-    """Returns HR@K and NDCG@K of the items of positive samples among all items."""
+    """Returns HR@K and NDCG@K of the items of positive samples among all items, in all
+    processes alike."""
     model: RetrievalModel = trainer.model
     features = trainer.embeddings.plan.features
     tables = {feature.name: feature.table for feature in features}
-    table = trainer.table(tables[model.item])
-    rows = {model.item: jnp.asarray(table.rows)}
-    vectors = model.items(jnp.zeros((len(table.rows), 0)), rows)
-    index = ItemIndex(table.keys, np.asarray(vectors), trainer.embeddings.mesh)
+    table, mesh = trainer.table(tables[model.item]), trainer.embeddings.mesh
+    vectors = to_host(_vectors_of(model, shard_rows(table.rows, mesh)))
+    index = ItemIndex(table.keys, vectors[: len(table.keys)], mesh)
     ranks = [np.empty(0, int)]
     for batch, users in trainer.predict(batches, method="users"):
         positive = batch.labels > 0
         seen = None if config.exclude is None else batch.ids[config.exclude][positive]
         items = batch.ids[model.item][positive, 0]
-        ranks.append(index.ranks(np.asarray(users)[positive], items, seen))
+        ranks.append(index.ranks(to_host(users)[positive], items, seen))
     return at_k(np.concatenate(ranks), config.at)
+
+
+@nnx.jit
+def _vectors_of(model: RetrievalModel, rows: jax.Array) -> jax.Array:
+    """Returns the vectors of items that have these rows."""
+    return model.items(jnp.zeros((len(rows), 0)), {model.item: rows})
 
 
 def counts(prefix: str, bad_ids: Mapping[str, int]) -> dict[str, int]:

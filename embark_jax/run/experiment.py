@@ -249,8 +249,6 @@ def _check_retrieval(
     names = [feature.name for feature in features]
     if config.exclude is not None and config.exclude not in names:
         raise ConfigError(f"train.retrieval.exclude: {nearest(config.exclude, names)}")
-    if jax.process_count() > 1:
-        raise ConfigError("train.retrieval: must be left out in several processes")
 
 
 def named_code(config: ExperimentConfig) -> list[str]:

@@ -284,7 +284,7 @@ class Trainer:
 
     def table(self, name: str) -> TableRows:
         """Returns all rows of a table, wherever they lie, by number or key, ascending.
-        Between steps, where one process sees all devices.
+        Between steps; in a run of several processes all must call it, and all get them.
 
         Raises:
           ValueError: if there is no such table.

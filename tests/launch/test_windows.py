@@ -1,14 +1,12 @@
 """Two processes train on the same time windows, and start from another run, as one."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from embark_jax.launch.process_group import free_port
 from tests import runs
 from tests.days import config_of, prepare_days
+from tests.processes import train_in_two
 from tests.runs import done
 
 MESH = "mesh={nodes: 2, gpus_per_node: 1}"
@@ -16,31 +14,6 @@ SPLIT = (
     "embedding.tables={user: {rows: 200, cluster: rb}, "
     "item: {max_slots: 99, slots: 99, evicted: discard, expire_after: 1d}}"
 )
-
-
-def train_in_two(*args: str | Path) -> list[str]:
-    """Runs ``embark train`` in two processes; returns what each said."""
-    several = ["--distributed", "--coordinator", f"localhost:{free_port()}"]
-    several += ["--processes", "2", "--process-id"]
-    processes = [
-        runs.start(
-            "train",
-            *args,
-            *several,
-            str(number),
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for number in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=400)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], said
-    return said
 
 
 def figures(run: Path) -> tuple[list, list]:

@@ -16,6 +16,7 @@ from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics import retrieval
 from embark_jax.metrics.retrieval import items_of
 from tests import runs
+from tests.processes import train_in_two
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
 TABLES = (ej.TableSpec("user", USERS, DIM), ej.TableSpec("item", ITEMS, DIM))
@@ -110,8 +111,9 @@ def test_the_loss_equals_its_formula():
     users = np.asarray(model.users(dense, on_devices), np.float64)
     items = np.asarray(model.items(dense, on_devices), np.float64)
     np.testing.assert_allclose(np.linalg.norm(users, axis=1), 1, rtol=1e-5)
+    loss = nnx.jit(ej.models.TwoTower.loss)
     for seen in (1, 2):  # batches: counts go up alike
-        losses, logits = model.loss(on_devices, batch)
+        losses, logits = loss(model, on_devices, batch)
         for i in range(BATCH):
             scores = []
             for j in range(BATCH):
@@ -150,8 +152,18 @@ def histories(rng, samples: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("in_batch", [True, False])
-def test_every_event_is_predicted_by_those_before(in_batch):
+def keys_of(ids):
+    """64-bit keys, some of them negative, that differ in their upper halves alone."""
+    with jax.enable_x64(True):
+        return jnp.asarray(np.where(ids < 0, -1, (ids.astype(np.int64) - 20) * 2**32))
+
+
+@pytest.mark.parametrize(
+    ("in_batch", "on_devices"),
+    [(True, jnp.asarray), (False, jnp.asarray), (True, keys_of)],
+)
+def test_every_event_is_predicted_by_those_before(in_batch, on_devices, monkeypatch):
+    monkeypatch.setattr("embark_jax.models.retrieval.POSITIONS_AT_ONCE", 4)
     rng, samples = np.random.default_rng(3), 6
     ids, rows = histories(rng, samples), rng.normal(size=(ITEMS, DIM))
     model = next_item(temperature=0.5, in_batch=in_batch)
@@ -162,7 +174,7 @@ def test_every_event_is_predicted_by_those_before(in_batch):
     embeddings["item"] = embeddings["item"][:, 0]
     labels = np.array([1, 1, 0, 1, 1, 1], np.float32)
     dense = jnp.zeros((samples, 0))
-    batch = Columns(dense, jax.tree.map(jnp.asarray, ids), {}, jnp.asarray(labels))
+    batch = Columns(dense, jax.tree.map(on_devices, ids), {}, jnp.asarray(labels))
     losses, _ = nnx.jit(ej.models.NextItem.loss)(model, embeddings, batch)
     users_of = jax.jit(model.users)
     items = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -187,6 +199,33 @@ def test_every_event_is_predicted_by_those_before(in_batch):
             loss = np.log(np.exp(logits[target]) + sampled) - logits[target]
             total += loss * (labels[i] if t == len(events_of_sample) - 1 else 1)
         assert losses[i] == pytest.approx(total * samples / events, rel=1e-4)
+
+
+def test_no_array_of_all_scores_is_in_memory():
+    samples, length, dim = 512, 64, 4
+    shapes = {"item": (dim,), "past": (length, dim)}
+    model = ej.models.NextItem(
+        shapes, 0, LATEST, "sasrec", 1, every_position=True, rngs=nnx.Rngs(0)
+    )
+    graph, state = nnx.split(model)
+
+    def loss(embeddings, ids, state):
+        batch = Columns(jnp.zeros((samples, 0)), ids, {}, jnp.ones(samples))
+        losses, _ = nnx.merge(graph, state, copy=True).loss(embeddings, batch)
+        return losses.sum()
+
+    embeddings = {
+        name: jax.ShapeDtypeStruct((samples, *shape), jnp.float32)
+        for name, shape in shapes.items()
+    }
+    ids = {
+        name: jax.ShapeDtypeStruct((samples, n), jnp.int32)
+        for name, n in (("item", 1), ("past", length))
+    }
+    compiled = jax.jit(jax.grad(loss)).lower(embeddings, ids, state).compile()
+    memory = compiled.memory_analysis()
+    assert memory
+    assert memory.temp_size_in_bytes < 4 * samples * (length + 1) * samples
 
 
 class Histories:
@@ -318,6 +357,24 @@ def test_a_run_measures_hit_rates(tmp_path):
     record = runs.final(tmp_path / "run")
     assert record["test_hr@60"] == 1
     assert 0 < record["test_ndcg@10"] <= record["test_hr@10"] < 1
+
+
+@pytest.mark.slow
+def test_two_processes_measure_hit_rates_as_one(tmp_path):
+    """Each holds some columns of all items but the hot ones."""
+    table = "{rows: 60, cluster: ub, row_shards: 1, column_shards: 2, hot_rows: 7}"
+    config = runs.write_config(tmp_path, CONFIG)
+    mesh = "mesh={nodes: 2, gpus_per_node: 1}"
+    args = config, mesh, f"embedding.tables.item={table}", "train.log_every=1"
+    runs.done("train", *args, "--workdir", tmp_path / "one")
+    train_in_two(*args, "--workdir", tmp_path / "two")
+    one, two = (runs.final(tmp_path / name) for name in ("one", "two"))
+    names = [name for name in one if name.startswith("test_")]
+    assert {"test_hr@10", "test_ndcg@60", "test_log_loss"} <= set(names)
+    for name in names:
+        assert two[name] == pytest.approx(one[name], rel=1e-4), name
+    losses = (runs.losses(tmp_path / name) for name in ("one", "two"))
+    assert next(losses) == pytest.approx(next(losses), rel=1e-4)
 
 
 @pytest.mark.parametrize(
