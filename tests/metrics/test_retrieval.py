@@ -1,5 +1,6 @@
 """Two towers: their loss against NumPy, and search on a mesh against sorting."""
 
+import functools
 from types import MappingProxyType
 
 import jax
@@ -16,6 +17,8 @@ from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics import retrieval
 from embark_jax.metrics.retrieval import items_of
 from tests import runs
+from tests.models.sequence_oracle import last_event
+from tests.models.slopes import assert_slopes
 from tests.processes import train_in_two
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
@@ -133,10 +136,10 @@ LATEST = {"past": "item"}
 SEQUENCES = {"item": (DIM,), "past": (HISTORY, DIM), "uniform_negatives": (2, DIM)}
 
 
-def next_item(**options) -> ej.models.NextItem:
+def next_item(encoder, **options) -> ej.models.NextItem:
     options = {"every_position": True, "uniform_negatives": 2, **options}
     return ej.models.NextItem(
-        SEQUENCES, 0, LATEST, "sasrec", 1, catalog=ITEMS, rngs=nnx.Rngs(0), **options
+        SEQUENCES, 0, LATEST, encoder, 1, catalog=ITEMS, rngs=nnx.Rngs(0), **options
     )
 
 
@@ -158,47 +161,73 @@ def keys_of(ids):
         return jnp.asarray(np.where(ids < 0, -1, (ids.astype(np.int64) - 20) * 2**32))
 
 
-@pytest.mark.parametrize(
-    ("in_batch", "on_devices"),
-    [(True, jnp.asarray), (False, jnp.asarray), (True, keys_of)],
-)
-def test_every_event_is_predicted_by_those_before(in_batch, on_devices, monkeypatch):
-    monkeypatch.setattr("embark_jax.models.retrieval.POSITIONS_AT_ONCE", 4)
-    rng, samples = np.random.default_rng(3), 6
-    ids, rows = histories(rng, samples), rng.normal(size=(ITEMS, DIM))
-    model = next_item(temperature=0.5, in_batch=in_batch)
-    embeddings = {
-        name: jnp.asarray(np.where(x[..., None] < 0, 0, rows[x]), jnp.float32)
-        for name, x in ids.items()
-    }
-    embeddings["item"] = embeddings["item"][:, 0]
-    labels = np.array([1, 1, 0, 1, 1, 1], np.float32)
-    dense = jnp.zeros((samples, 0))
-    batch = Columns(dense, jax.tree.map(on_devices, ids), {}, jnp.asarray(labels))
-    losses, _ = nnx.jit(ej.models.NextItem.loss)(model, embeddings, batch)
-    users_of = jax.jit(model.users)
+def every_position_losses(arrays, ids, labels, encoder, in_batch=True, temperature=0.5):
+    """The losses of ``next_item``'s models after the first batch, event by event."""
+    params, rows = arrays
+    samples, losses = len(labels), np.zeros(len(labels))
     items = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     count = np.maximum(np.bincount(ids["item"][:, 0], minlength=ITEMS), 1)
     expected_number = in_batch * count + 2 * samples / ITEMS
     negatives = ids["uniform_negatives"].reshape(-1)
     if in_batch:
         negatives = np.append(negatives, ids["item"])
-    events = np.sum(ids["past"] >= 0) + samples
-    for i in range(samples):
-        events_of_sample = [*ids["past"][i][ids["past"][i] >= 0], ids["item"][i, 0]]
-        total = 0.0
-        for t, target in enumerate(events_of_sample):
-            before = np.zeros((1, HISTORY, DIM), np.float32)
-            before[0, :t] = rows[events_of_sample[:t]]
-            seen = {"past": before}
-            (user,) = users_of(dense[:1], seen)
-            logits = items @ np.asarray(user, np.float64) / 0.5 - np.log(
-                expected_number
-            )
+    for i, past in enumerate(ids["past"]):
+        events = [*past[past >= 0], ids["item"][i, 0]]
+        for t, target in enumerate(events):
+            seen = np.concatenate([params["start"][None], rows[events[:t]]])
+            user = last_event(params["encoder"], encoder, seen, heads=1)
+            cosines = items @ user / np.linalg.norm(user)
+            logits = cosines / temperature - np.log(expected_number)
             sampled = np.exp(logits[negatives[negatives != target]]).sum()
             loss = np.log(np.exp(logits[target]) + sampled) - logits[target]
-            total += loss * (labels[i] if t == len(events_of_sample) - 1 else 1)
-        assert losses[i] == pytest.approx(total * samples / events, rel=1e-4)
+            losses[i] += loss * (labels[i] if t == len(events) - 1 else 1)
+    return losses * samples / (np.sum(ids["past"] >= 0) + samples)
+
+
+def in_float64(params, rows):
+    arrays = nnx.to_pure_dict(params), rows
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "in_batch", "on_devices"),
+    [
+        ("sasrec", True, jnp.asarray),
+        ("hstu", False, jnp.asarray),
+        ("sasrec", True, keys_of),
+    ],
+)
+def test_every_event_is_predicted_by_those_before(
+    encoder, in_batch, on_devices, monkeypatch
+):
+    monkeypatch.setattr("embark_jax.models.retrieval.POSITIONS_AT_ONCE", 4)
+    rng, samples = np.random.default_rng(3), 6
+    ids, rows = histories(rng, samples), rng.normal(size=(ITEMS, DIM))
+    model = next_item(encoder, temperature=0.5, in_batch=in_batch)
+    labels = np.array([1, 1, 0, 1, 1, 1], np.float32)
+    dense = jnp.zeros((samples, 0))
+    batch = Columns(dense, jax.tree.map(on_devices, ids), {}, jnp.asarray(labels))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
+    def loss(params, rows):
+        embeddings = {
+            name: jnp.where(x[..., None] < 0, 0, rows[x]) for name, x in ids.items()
+        }
+        embeddings["item"] = embeddings["item"][:, 0]
+        model = nnx.merge(graph, params, rest, copy=True)
+        losses, _ = model.loss(embeddings, batch)
+        return losses.sum(), losses
+
+    (_, losses), gradients = loss(params, jnp.asarray(rows, jnp.float32))
+
+    def formula(arrays):
+        return every_position_losses(arrays, ids, labels, encoder, in_batch)
+
+    arrays = in_float64(params, rows)
+    np.testing.assert_allclose(losses, formula(arrays), rtol=1e-4)
+    assert_slopes(lambda a: formula(a).sum(), arrays, in_float64(*gradients))
 
 
 def test_no_array_of_all_scores_is_in_memory():
@@ -260,22 +289,40 @@ def test_negatives_are_a_function_of_the_sample():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["ub", "dp"])
-def test_sampled_softmax_of_a_sharded_table_equals_that_of_one_device(cluster):
+@pytest.mark.parametrize(("cluster", "encoder"), [("ub", "hstu"), ("dp", "sasrec")])
+def test_sampled_softmax_of_a_sharded_table_equals_that_of_one_device(cluster, encoder):
+    """Both are those of the formula, by which a step of SGD goes down."""
     data = WithUniformNegatives(Histories(), "item", 2, seed=1)
+    batch = data.train_batch(0, BATCH)
+
+    def formula(arrays):
+        losses = every_position_losses(arrays, batch.ids, batch.labels, encoder)
+        return losses.mean()
 
     def trained(nodes, gpus):
         machines = ej.fleets.load("this-machine", nodes, gpus)
         forced = {"item": ej.ForcedPlacement(cluster)}
         planned = ej.plan(TABLES[1:], data.features, machines, BATCH, forced=forced)
         trainer = ej.Trainer(
-            next_item(),
+            next_item(encoder, temperature=0.5),
             ej.EmbeddingCollection(planned, planned.make_mesh()),
-            dense_optimizer=optax.sgd(0.1),
-            embedding_optimizer=ej.Adagrad(0.1),
+            dense_optimizer=optax.sgd(1.0),
+            embedding_optimizer=ej.SGD(1.0),
         )
-        losses = []
-        trainer.fit(data, 3, callback=lambda r: losses.append(r.loss), progress=False)
+
+        def arrays():
+            params = nnx.state(trainer.model, nnx.Param)
+            return in_float64(params, trainer.table("item").rows)
+
+        before, losses = arrays(), []
+        for steps in (1, 3):
+            trainer.fit(
+                data, steps, callback=lambda r: losses.append(r.loss), progress=False
+            )
+            if steps == 1:
+                assert losses == [pytest.approx(formula(before), rel=1e-5)]
+                gradients = jax.tree.map(np.subtract, before, arrays())
+                assert_slopes(formula, before, gradients)
         return np.array(losses), trainer.table("item").rows
 
     for one, other in zip(trained(1, 1), trained(2, 4), strict=True):

@@ -1,5 +1,7 @@
 """Sequence layers: padding, blocks and memory."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from flax import nnx
 from embark_jax import models
 from embark_jax.models.sequence import attend
 from tests.models import oracle, sequence_oracle
+from tests.models.slopes import assert_slopes
 from tests.thorough import thorough
 
 BATCH, LENGTH, DIM = 5, 7, 8
@@ -27,9 +30,30 @@ def ragged_inputs():
     return rng.standard_normal((BATCH, 2)).astype(np.float32), embeddings
 
 
-def arrays_of(model):
-    params = nnx.to_pure_dict(nnx.split(model, nnx.Param, ...)[1])
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+def assert_like(formula, model, dense, embeddings):
+    """Checks the logits of a model, and the gradients of their squares, which padding
+    has none of."""
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def squares(arrays):
+        params, embeddings = arrays
+        logits = nnx.merge(graph, params, rest, copy=True)(dense, embeddings)
+        return jnp.sum(logits**2), logits
+
+    (_, logits), gradients = squares((params, embeddings))
+    arrays, gradients = (
+        (nnx.to_pure_dict(of_params), of_embeddings)
+        for of_params, of_embeddings in ((params, embeddings), gradients)
+    )
+    arrays = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
+    np.testing.assert_allclose(logits, formula(*arrays), rtol=1e-4, atol=1e-5)
+    where = jax.tree.map(lambda array: np.ones(array.shape), arrays)
+    for name, rows in embeddings.items():
+        where[1][name] = (rows != 0).astype(float)
+        assert not np.any(gradients[1][name][rows == 0])
+    assert_slopes(lambda a: np.sum(formula(*a) ** 2), arrays, gradients, where)
 
 
 @pytest.mark.parametrize("kind", ["hstu", "sasrec", "ranking"])
@@ -38,21 +62,21 @@ def test_padding_is_as_if_it_were_not_there(kind):
     if kind == "ranking":
         model = models.HSTU(SHAPES, 2, HISTORY, 16, 2, 2, (8,), rngs=nnx.Rngs(0))
     else:
-        model = models.NextItem(SHAPES, 2, HISTORY, kind, 2, 2, rngs=nnx.Rngs(0))
+        model = models.NextItem(SHAPES, 2, HISTORY, kind, 2, 2, 0.5, rngs=nnx.Rngs(0))
     layers = [layer for layer in model.encoder.layers if hasattr(layer, "bias")]
     for layer in layers:  # which begins with zeros
         layer.bias[...] = jnp.linspace(-1, 1, len(layer.bias[...]))
-    params = arrays_of(model)
-    if kind == "ranking":
-        expected = sequence_oracle.hstu(
-            params, dense, embeddings, HISTORY, 2, oracle.plain_mlp
+
+    def formula(params, embeddings):
+        if kind == "ranking":
+            return sequence_oracle.hstu(
+                params, dense, embeddings, HISTORY, 2, oracle.plain_mlp
+            )
+        return sequence_oracle.next_item(
+            params, dense, embeddings, HISTORY, kind, 2, 0.5
         )
-    else:
-        expected = sequence_oracle.next_item(
-            params, dense, embeddings, HISTORY, kind, 2, 0.05
-        )
-    logits = jax.jit(lambda: model(dense, embeddings))()
-    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+    assert_like(formula, model, dense, embeddings)
 
 
 def whole(query, key, value, position, valid, weights, bias):
@@ -168,12 +192,14 @@ def v4_model(**options):
 
 def test_mlperfs_model_reads_ragged_histories():
     dense, embeddings = v4_inputs(BATCH)
-    model = v4_model()
-    expected = sequence_oracle.dlrm_v4(
-        arrays_of(model), dense, embeddings, V4_HISTORY, "past_item", ["past_time"], 2
+    assert_like(
+        lambda params, embeddings: sequence_oracle.dlrm_v4(
+            params, dense, embeddings, V4_HISTORY, "past_item", ["past_time"], 2
+        ),
+        v4_model(),
+        dense,
+        embeddings,
     )
-    logits = jax.jit(lambda: model(dense, embeddings))()
-    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_samples_go_through_in_chunks_with_the_same_gradients():
