@@ -1,5 +1,5 @@
-"""Every model of the registry against its oracle, without dense features and with
-some."""
+"""Every model of the registry, and its gradients, against its oracle, without dense
+features and with some."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from flax import nnx
 from embark_jax import models
 from embark_jax.planner.request.dense import dlrm, dlrm_dcnv2
 from tests.models import oracle, small
+from tests.models.slopes import assert_slopes
 from tests.thorough import thorough
 
 BATCH = 6
@@ -40,24 +41,31 @@ def test_every_model_equals_its_oracle(kind, changes, dense_features):
         statistics,
     )
 
+    arrays = params, statistics, rows
+
     @jax.jit
-    def logits_and_gradients(params, rows):
-        def loss(params, rows):
+    def logits_and_gradients(arrays):
+        def loss(arrays):
+            params, statistics, rows = arrays
             merged = nnx.merge(graph, params, statistics, rest, copy=True)
             logits = merged(dense, rows)
             return jnp.sum(logits**2), logits
 
-        gradients, logits = jax.grad(loss, (0, 1), has_aux=True)(params, rows)
+        gradients, logits = jax.grad(loss, has_aux=True)(arrays)
         return logits, gradients
 
-    logits, gradients = logits_and_gradients(params, rows)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-    assert all(np.abs(gradient).max() > 0 for gradient in gradients[1].values())
-    arrays = nnx.to_pure_dict(nnx.merge_state(params, statistics))
+    def formula(arrays):
+        params, statistics, rows = arrays
+        layers = nnx.to_pure_dict(nnx.merge_state(params, statistics))
+        return oracle.oracle_of(config)(layers, dense, rows, "float32")
+
+    logits, gradients = logits_and_gradients(arrays)
+    assert all(np.abs(gradient).max() > 0 for gradient in gradients[2].values())
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
-    expected = oracle.oracle_of(config)(exact, dense, rows, "float32")
+    expected = formula(exact)
     error = np.abs(np.asarray(logits, np.float64).reshape(BATCH, -1) - expected.value)
     np.testing.assert_array_less(error, expected.error)
+    assert_slopes(lambda arrays: np.sum(formula(arrays).value ** 2), exact, gradients)
     footprint = models.footprint(config, shapes, dense_features)
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     assert footprint.parameters == sum(sizes)
