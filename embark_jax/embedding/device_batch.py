@@ -214,9 +214,11 @@ def cut_batch(
     """Cuts ``[batch, …]`` into ``[micro_batches, batch / micro_batches, …]``."""
 
     def cut(samples):
-        return jax.tree.map(
-            lambda column: column.reshape(micro_batches, -1, *column.shape[1:]), samples
-        )
+        def cut_column(column):
+            size = len(column) // micro_batches
+            return column.reshape(micro_batches, size, *column.shape[1:])
+
+        return jax.tree.map(cut_column, samples)
 
     return jax.shard_map(
         cut, mesh=collection.mesh, in_specs=BATCH, out_specs=MICRO_BATCHES
