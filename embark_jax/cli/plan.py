@@ -25,8 +25,6 @@ from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import Report
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
-REPLANNED, QUICK_TABLES = 3, 100
-
 
 @with_list_options
 def plan(
@@ -51,8 +49,7 @@ def plan(
         typer.Option(
             min=0,
             help="With --tables: number of tables, those that take most of the step, "
-            f"without which to plan again; {REPLANNED} by default, 0 for lists of more "
-            f"than {QUICK_TABLES} tables.",
+            "without which to plan again.",
         ),
     ] = None,
     stats: Annotated[
@@ -100,14 +97,11 @@ def plan(
     else:
         try:
             listed, workload = options.read()
-            specs = listed.specs()
-            if replan is None:
-                replan = REPLANNED if len(specs[0]) <= QUICK_TABLES else 0
             planned = planner.plan_for(
                 dataclasses.replace(workload, statistics=statistics),
-                *specs,
+                *listed.specs(),
                 certify_s=certify or 0.0,
-                replan=replan,
+                replan=replan or 0,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error

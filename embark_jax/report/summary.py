@@ -65,7 +65,7 @@ CLUSTERS = (
 COLUMNS = (
     "ms and share: the table's part of what the fullest devices do, which sums to the "
     "step. without: change of the step if the table were not there, the others where "
-    "they are; replanned: with a new plan for the others."
+    "they are; replanned (by --replan): with a new plan for the others."
 )
 PLACEHOLDERS = (
     "the fleet's figures are placeholders: times weigh plans against each other, and "
