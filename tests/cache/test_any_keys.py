@@ -172,8 +172,8 @@ def assert_table(trainer: ej.Trainer, rows: dict[int, np.ndarray]) -> None:
 )
 def test_hostile_keys_beside_a_dictionary(mesh, cluster, slots, options):
     """Extreme ones, ones that collide in all hashes, and batches of new ones alone; at
-    times more than there are slots, which grow from 8."""
-    trainer = trainer_of(mesh, cluster, 8, slots, **options)
+    times more than there are slots, which grow from 32."""
+    trainer = trainer_of(mesh, cluster, 32, slots, **options)
     rng, rows = np.random.default_rng(0), {}
     hostile = np.array([*EXTREME, *colliding(60)])
     batches = [

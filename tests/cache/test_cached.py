@@ -129,7 +129,7 @@ class DictStore:
 def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
     kind = StoreKind(lambda rows, values, folder: DictStore(rows, values), True)
     monkeypatch.setitem(row_store.STORES, "host", kind)
-    options = {"mesh": (1, 2), "optimizer": ej.Adagrad(0.5)}
+    options = {"mesh": (1, 1), "optimizer": ej.Adagrad(0.5)}
     cached = trainer_of("host", 200, **options)
     cached.fit(Clicks(), STEPS)
     resident = trainer_of(**options)

@@ -126,6 +126,7 @@ def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
         assert f"Plan of {trained[1]}" in out.read_text()
 
 
+@pytest.mark.slow
 def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
     """With another learning rate, and in spite of a damaged log, both of which it
     says."""

@@ -23,6 +23,7 @@ from tests.builders import (
     tables_of,
 )
 from tests.embedding import problems
+from tests.thorough import thorough
 from tests.train.accounting import Flat
 
 PADDED = np.array(
@@ -81,7 +82,7 @@ def batch_of(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["some", "none"])
-@pytest.mark.parametrize("placed", ["dp", "ub", "ub, hot"])
+@pytest.mark.parametrize("placed", thorough(["dp", "ub", "ub, hot"], ["dp", "ub, hot"]))
 def test_packed_equals_padded_bit_by_bit(placed, kind):
     results = []
     for full in (True, False):

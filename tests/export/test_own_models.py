@@ -15,6 +15,7 @@ from embark_jax.run.loading import load_run
 from tests import runs
 from tests.export.without_jax import score_without_jax
 from tests.runs import done, embark
+from tests.thorough import thorough
 
 MODULE = '''\
 import jax
@@ -113,7 +114,7 @@ def train(folder: Path, name: str) -> Path:
     return folder / "run"
 
 
-@pytest.fixture(params=["Towers", "functions"])
+@pytest.fixture(params=thorough(["Towers", "functions"], ["Towers"]))
 def exported(request, module, tmp_path) -> Exported:
     run, folder = train(tmp_path, request.param), tmp_path / "export"
     done("export", run, "--out", folder, "--trust-code")
@@ -165,6 +166,7 @@ def test_an_operation_without_a_form_in_onnx_is_named(module, tmp_path):
     done("export", run, "--out", folder, "--trust-code", "--no-onnx")
 
 
+@pytest.mark.slow
 def test_an_operation_of_the_host_is_named(module, tmp_path):
     run, folder = train(tmp_path, "OnTheHost"), tmp_path / "export"
     outcome = embark("export", run, "--out", folder, "--trust-code")

@@ -56,7 +56,12 @@ def trained(dense, parts=1):
 
 
 @pytest.mark.parametrize(
-    ("dense", "parts"), [("zero1", 1), ("tensor", 1), ("tensor", 2)]
+    ("dense", "parts"),
+    [
+        ("zero1", 1),
+        ("tensor", 1),
+        pytest.param("tensor", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_losses_are_those_of_a_replicated_model(dense, parts, expected):
     _, found = trained(dense, parts)

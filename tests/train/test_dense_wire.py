@@ -109,10 +109,8 @@ def test_losses_are_close_to_those_of_float32(expected):
     np.testing.assert_allclose(expected, exact, rtol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("dense", "micro_batches"),
-    [("zero1", 1), pytest.param("replicated", 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dense", "micro_batches"), [("zero1", 1), ("replicated", 2)])
 def test_no_other_option_changes_what_is_rounded(dense, micro_batches, expected):
     trainer = trainer_of(dense=dense, micro_batches=micro_batches)
     found = losses(trainer.iterate(DATA, 10))

@@ -112,6 +112,7 @@ def test_losses_agree_between_meshes(expected, on_eight):
         np.testing.assert_allclose(found[name], value, rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_draws_the_same_masks(expected, on_eight, tmp_path):
     """Checkpointed on one device and resumed on eight, in a trainer of its own."""
     expected_losses, *_ = expected
@@ -179,6 +180,7 @@ def test_a_refused_batch_changes_no_state(on_eight):
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_micro_batches_carry_the_state_from_one_to_the_next():
     trainer = trainer_of(1, 2, micro_batches=2)
     losses(trainer, 3)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import embark_kernels.optimizers
+import pytest
 
 KERNELS = Path(embark_kernels.optimizers.__file__).parent
 RULE = '''\
@@ -65,6 +66,7 @@ for name, rows in trainer.state.storages.items():
 """
 
 
+@pytest.mark.slow
 def test_it_needs_one_file(tmp_path):
     shutil.copytree(KERNELS, tmp_path / "embark_kernels")
     path = tmp_path / "embark_kernels" / "optimizers.py"

@@ -153,7 +153,7 @@ def test_tables_are_updated_in_place(cluster, optimizer):
     assert memory.temp_size_in_bytes < tables / 10
 
 
-@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+@pytest.mark.parametrize("cluster", thorough(["dp", "rb", "ub"], ["ub"]))
 def test_no_table_is_copied_by_loops_over_a_large_batch(cluster):
     """On CPU lookups and updates of many ids are loops that tables go through."""
     compiled, state = compile_large(cluster, 65_536, RowwiseAdagrad(0.1))
