@@ -79,9 +79,10 @@ def remedies(plan: Plan) -> list[str]:
     exchange_ms = sum(ms for name, ms in path.items() if "exchange" in name)
     if path and exchange_ms >= LARGE_EXCHANGE * sum(path.values()):
         suggestions.append(
-            f"exchanges take {exchange_ms / sum(path.values()):.0%} of the step: "
-            "embedding.wire.rows and .gradients in bfloat16 send half the bytes of "
-            "float32, and a larger batch shares their latency"
+            f"exchanges take {exchange_ms / sum(path.values()):.0%} of the step: in "
+            "bfloat16 rows and gradients have half the bytes of float32 (--wire-rows, "
+            "--wire-gradients; in a config embedding.wire), and a larger batch shares "
+            "the latency"
         )
     return suggestions
 

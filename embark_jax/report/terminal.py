@@ -15,6 +15,7 @@ from rich.text import Text
 
 from embark_jax.plans.plan import Plan
 from embark_jax.report import summary
+from embark_jax.report.advice import remedies
 from embark_jax.report.summary import Decision, short
 
 MOST_DECISIONS = 30
@@ -48,11 +49,10 @@ class Report:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         plan = self.plan
-        cost, warning = summary.verdict(plan)
         yield Text(summary.headline(plan))
-        yield Text(cost)
-        if warning:
-            yield Text(warning, style="bold yellow")
+        yield Text(summary.verdict(plan)[0])
+        for remedy in remedies(plan):
+            yield Text(remedy, style="bold yellow")
         if plan.prediction and plan.prediction.placeholders:
             yield Text(summary.PLACEHOLDERS, style="bold yellow")
         for sentence in (

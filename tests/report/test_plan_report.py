@@ -14,7 +14,7 @@ from embark_jax.plans.storage import Placement
 from embark_jax.report import advice, summary
 from embark_jax.report.plan_page import page
 from embark_jax.report.plan_record import plan_record
-from embark_jax.report.terminal import Report
+from embark_jax.report.terminal import Report, as_text
 from tests.planner import published
 
 NAMES = ("[bold]a", "<script>b", "c&d", 'e"f')
@@ -207,6 +207,9 @@ def test_advice_follows_the_prediction(planned):
     slow = {name: float("exchange" in name) for name in breakdown.critical_ms}
     exchanging = dataclasses.replace(breakdown, critical_ms=slow)
     assert "bfloat16" in advised(breakdown=exchanging)
+    changed = dataclasses.replace(prediction, breakdown=exchanging)
+    shown = as_text(dataclasses.replace(planned, prediction=changed)).split()
+    assert advised(breakdown=exchanging) in " ".join(shown)
     looking_up = dataclasses.replace(breakdown, critical_ms={"lookup": 1.0})
     assert "bfloat16" not in advised(breakdown=looking_up)
     assert "--certify" in advised(lower_bound_ms=prediction.step_ms / 2)
