@@ -74,4 +74,4 @@ if not TYPE_CHECKING:
         return value
 
     def __dir__():
-        return sorted({*globals(), *_PLACES})
+        return sorted(_PLACES)
