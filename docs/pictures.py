@@ -74,7 +74,7 @@ class Picture:
 
 
 def architecture() -> Picture:
-    p = Picture(780, 330, "From tables and a fleet to a plan, and from it to training")
+    p = Picture(780, 376, "From tables and a fleet to a plan, and from it to training")
     p.box(20, 20, 150, 54, "tables, features", "and a model", fill="blue")
     p.box(20, 88, 150, 42, "fleet of GPUs", fill="blue")
     p.box(20, 144, 150, 42, "skew of the ids", fill="blue")
@@ -96,7 +96,11 @@ def architecture() -> Picture:
     p.arrow((172, 256), (237, 256))
     p.arrow((690, 142), (690, 203))
     p.words(205, 246, "batches", kind="soft")
-    p.words(500, 319, "checkpoints · metrics · export", kind="soft")
+    p.box(240, 340, 250, 26, "row stores: host memory, disk", fill="green")
+    p.arrow((365, 308), (365, 338), both=True)
+    p.words(395, 323, "rows", kind="soft")
+    p.words(630, 353, "checkpoints · metrics · exports", kind="soft")
+    p.arrow((630, 308), (630, 340))
     return p
 
 
