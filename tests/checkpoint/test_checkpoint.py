@@ -53,6 +53,7 @@ def test_the_state_is_that_of_its_step_bit_by_bit(saved):
     assert runs.snapshot(folder) == before
 
 
+@pytest.mark.slow
 def test_another_plan_reads_the_same_rows(saved, tmp_path):
     folder, identity, (_, expected), _ = saved
     _, trainer = build(

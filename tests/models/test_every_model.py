@@ -21,7 +21,10 @@ def test_every_model_has_an_oracle():
 
 
 @pytest.mark.parametrize("dense_features", thorough([0, 3], [0]))
-@pytest.mark.parametrize(("kind", "changes"), small.CASES)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    thorough(small.CASES, [(kind, {}) for kind in small.KINDS], unpack=True),
+)
 def test_every_model_equals_its_oracle(kind, changes, dense_features):
     normalizes = {"batch_norm": True} if kind in oracle.KNOW_NORMS else {}
     config = small.small_config(small.KINDS[kind], **changes, **normalizes)

@@ -40,6 +40,7 @@ def scopes(xplane: bytes) -> set[str]:
     return {scope for name in names for scope in name.decode().split("/")[1:-1]}
 
 
+@pytest.mark.slow
 def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkeypatch):
     events = []
     begin, end = jax.profiler.start_trace, jax.profiler.stop_trace

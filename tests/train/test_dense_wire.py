@@ -101,6 +101,7 @@ def expected():
     return losses(trainer_of().iterate(DATA, 10))
 
 
+@pytest.mark.slow
 def test_losses_are_close_to_those_of_float32(expected):
     exact = losses(trainer_of("float32").iterate(DATA, 10))
     # The loss itself is not rounded: before any update it is the same.

@@ -111,6 +111,7 @@ def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
     assert_equal_states(snapshot(overlapped), states[10])
 
 
+@pytest.mark.slow
 def test_capacities_grow_no_more_than_needed():
     tight = clicks_trainer({"rb_2_split": 64, "ub_4": 2})
     results = list(tight.iterate(Clicks(), 8))
@@ -133,6 +134,7 @@ def test_an_overflow_in_evaluation_changes_no_bit(trainer):
     assert_equal_states(snapshot(tight), snapshot(trainer))
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_grow_capacities_under_steps_in_flight(trainer):
     """What was refused before is replayed, not mistaken for a bad loss."""
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
