@@ -15,11 +15,12 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import sort_positions
+from embark_kernels import RowGroups, group_rows, sort_positions
 from jax import lax
 
 from embark_jax.cache.directory import (
@@ -31,6 +32,7 @@ from embark_jax.cache.directory import (
     locate,
 )
 from embark_jax.cache.sketch import SKETCH_SEEDS, count_sights
+from embark_jax.embedding.keys import number_keys
 from embark_jax.plans.options import Evict
 
 WINDOW_PER_KEY = 2
@@ -126,22 +128,27 @@ class Resolved(NamedTuple):
     Attributes:
       index: index with all keys that were asked for.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
-      updated: ``[n]`` bool: keys whose row may change: all but guests.
+      touched: the keys grouped by slots whose rows may change, which are all but those
+        of guests.
       moves: moves that bring the rows to where ``index`` says.
       needed: ``[1]`` int32 slots that the batch needs; where no row may leave, with
         those of all other keys. If there are fewer, nothing was done but to count the
         turn.
-      missing: ``[1]`` int32 keys that had no slot.
+      asked: ``[1]`` int32 different keys.
+      missing: ``[1]`` int32 of them that had no slot.
+      guests: ``[1]`` int32 of them that are not admitted.
       homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
         ``rehash`` finds it for them.
     """
 
     index: KeyIndex
     slot: jax.Array
-    updated: jax.Array
+    touched: RowGroups
     moves: Moves
     needed: jax.Array
+    asked: jax.Array
     missing: jax.Array
+    guests: jax.Array
     homeless: jax.Array
 
 
@@ -184,27 +191,33 @@ def resolve(
     present: jax.Array,
     rules: SlotRules = ANY_ROW,
     again: jax.Array | bool = False,
+    group: Callable[[jax.Array, int], RowGroups] = group_rows,
 ) -> Resolved:
     """Finds the slots of a batch's keys, and gives slots to those that have none.
 
     Args:
       index: index before the batch.
-      keys: ``[n, words]`` uint32 keys, each once.
+      keys: ``[n, words]`` uint32 keys; one may occur several times.
       present: ``[n]`` bool: which keys count; the others mean nothing.
       rules: rules of the slots.
       again: ``[]`` bool: whether the batch was here last, too, and is counted.
+      group: groups ``[n]`` int32 numbers below a bound, as ``group_rows`` does.
     """
-    n, slots = keys.shape[0], index.slots
+    slots = index.slots
     turn = index.turn + jnp.where(again, 0, 1)
-    slot = jnp.where(present, find(index, keys), slots)
-    missing = present & (slot == slots)
+    groups, keys = _group_keys(index, keys, present, group)
+    n, row = len(keys), groups.row
+    slot = jnp.where(row < slots, row, slots)
+    present = row < slots + len(groups.group)
+    missing = present & (row >= slots)
     renewed = jnp.zeros_like(present)
     first_to_leave = jnp.zeros((), bool)
     if rules.reclaims:
         expired, first_to_leave = _first_to_leave(index, turn, rules)
         first_to_leave = first_to_leave.at[slot].set(False, mode="drop")
         renewed = expired.at[slot].get(mode="fill", fill_value=False) & rules.forgets
-    needed, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
+    asked, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
+    needed = asked
     if not rules.may_evict:
         needed = index.filled + misses - first_to_leave.sum(dtype=jnp.int32)
     fits = needed <= slots
@@ -245,7 +258,44 @@ def resolve(
     _, index, slot, moves, homeless = lax.while_loop(
         lambda carried: carried[0], move, moving
     )
-    return Resolved(index, slot, present & admitted, moves, needed, misses, homeless)
+    unused = slots + jnp.arange(n, dtype=jnp.int32)
+    return Resolved(
+        index,
+        slot.at[groups.group].get(mode="fill", fill_value=slots),
+        groups.with_rows(jnp.where(present & admitted, slot, unused)),
+        moves,
+        needed,
+        asked,
+        misses,
+        (present & ~admitted).sum(dtype=jnp.int32)[None],
+        homeless,
+    )
+
+
+def _group_keys(
+    index: KeyIndex,
+    keys: jax.Array,
+    present: jax.Array,
+    group: Callable[[jax.Array, int], RowGroups],
+) -> tuple[RowGroups, jax.Array]:
+    """Groups a batch's keys by their slots; those without one, by numbers from
+    ``slots`` on. Returns the keys of the groups, too, ``[groups, words]``."""
+    n, slots = len(keys), index.slots
+    row = jnp.where(present, find(index, keys), slots + n)
+    missing = row == slots
+    # Many batches of a table whose rows all have slots have none that is missing.
+    row = lax.cond(
+        missing.any(),
+        lambda: jnp.where(missing, slots + number_keys(keys, missing), row),
+        lambda: row,
+    )
+    groups = group(row, slots + n)
+    number = groups.group
+    some_of_group = jnp.zeros(len(groups.row), jnp.int32)
+    some_of_group = some_of_group.at[number].set(
+        jnp.arange(n, dtype=jnp.int32), mode="drop"
+    )
+    return groups, keys[some_of_group]
 
 
 def _give_slots(

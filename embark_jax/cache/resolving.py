@@ -9,6 +9,7 @@ alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
@@ -36,10 +37,10 @@ from embark_jax.embedding.arrays import (
     Routes,
     Storages,
 )
-from embark_jax.embedding.cluster import Route, ShardedCluster, pick
+from embark_jax.embedding.cluster import Route, ShardedCluster
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
-from embark_jax.embedding.keys import WORDS, group_keys
+from embark_jax.embedding.keys import WORDS
 from embark_jax.plans.storage import Storage
 
 
@@ -191,24 +192,36 @@ def resolve_routes(
     def resolve_all(indexes, routes, turns_to_expire, again):
         demands = {}
         for name, cluster in clusters.items():
-            keys, present, group = _keys_of(cluster, routes[name], micro_batches > 1)
+            words, present = routes[name].keys
             rules = slot_rules(cached[name])
             rules = rules._replace(
                 may_evict=lend or rules.may_evict,
                 expire_after=turns_to_expire.get(name, rules.expire_after),
             )
-            resolved = resolve(indexes[name], keys, present, rules, again)
-            routes[name] = _with_slots(cluster, routes[name], resolved, present, group)
+            group = cluster.group
+            if micro_batches > 1:  # the slots hold the keys of all of them together
+                group = functools.partial(
+                    group_rows, implementation=cluster.implementation
+                )
+            resolved = resolve(
+                indexes[name],
+                words.reshape(-1, words.shape[-1]),
+                present.reshape(-1),
+                rules,
+                again,
+                group,
+            )
+            routes[name] = _with_slots(cluster, routes[name], resolved)
             indexes[name] = resolved.index
             demand_sizes = jnp.concatenate(
                 [resolved.moves.count, resolved.needed, resolved.homeless]
             )
             rows = jnp.concatenate(
                 [
-                    present.sum(dtype=jnp.int32)[None],
+                    resolved.asked,
                     resolved.missing,
                     resolved.index.filled,
-                    (present & ~resolved.updated).sum(dtype=jnp.int32)[None],
+                    resolved.guests,
                 ]
             )
             demands[name] = Demand(
@@ -234,52 +247,21 @@ def resolve_routes(
     return new_indexes, routes, demands
 
 
-def _keys_of(
-    cluster: ShardedCluster, route: Route, several: bool
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns the keys that a batch asks an owner for, as ``resolve`` takes them; and
-    of several micro-batches, whose keys the slots must hold together, the index there
-    of each that one of them touches."""
-    touched, group = cluster.touched(route), None
-    if route.keys is not None:
-        keys, present = route.keys, touched < cluster.cells
-        if several:
-            groups, keys = group_keys(
-                keys.reshape(-1, WORDS),
-                present.reshape(-1),
-                implementation=cluster.implementation,
-            )
-            present = groups.row < len(keys)
-            group = groups.group.reshape(touched.shape)
-        return keys, present, group
-    rows = touched
-    if several:
-        groups = group_rows(
-            touched.reshape(-1),
-            cluster.index.slots,
-            implementation=cluster.implementation,
-        )
-        rows, group = groups.row, groups.group.reshape(touched.shape)
-    return rows[:, None].astype(jnp.uint32), rows < cluster.index.slots, group
+def _with_slots(cluster: ShardedCluster, route: Route, resolved: Resolved) -> Route:
+    """Returns the route of a batch whose keys are resolved; each of several
+    micro-batches is grouped by itself."""
+    slot, touched = resolved.slot, resolved.touched
+    if route.keys.present.ndim == 1:
+        return cluster.with_slots(route, slot, touched)
 
+    def of_micro_batch(route, slot, group):
+        groups = cluster.group(group, len(touched.row))
+        unused = cluster.index.slots + len(slot) + jnp.arange(len(groups.row))
+        row = touched.row.at[groups.row].get(mode="fill", fill_value=-1)
+        row = jnp.where(row < 0, unused, row)
+        return cluster.with_slots(route, slot, groups.with_rows(row))
 
-def _with_slots(
-    cluster: ShardedCluster,
-    route: Route,
-    resolved: Resolved,
-    present: jax.Array,
-    group: jax.Array | None,
-) -> Route:
-    """Returns the route with the slots of the keys that ``_keys_of`` gave."""
-
-    def slots_of(keys: jax.Array) -> jax.Array:
-        """Returns the slots of some of the keys, unique ones beyond all of others."""
-        absent = cluster.index.slots + jnp.arange(len(keys), dtype=jnp.int32)
-        slot = jnp.where(keys, resolved.slot, absent)
-        if group is None:
-            return slot
-        absent = cluster.index.slots + jnp.arange(group.shape[1], dtype=jnp.int32)
-        return jnp.where(group < len(slot), pick(slot, group), absent)
-
-    with_slots = cluster.with_slots if group is None else jax.vmap(cluster.with_slots)
-    return with_slots(route, slots_of(present), slots_of(resolved.updated))
+    shape = route.keys.present.shape
+    return jax.vmap(of_micro_batch)(
+        route, slot.reshape(shape), touched.group.reshape(shape)
+    )

@@ -107,19 +107,42 @@ class Cluster(Protocol):
 class ShardedCluster(Cluster, Protocol):
     """A cluster whose rows may be cached: ReductionBased or UniqueBased.
 
-    Its routes have ``keys``: of a dynamic table the ``[rows, 2]`` keys of ``touched``,
-    which are ranks below ``cells``; else None.
+    Routes of a cached storage have the ``keys`` that a device received until it
+    resolves them, and no rows of ``touched``; other routes have no keys.
     """
 
-    cells: int
-
-    def with_slots(
-        self, route: Route, slot: jax.Array, updated_slot: jax.Array
-    ) -> Route:
-        """Returns the route with slots in place of those of ``touched``, ``[rows]``: in
-        lookups, and in updates. A slot is out of range where that is; one to update
-        also where its row should not change."""
+    def group(self, rows: jax.Array, num_rows: int) -> RowGroups:
+        """Groups the cells that a device received, by ``[cells]`` int32 rows, or other
+        numbers below ``num_rows``."""
         ...
+
+    def with_slots(self, route: Route, slot: jax.Array, touched: RowGroups) -> Route:
+        """Returns the route once its keys are resolved.
+
+        Args:
+          route: route with keys.
+          slot: ``[cells]`` int32 slot of each key; out of range where there is none.
+          touched: the cells, grouped by the slots that may be updated.
+        """
+        ...
+
+
+class Keys(NamedTuple):
+    """The keys of a cached storage that a device received.
+
+    Attributes:
+      words: ``[cells, words]`` uint32: of a dynamic table, the key; else the number of
+        the row in the device's block.
+      present: ``[cells]`` bool: which cells hold one.
+    """
+
+    words: jax.Array
+    present: jax.Array
+
+    @classmethod
+    def of_rows(cls, rows: jax.Array, num_rows: int) -> Keys:
+        """Returns ``[cells]`` int32 rows as keys; those from ``num_rows`` on are none."""
+        return cls(rows[:, None].astype(jnp.uint32), rows < num_rows)
 
 
 def weights_of_requests(

@@ -1,7 +1,7 @@
 """Keys of dynamic tables on the devices: any 64 bits, in two words of 32.
 
-A device sees the keys of its samples, and an owner those that hash to it. Each sorts
-what it sees once.
+A device sees the keys of its samples, and sorts them once, by owner. An owner sorts
+those alone that it does not know.
 """
 
 from __future__ import annotations
@@ -11,13 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import (
-    Implementation,
-    RowGroups,
-    SortedIds,
-    choose,
-    number_segments,
-)
 from jax import lax
 
 from embark_jax.embedding.exchange import Exchange, Filled
@@ -78,7 +71,7 @@ def sort_keys(keys: jax.Array, owner: jax.Array, owners: int) -> SortedKeys:
     sorted again, by all of their bits.
 
     Args:
-      keys: ``[n, 2]`` uint32 keys.
+      keys: ``[n, words]`` uint32 keys.
       owner: ``[n]`` int32 in ``[0, owners]``; ``owners`` marks padding.
       owners: static number of owners.
     """
@@ -105,7 +98,7 @@ def sort_keys(keys: jax.Array, owner: jax.Array, owners: int) -> SortedKeys:
     same = (in_order[1:] == in_order[:-1]).all(axis=1)
     order = lax.cond(
         (same_value & ~same & (owner[order[1:]] < owners)).any(),
-        lambda order: lax.sort((owner, keys[:, 1], keys[:, 0], index), num_keys=3)[3],
+        lambda order: lax.sort((owner, *keys.T, index), num_keys=1 + keys.shape[1])[-1],
         lambda order: order,
         order,
     )
@@ -115,48 +108,14 @@ def sort_keys(keys: jax.Array, owner: jax.Array, owners: int) -> SortedKeys:
     return SortedKeys(order, owner, is_first)
 
 
-def group_keys(
-    keys: jax.Array,
-    present: jax.Array,
-    *,
-    are_unique: bool = False,
-    max_groups: int | None = None,
-    implementation: Implementation,
-) -> tuple[RowGroups, jax.Array]:
-    """Groups ``[n, 2]`` keys, as ``group_rows`` does rows.
-
-    Args:
-      keys: ``[n, 2]`` uint32 keys.
-      present: ``[n]`` bool: which of them count.
-      are_unique: whether each occurs once, and those that count come first.
-      max_groups, implementation: as in ``group_rows``.
-
-    Returns:
-      The groups, whose rows are their own numbers, from ``n`` on where unused; and
-      their ``[groups, 2]`` keys.
-    """
+def number_keys(keys: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Returns ``[n]`` int32 numbers, from 0, of the different ones of those keys that
+    are wanted, ``[n]`` bool; ``n`` for other keys."""
     n = len(keys)
-    index = jnp.arange(n, dtype=jnp.int32)
-    absent = (~present).astype(jnp.int32)
-    if are_unique:
-        in_order = SortedKeys(index, absent, jnp.ones(n, bool))
-    else:
-        in_order = sort_keys(keys, absent, 1)
-    groups = n if max_groups is None else min(n, max_groups)
-    number, first = number_segments(
-        in_order.is_first, groups, implementation=implementation
-    )
-    held = in_order.owner == 0
-    group = jnp.where(held, number, groups)
-    count = (held & in_order.is_first).sum(dtype=jnp.int32)
-    row = index[:groups] + jnp.where(index[:groups] < count, 0, n)
-    by_group = keys[in_order.order.at[first].get(mode="clip")]
-    if choose(implementation) == "mosaic_gpu":
-        sorted_ids = SortedIds(in_order.order, jnp.where(held, number, n), group)
-        return RowGroups(row, None, sorted_ids), by_group
-    if not are_unique:
-        group = group.at[in_order.order].set(group, unique_indices=True)
-    return RowGroups(row, group, None), by_group
+    in_order = sort_keys(keys, (~wanted).astype(jnp.int32), 1)
+    number = jnp.cumsum(in_order.is_first, dtype=jnp.int32) - 1
+    number = jnp.zeros_like(number).at[in_order.order].set(number, unique_indices=True)
+    return jnp.where(wanted, number, n)
 
 
 def swap_keys(

@@ -19,6 +19,7 @@ from embark_kernels import (
 )
 
 from embark_jax.embedding.cluster import (
+    Keys,
     RowGradients,
     Summands,
     mean_square_over_column_shards,
@@ -28,7 +29,7 @@ from embark_jax.embedding.cluster import (
 )
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.keys import WORDS, group_keys
+from embark_jax.embedding.keys import WORDS
 from embark_jax.embedding.wire import PooledIds, decode_ids, encode_ids
 from embark_jax.plans.wire import Wire, sum_blocks
 
@@ -38,17 +39,16 @@ class ReductionRoute(NamedTuple):
 
     Attributes:
       received: ids from each requester, as slots; ``slots`` where empty. Bags are
-        (sample, partial sum), flattened. Of a dynamic table, until its owner resolves
-        it, slots are groups of received keys.
+        (sample, partial sum), flattened.
       touched: the received slots grouped by row.
       request: ``[devices, capacity]`` request behind each cell that was sent.
       keys: as in ``cluster.ShardedCluster``.
     """
 
     received: PooledIds
-    touched: RowGroups
+    touched: RowGroups | None
     request: jax.Array
-    keys: jax.Array | None
+    keys: Keys | None
 
 
 class ReductionBased:
@@ -67,7 +67,6 @@ class ReductionBased:
         (self.block,) = index.blocks
         self.exchange = exchange
         self.capacity = capacity
-        self.cells = index.devices * capacity
         self.batch = self.block.rows
         self.wire = wire
         self.implementation: Implementation = implementation
@@ -103,23 +102,14 @@ class ReductionBased:
             number = pick(slot.reshape(-1), buckets.source)
             sent = of_block.keys.reshape(-1, WORDS).at[number].get(mode="clip")
         received = self._swap(PooledIds(sent, picked(bag, bags), weight))
-        if of_block.keys is None:
-            keys = None
-            touched = group_rows(
-                received.slot.reshape(-1),
-                index.slots,
-                max_groups=index.max_rows,
-                implementation=self.implementation,
-            )
+        touched = keys = None
+        if index.by_key:
+            words = received.slot.reshape(-1, WORDS)
+            keys = Keys(words, (received.bag < bags).reshape(-1))
+        elif index.storage.cached:
+            keys = Keys.of_rows(received.slot.reshape(-1), index.slots)
         else:
-            touched, keys = group_keys(
-                received.slot.reshape(-1, WORDS),
-                (received.bag < bags).reshape(-1),
-                max_groups=index.max_rows,
-                implementation=self.implementation,
-            )
-            slots = touched.group.reshape(received.bag.shape)
-            received = received._replace(slot=slots)
+            touched = self.group(received.slot.reshape(-1), index.slots)
         route = ReductionRoute(received, touched, buckets.source, keys)
         return route, buckets.needed
 
@@ -139,15 +129,18 @@ class ReductionBased:
     def touched(self, route):
         return route.touched.row
 
-    def with_slots(self, route, slot, updated_slot):
-        touched, received = route.touched, route.received
-        slots = pick(slot, touched.group, self.index.slots)
-        slots = slots.reshape(received.slot.shape)
-        return route._replace(
-            received=received._replace(slot=slots),
-            touched=touched.with_rows(updated_slot),
-            keys=None,
+    def group(self, rows, num_rows):
+        return group_rows(
+            rows,
+            num_rows,
+            max_groups=self.index.max_rows,
+            implementation=self.implementation,
         )
+
+    def with_slots(self, route, slot, touched):
+        slots = slot.reshape(route.received.bag.shape)
+        received = route.received._replace(slot=slots)
+        return route._replace(received=received, touched=touched, keys=None)
 
     def lookup(self, block, route):
         slot, bag, weight = route.received

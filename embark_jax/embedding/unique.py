@@ -21,6 +21,7 @@ from embark_kernels import (
 )
 
 from embark_jax.embedding.cluster import (
+    Keys,
     RowGradients,
     Summands,
     flat,
@@ -34,7 +35,7 @@ from embark_jax.embedding.cluster import (
 )
 from embark_jax.embedding.exchange import Exchange, Filled
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.keys import WORDS, group_keys, sort_keys, swap_keys
+from embark_jax.embedding.keys import WORDS, sort_keys, swap_keys
 from embark_jax.plans.wire import Wire
 
 
@@ -42,8 +43,7 @@ class UniqueRoute(NamedTuple):
     """The route of a UB storage.
 
     Attributes:
-      slot: ``[devices * capacity]`` received slots; ``slots`` where empty. Of a
-        dynamic table, until its owner resolves it, they are groups of received keys.
+      slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
       touched: the received slots grouped by row.
       inverse: for each block ``[rows, requests]`` cell of each request's row among
         those returned.
@@ -54,14 +54,14 @@ class UniqueRoute(NamedTuple):
       keys: as in ``cluster.ShardedCluster``.
     """
 
-    slot: jax.Array
-    touched: RowGroups
+    slot: jax.Array | None
+    touched: RowGroups | None
     inverse: list[jax.Array]
     returned: RowGroups
     weight: list[jax.Array] | None
     request: jax.Array
     filled: Filled | None
-    keys: jax.Array | None
+    keys: Keys | None
 
 
 class UniqueBased:
@@ -78,7 +78,6 @@ class UniqueBased:
         self.index = index
         self.exchange = exchange
         self.capacity = capacity
-        self.cells = index.devices * capacity
         self.wire = wire
         self.implementation: Implementation = implementation
 
@@ -89,24 +88,25 @@ class UniqueBased:
             for block, of_block in zip(index.blocks, requests, strict=True)
         ]
         owners, request_slots = map(list, zip(*expanded, strict=True))
-        keys = None
+        received_slot = touched = keys = sent = None
         if index.by_key:
             keys_of_requests = [
                 of_block.keys[:, block.request_column]
                 for block, of_block in zip(index.blocks, requests, strict=True)
             ]
-            keys = flat(keys_of_requests, WORDS)
-            in_order = sort_keys(keys, flat(owners), index.devices)
+            words = flat(keys_of_requests, WORDS)
+            in_order = sort_keys(words, flat(owners), index.devices)
             buckets = bucket_sorted(
                 in_order.order,
                 in_order.owner,
                 in_order.order,
                 in_order.is_first,
                 index.devices,
-                len(keys),
+                len(words),
                 self.capacity,
                 implementation=implementation,
             )
+            sent = words.at[buckets.source].get(mode="clip")
         else:
             buckets = unique_by_owner(
                 flat(owners),
@@ -120,29 +120,17 @@ class UniqueBased:
         with jax.named_scope("id exchange"):
             count = jnp.minimum(buckets.count, self.capacity)
             filled = self.exchange.announce(count)
-            if keys is None:
+            if sent is not None:
+                keys = Keys(*swap_keys(self.exchange, sent, count, filled))
+            else:
                 received_slot = self.exchange.swap(
                     buckets.slot, filled=filled, empty=index.slots
                 ).reshape(-1)
+        if received_slot is not None:
+            if index.storage.cached:
+                keys = Keys.of_rows(received_slot, index.slots)
             else:
-                sent = keys.at[buckets.source].get(mode="clip")
-                received, present = swap_keys(self.exchange, sent, count, filled)
-        if keys is None:
-            touched = group_rows(
-                received_slot,
-                index.slots,
-                max_groups=index.max_rows,
-                implementation=implementation,
-            )
-        else:
-            touched, keys = group_keys(
-                received,
-                present,
-                are_unique=index.devices == 1,
-                max_groups=index.max_rows,
-                implementation=implementation,
-            )
-            received_slot = touched.group
+                touched = self.group(received_slot, index.slots)
         route = UniqueRoute(
             received_slot,
             touched,
@@ -166,13 +154,16 @@ class UniqueBased:
     def touched(self, route):
         return route.touched.row
 
-    def with_slots(self, route, slot, updated_slot):
-        touched = route.touched
-        return route._replace(
-            slot=pick(slot, touched.group, self.index.slots),
-            touched=touched.with_rows(updated_slot),
-            keys=None,
+    def group(self, rows, num_rows):
+        return group_rows(
+            rows,
+            num_rows,
+            max_groups=self.index.max_rows,
+            implementation=self.implementation,
         )
+
+    def with_slots(self, route, slot, touched):
+        return route._replace(slot=slot, touched=touched, keys=None)
 
     def lookup(self, block, route):
         index = self.index

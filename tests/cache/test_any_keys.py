@@ -13,9 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 import embark_jax as ej
-from embark_jax.cache.kept_slots import keys_of
 from embark_jax.data import DataError
-from embark_jax.embedding.keys import group_keys, hash_words, row_shard_of, words_of
+from embark_jax.embedding.keys import hash_words, number_keys, row_shard_of, words_of
 from embark_jax.plans.collectives import storage_collectives
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import Wire
@@ -54,27 +53,23 @@ def weak_hash(words, seed):
 
 
 @pytest.mark.parametrize("hash_of_words", [hash_words, weak_hash])
-def test_groups_are_those_of_the_different_keys(hash_of_words, monkeypatch):
+def test_different_keys_are_numbered(hash_of_words, monkeypatch):
     monkeypatch.setattr("embark_jax.embedding.keys.hash_words", hash_of_words)
-    group = jax.jit(
-        lambda keys, present: group_keys(words_of(keys), present, implementation="xla")
-    )
+    number = jax.jit(lambda keys, wanted: number_keys(words_of(keys), wanted))
 
     @hypothesis.given(some_keys, st.integers(0, 2**20 - 1))
     @hypothesis.settings(max_examples=40, database=None)
     def check(keys, mask):
         keys = np.resize(keys, 20)
-        present = np.array([mask >> i & 1 for i in range(20)], bool)
+        wanted = np.array([mask >> i & 1 for i in range(20)], bool)
         with jax.enable_x64(True):
             on_devices = jnp.asarray(keys)
-        groups, by_group = group(on_devices, present)
-        by_group = keys_of(np.asarray(by_group))
-        count = int((np.asarray(groups.row) < 20).sum())
-        np.testing.assert_array_equal(groups.row[:count], np.arange(count))
-        assert sorted(by_group[:count]) == sorted(set(keys[present].tolist()))
-        group_of_key = np.asarray(groups.group)
-        assert (group_of_key[~present] == 20).all()
-        np.testing.assert_array_equal(by_group[group_of_key[present]], keys[present])
+        numbers = np.asarray(number(on_devices, wanted))
+        assert (numbers[~wanted] == 20).all()
+        pairs = set(zip(keys[wanted].tolist(), numbers[wanted].tolist(), strict=True))
+        different = set(keys[wanted].tolist())
+        assert len(pairs) == len(different)
+        assert {number for _, number in pairs} == set(range(len(different)))
 
     check()
 
