@@ -23,11 +23,18 @@ EMPTY = np.uint32(0xFFFFFFFF)
 """Value of all words of an empty way; a key may have it, too."""
 NO_SLOT = -1
 """Slot of a way that holds no key."""
+SHARE_OF_FEW = 8
+LEAST_OF_FEW = 256
 
 
 def default_buckets(slots: int) -> int:
     """Returns the number of buckets of a directory for these slots."""
     return max(2, -(-WAYS_PER_SLOT * slots // WAYS))
+
+
+def most_of_few(n: int) -> int:
+    """Returns how many of n keys are few: these are sorted in arrays of their own."""
+    return min(n, max(LEAST_OF_FEW, -(-n // SHARE_OF_FEW)))
 
 
 def insert(
@@ -65,6 +72,55 @@ def insert(
         lambda carried: carried[2].any() & carried[3], insert_some, carried
     )
     return way_keys, way_slots, left.sum(dtype=jnp.int32)[None]
+
+
+def replace(
+    way_keys: jax.Array,
+    way_slots: jax.Array,
+    outgoing: jax.Array,
+    leaves: jax.Array,
+    incoming: jax.Array,
+    slot: jax.Array,
+    count: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Removes keys and inserts others, a few at a time: most batches of a large table
+    bring few new keys.
+
+    Args:
+      way_keys, way_slots: the directory.
+      outgoing, leaves: ``[n, words]`` keys, and ``[n]`` bool which of them leave.
+      incoming: ``[n, words]`` keys that come.
+      slot: ``[n]`` int32 slots that they get.
+      count: ``[1]`` int32: only the first keys count.
+
+    Returns:
+      As ``insert``.
+    """
+    n, buckets = len(slot), len(way_keys)
+    size = most_of_few(n)
+
+    def replace_some(carried):
+        way_keys, way_slots, homeless, first = carried
+        begin = jnp.minimum(first, n - size)
+        some_outgoing, some_leave, some_incoming, some_slots = (
+            lax.dynamic_slice_in_dim(array, begin, size)
+            for array in (outgoing, leaves, incoming, slot)
+        )
+        index = begin + jnp.arange(size, dtype=jnp.int32)
+        wanted = (index >= first) & (index < count)
+        bucket, way, held = locate(way_keys, way_slots, some_outgoing)
+        bucket = jnp.where(held & some_leave & wanted, bucket, buckets)
+        way_keys = way_keys.at[bucket, way].set(EMPTY, mode="drop")
+        way_slots = way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
+        way_keys, way_slots, left = insert(
+            way_keys, way_slots, some_incoming, some_slots, wanted
+        )
+        return way_keys, way_slots, homeless + left, first + size
+
+    carried = way_keys, way_slots, jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32)
+    return lax.while_loop(lambda carried: carried[3] < count[0], replace_some, carried)[
+        :3
+    ]
 
 
 def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:

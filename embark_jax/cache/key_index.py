@@ -30,6 +30,8 @@ from embark_jax.cache.directory import (
     default_buckets,
     insert,
     locate,
+    most_of_few,
+    replace,
 )
 from embark_jax.cache.sketch import SKETCH_SEEDS, count_sights
 from embark_jax.embedding.keys import number_keys
@@ -282,12 +284,25 @@ def _group_keys(
     ``slots`` on. Returns the keys of the groups, too, ``[groups, words]``."""
     n, slots = len(keys), index.slots
     row = jnp.where(present, find(index, keys), slots + n)
-    missing = row == slots
+    missing, few = row == slots, most_of_few(n)
+
+    def numbered(room: int) -> Callable[[], jax.Array]:
+        def number() -> jax.Array:
+            rank = jnp.cumsum(missing, dtype=jnp.int32) - 1
+            index = (
+                jnp.full(room, n)
+                .at[jnp.where(missing, rank, room)]
+                .set(jnp.arange(n, dtype=jnp.int32), mode="drop")
+            )
+            numbers = number_keys(keys.at[index].get(mode="clip"), index < n)
+            return row.at[index].set(slots + numbers, mode="drop")
+
+        return number
+
     # Many batches of a table whose rows all have slots have none that is missing.
-    row = lax.cond(
-        missing.any(),
-        lambda: jnp.where(missing, slots + number_keys(keys, missing), row),
-        lambda: row,
+    row = lax.switch(
+        jnp.where(missing.any(), jnp.where(missing.sum() > few, 2, 1), 0),
+        (lambda: row, numbered(few), numbered(n)),
     )
     groups = group(row, slots + n)
     number = groups.group
@@ -346,14 +361,17 @@ def _give_slots(
 
     incoming = jnp.where(moves[:, None], keys[moving_key], 0)
     outgoing = index.slot_keys.at[taken].get(mode="clip")
-    bucket, way, held = locate(index.way_keys, index.way_slots, outgoing)
-    held &= evicts | (moves & ~is_new)
-    bucket = jnp.where(held, bucket, index.way_keys.shape[0])
-    # No bucket is below 0: this makes all that is written depend on all that is read.
-    taken = jnp.where((bucket < 0) & leaves, slots, taken)
-    way_keys = index.way_keys.at[bucket, way].set(EMPTY, mode="drop")
-    way_slots = index.way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
-    way_keys, way_slots, homeless = insert(way_keys, way_slots, incoming, taken, moves)
+    way_keys, way_slots, homeless = replace(
+        index.way_keys,
+        index.way_slots,
+        outgoing,
+        evicts | (moves & ~is_new),
+        incoming,
+        taken,
+        count,
+    )
+    # Never less than none: this makes all that is written depend on all that is read.
+    taken = jnp.where((homeless < 0) & leaves, slots, taken)
     uses = admitted[moving_key].astype(jnp.int32)
     index = index._replace(
         way_keys=way_keys,

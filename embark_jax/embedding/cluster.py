@@ -141,7 +141,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: jax.Array, num_rows: int) -> Keys:
-        """Returns ``[cells]`` int32 rows as keys; those from ``num_rows`` on are none."""
+        """Returns ``[cells]`` int32 rows as keys; none from ``num_rows`` on."""
         return cls(rows[:, None].astype(jnp.uint32), rows < num_rows)
 
 
