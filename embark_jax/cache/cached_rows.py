@@ -49,7 +49,7 @@ class PendingBatch(NamedTuple):
       batch: the batch as the devices have it.
       routes: routes to slots.
       demands: demand on each storage.
-      rows: rows that come, by storage, once they are read.
+      rows: rows that come, by storage, once they are read; none if nothing moves.
     """
 
     batch: DeviceBatch
@@ -317,8 +317,9 @@ class CachedRows:
             try:
                 if written is not None:
                     written.result()  # or raises why not
-                rows = self._stores.read(pending.demands)
-                pending.rows.set_result(rows)
+                demands = pending.demands
+                moves = any(np.asarray(d.largest)[0] for d in demands.values())
+                pending.rows.set_result(self._stores.read(demands) if moves else {})
             except BaseException as error:
                 pending.rows.set_exception(error)
 
@@ -337,7 +338,7 @@ class CachedRows:
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:
             self._pending = self._route(following)
-        if any(np.asarray(d.largest)[0] for d in pending.demands.values()):
+        if rows:
             tables, outgoing = self._swap(tables, pending.moves, rows)
             self._written = self._worker.submit(
                 self._stores.write, pending.demands, outgoing
@@ -352,7 +353,9 @@ class CachedRows:
         moves: Mapping[str, Moves],
         rows: Mapping[str, Incoming],
     ) -> tuple[TableState, dict[str, jax.Array]]:
-        """Puts rows into slots; returns those that leave, too."""
+        """Puts rows, if any, into slots; returns those that leave, too."""
+        if not rows:
+            return tables, {}
         outgoing = self._take(*tables, moves, rows)
         storages, states = self._put(*tables, self._key, moves, rows)
         return TableState(storages, states), outgoing
