@@ -24,11 +24,11 @@ from embark_jax.cache.key_index import (
     KeyIndex,
     Moves,
     Resolved,
-    SlotRules,
     empty_index,
     rehash,
     resolve,
 )
+from embark_jax.cache.leaving import SlotRules
 from embark_jax.cache.sketch import SKETCH_CELLS
 from embark_jax.embedding.arrays import (
     BATCH,

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.cache.key_index import SlotRules, empty_index, resolve
+from embark_jax.cache.key_index import empty_index, resolve
+from embark_jax.cache.leaving import SlotRules
 from embark_jax.data import MovieLens100K
 from embark_jax.plans.options import Evict
 from embark_jax.statistics.histogram import Histogram

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.cache import directory, key_index
-from embark_jax.cache.key_index import KeyIndex, Resolved, SlotRules
+from embark_jax.cache.key_index import KeyIndex, Resolved
+from embark_jax.cache.leaving import ANY_ROW, SlotRules
 from embark_jax.cache.sketch import SKETCH_CELLS
 
 BATCH = 16
@@ -28,7 +29,7 @@ def numbers_of(keys):
 
 
 @functools.partial(jax.jit, static_argnames="rules")
-def resolve(index, keys, present, rules=key_index.ANY_ROW, again=False) -> Resolved:
+def resolve(index, keys, present, rules=ANY_ROW, again=False) -> Resolved:
     return key_index.resolve(index, keys, present, rules, again)
 
 
