@@ -110,7 +110,7 @@ class Resolved(NamedTuple):
       needed: ``[1]`` int32 slots that the batch needs; where no row may leave, with
         those of all other keys. If there are fewer, nothing was done but to count the
         turn.
-      asked: ``[1]`` int32 different keys.
+      unique_keys: ``[1]`` int32 different keys that the batch asks for.
       missing: ``[1]`` int32 of them that had no slot.
       guests: ``[1]`` int32 of them that are not admitted.
       homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
@@ -122,7 +122,7 @@ class Resolved(NamedTuple):
     touched: RowGroups
     moves: Moves
     needed: jax.Array
-    asked: jax.Array
+    unique_keys: jax.Array
     missing: jax.Array
     guests: jax.Array
     homeless: jax.Array
@@ -192,8 +192,8 @@ def resolve(
         expired, first_to_leave = find_first_to_leave(index, turn, rules)
         first_to_leave = first_to_leave.at[slot].set(False, mode="drop")
         renewed = expired.at[slot].get(mode="fill", fill_value=False) & rules.forgets
-    asked, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
-    needed = asked
+    unique_keys, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
+    needed = unique_keys
     if not rules.may_evict:
         needed = index.filled + misses - first_to_leave.sum(dtype=jnp.int32)
     fits = needed <= slots
@@ -241,7 +241,7 @@ def resolve(
         groups.with_rows(jnp.where(present & admitted, slot, unused)),
         moves,
         needed,
-        asked,
+        unique_keys,
         misses,
         (present & ~admitted).sum(dtype=jnp.int32)[None],
         homeless,

@@ -218,7 +218,7 @@ def resolve_routes(
             )
             rows = jnp.concatenate(
                 [
-                    resolved.asked,
+                    resolved.unique_keys,
                     resolved.missing,
                     resolved.index.filled,
                     resolved.guests,
