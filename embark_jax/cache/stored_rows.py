@@ -8,7 +8,7 @@ table the stores hold what has left slots, by key; a checkpoint gets the others,
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,9 @@ from embark_jax.embedding.rules import AnyRule
 from embark_jax.plans.storage import Storage
 
 LEAST_ROWS = 64
-"""Least rows that a swap has room for; more are a power of two: few are compiled."""
+BATCHES_REMEMBERED = 64
+"""A swap has room for this many rows at least, or else for a power of two that was
+enough for so many batches. Each other room is compiled, for all storages together."""
 ROWS_AT_ONCE = 8192
 """Rows of each device at a time, where all of a storage's rows pass host memory."""
 
@@ -93,12 +95,15 @@ class StoredRows:
         self._taken: dict[Any, list[tuple[np.ndarray, dict[str, np.ndarray]]]]
         self._taken = defaultdict(list)
         self._sights: dict[Any, np.ndarray] = {}
+        self._moved: deque[int] = deque(maxlen=BATCHES_REMEMBERED)
 
     def incoming(self, demand: Demand) -> Incoming:
         """Returns the rows that come into slots, on the devices."""
         largest, *_ = np.asarray(demand.largest).tolist()
+        self._moved.append(largest)
+        most = max(LEAST_ROWS, *self._moved)
         room = demand.moves.slot.shape[0] // self._mesh.size
-        size = min(room, max(LEAST_ROWS, 1 << (largest - 1).bit_length()))
+        size = min(room, 1 << (most - 1).bit_length())
         rows_by_device = []
         for device, store in self._stores.items():
             names = _moving(device, demand, demand.moves.incoming)

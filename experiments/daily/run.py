@@ -107,8 +107,9 @@ def config_of(
 ) -> ExperimentConfig:
     tables = {name: {"rows": rows} for name, rows in problem.rows.items()}
     if options.pop("dynamic", False):
+        first = {n: len(problem.windows[0][n].unique()) for n in problem.rows}
         tables = {
-            name: {"slots": rows // 4, "max_slots": rows}
+            name: {"expected_keys": [first[name], rows], "max_slots": rows}
             for name, rows in problem.rows.items()
         }
     return ExperimentConfig.model_validate(
