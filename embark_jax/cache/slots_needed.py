@@ -39,32 +39,35 @@ def check_slots(
     demands: Mapping[str, Demand], storages: Mapping[str, Storage], tables: TableState
 ) -> None:
     """Raises ``TooFewSlotsError`` if a batch needs more slots of a storage. Rows that
-    fit come with the next batch."""
-    wanted, refused = {}, []
+    fit come with the next batch. If one table must grow, so do others that soon will."""
+    must_grow, wanted, refused = [], {}, []
     for name, demand in demands.items():
         storage = storages[name]
+        named = ", ".join(row_range.table.name for row_range in storage.ranges)
         _, needed, _ = np.asarray(demand.largest).tolist()
+        (row_range, *_) = storage.ranges
+        limit = row_range.table.max_slots
+        can_grow = limit is not None and row_range.table.slots != limit
+        if can_grow:
+            slots = needed * row_range.row_shards
+            _, missing, _, not_admitted = np.asarray(demand.rows).tolist()
+            soon = slots + BATCHES_AHEAD * max(0, missing - not_admitted)
+            wanted[named] = min(soon, MOST_AHEAD * slots)
         if needed <= storage.slots_per_device:
             continue
-        named = ", ".join(row_range.table.name for row_range in storage.ranges)
+        if can_grow:
+            must_grow.append(named)
+            continue
         key = "max_slots" if storage.kind.table else "slots"
         message = (
             f"a batch asks for {needed:,} rows of one device's share of the cached "
             f"tables {named}, which have {storage.slots_per_device:,} slots there; "
             f"raise their {key}, or lower the batch size"
         )
-        (row_range, *_) = storage.ranges
-        limit = row_range.table.max_slots
-        if limit and row_range.table.slots != limit:
-            slots = needed * row_range.row_shards
-            _, missing, _, not_admitted = np.asarray(demand.rows).tolist()
-            soon = slots + BATCHES_AHEAD * max(0, missing - not_admitted)
-            wanted[named] = min(soon, MOST_AHEAD * slots)
-        else:
-            refused.append(message)
+        refused.append(message)
     if refused:
         raise TooFewSlotsError(refused[0], {}, tables)
-    if wanted:
+    if must_grow:
         raise TooFewSlotsError(
-            f"the tables {', '.join(wanted)} must grow for a batch", wanted, tables
+            f"the tables {', '.join(must_grow)} must grow for a batch", wanted, tables
         )
