@@ -41,6 +41,28 @@ def test_a_table_grows_by_the_rate_of_new_keys():
     assert plan_of(table).with_slots({"user": 10**7}).tables[0].slots == 10**6
 
 
+def test_tables_that_soon_must_grow_do_so_with_another():
+    tables = [ej.TableSpec.dynamic(name, 4, 100, 10**6) for name in ("user", "item")]
+    features = [ej.FeatureSpec("user"), ej.FeatureSpec("item")]
+    plan = ej.plan(tables, features, fleet=ej.fleets.this_machine(), batch=8)
+    storages = {storage.name: storage for storage in plan.storages}
+
+    def grown(user: int, item: int, new: int) -> list[int | None]:
+        """Slots after a batch that makes tables need so many, with new items."""
+        needed = {"user": user, "item": item}
+        demands = {}
+        for name, storage in storages.items():
+            of_table = needed[storage.kind.table]
+            rows = np.array([9, new, 0, 0])
+            demands[name] = Demand(None, np.array([0, of_table, 0]), rows)  # pyright: ignore
+        with pytest.raises(TooFewSlotsError, match="tables user must grow") as raised:
+            check_slots(demands, storages, None)  # pyright: ignore
+        return [table.slots for table in plan.with_slots(raised.value.slots).tables]
+
+    assert grown(101, 40, 1) == [400, 200]  # 201 and 140 in 100 batches
+    assert grown(101, 40, 0) == [200, 100]
+
+
 def test_a_table_with_all_its_slots_wants_no_more():
     assert wanted(ej.TableSpec.dynamic("user", 4, 100, 100), 101, 101, 5) == {}
 
