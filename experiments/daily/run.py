@@ -156,12 +156,12 @@ def size_of(folder: Path) -> int:
 def one_by_one(
     problem: Problem, folder: Path, warm: bool
 ) -> Iterator[tuple[float, float, int]]:
-    """Yields AUC of the next window, seconds, and bytes published, for each window that
-    has a next one: a run on all samples so far, or one that starts from the run before
-    and sees the new ones."""
+    """Yields AUC of the next window, CPU seconds, and bytes published, for each window
+    that has a next one: a run on all samples so far, or one that starts from the run
+    before and sees the new ones."""
     scorer, before = None, None
     for day, samples in enumerate(problem.windows[:-1]):
-        begin = time.perf_counter()
+        begin = time.process_time()
         options: dict[str, Any] = {"epochs": 1.0}
         if not warm:
             samples = pa.concat_tables(problem.windows[: day + 1])
@@ -171,7 +171,7 @@ def one_by_one(
         before = data if warm else None
         section = {"kind": "prepared", "path": str(data)}
         run(config_of(problem, section, **options), folder / f"run {day}")
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         out = folder / ("chain" if warm else f"export {day}")
         link = export_run(folder / f"run {day}", out, onnx=False, append=warm)
         if scorer is not None and warm:
@@ -187,14 +187,14 @@ def on_windows(
 ) -> Iterator[tuple[float, float, int]]:
     """Yields the same of one run on all windows, of tables with room, or dynamic ones;
     its seconds are divided evenly."""
-    begin, before = time.perf_counter(), None
+    begin, before = time.process_time(), None
     keys = {"hash_columns": dict.fromkeys(problem.rows, DYNAMIC_KEYS)}
     for day, samples in enumerate(problem.windows):
         options: dict[str, Any] = keys if dynamic else {"extend": before}
         before = prepared(folder, samples, f"{day:02}", **options)
     section = {"kind": "windows", "path": str(folder / "prepared")}
     run(config_of(problem, section, dynamic=dynamic), folder / "run")
-    seconds = (time.perf_counter() - begin) / len(problem.windows)
+    seconds = (time.process_time() - begin) / len(problem.windows)
     records = [r for r in read_metrics(folder / "run") if "window" in r]
     for record in records[1:]:
         step = record["step"]
@@ -217,7 +217,7 @@ def measured(problem: Problem, way: str) -> dict[str, list[float]]:
 
 def show(result: dict[str, Any]) -> None:
     weights = np.array(result["samples"][1:])
-    print("| way | AUC of the next window | seconds a window | bytes of the last |")
+    print("| way | AUC of the next window | CPU seconds a window | bytes of the last |")
     print("|---|---|---|---|")
     for way, figures in result["ways"].items():
         auc = np.average(figures["auc"], weights=weights)
