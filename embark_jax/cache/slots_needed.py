@@ -39,7 +39,7 @@ def check_slots(
     demands: Mapping[str, Demand], storages: Mapping[str, Storage], tables: TableState
 ) -> None:
     """Raises ``TooFewSlotsError`` if a batch needs more slots of a storage. Rows that
-    fit come with the next batch. If one table must grow, so do others that soon will."""
+    fit come with the next batch. Other tables that will soon grow do so, too."""
     must_grow, wanted, refused = [], {}, []
     for name, demand in demands.items():
         storage = storages[name]
