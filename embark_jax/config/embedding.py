@@ -22,7 +22,6 @@ from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
-from embark_jax.plans.counts import DAYS
 from embark_jax.plans.options import (
     Cluster,
     Dtype,
@@ -73,7 +72,7 @@ class TableConfig(Config):
     admit_after: PositiveInt | None = None
     """Number of batches that ask for a key of a dynamic table before it gets a row of
     its own; None is 1, at first sight. Until then it has its initial row."""
-    expire_after: PositiveInt | Annotated[str, Field(pattern=f"^{DAYS}$")] | None = None
+    expire_after: int | str | None = None
     """Number of steps, or of days such as ``7d``, after which a row of a dynamic table
     that no batch asks for may leave its slot, although the table could grow. None keeps
     rows. Days are those of `data.kind: windows`."""
@@ -276,6 +275,12 @@ def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
             f"table {name!r}: evicted is {config.evicted!r}, but only rows of a "
             "dynamic table are evicted to somewhere; set max_slots, or tier"
         )
+    for key in ("admit_after", "expire_after", "expected_keys"):
+        if (value := getattr(config, key)) is not None:
+            raise ValueError(
+                f"table {name!r}: {key} is {value!r}, which only a dynamic table may "
+                "have; give it max_slots"
+            )
     return TableSpec(
         name,
         config.rows or rows,
