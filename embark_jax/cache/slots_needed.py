@@ -40,7 +40,8 @@ def check_slots(
 ) -> None:
     """Raises ``TooFewSlotsError`` if a batch needs more slots of a storage. Rows that
     fit come with the next batch. Other tables that will soon grow do so, too."""
-    must_grow, wanted, refused = [], {}, []
+    wanted: dict[str, int] = {}
+    must_grow, refused = [], []
     for name, demand in demands.items():
         storage = storages[name]
         named = ", ".join(row_range.table.name for row_range in storage.ranges)

@@ -101,9 +101,9 @@ class StoredRows:
         """Returns the rows that come into slots, on the devices."""
         largest, *_ = np.asarray(demand.largest).tolist()
         self._moved.append(largest)
-        most = max(LEAST_ROWS, *self._moved)
-        room = demand.moves.slot.shape[0] // self._mesh.size
-        size = min(room, 1 << (most - 1).bit_length())
+        room = max(LEAST_ROWS, *self._moved)
+        limit = demand.moves.slot.shape[0] // self._mesh.size
+        size = min(limit, 1 << (room - 1).bit_length())
         rows_by_device = []
         for device, store in self._stores.items():
             names = _moving(device, demand, demand.moves.incoming)
