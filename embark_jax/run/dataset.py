@@ -58,8 +58,9 @@ def read_dataset(config: ExperimentConfig) -> ModelData:
     if len(description.features) > len(dataset.features):
         if isinstance(dataset, WindowsData):
             raise ConfigError(
-                "model.uniform_negatives: must be 0 with data.kind windows, whose "
-                "batches are those of their windows alone; in-batch negatives remain"
+                "model.uniform_negatives: must be 0 with data.kind windows, in which "
+                "the items to draw from grow from window to window; in-batch negatives "
+                "remain"
             )
         feature = description.features[-1]
         dataset = WithUniformNegatives(

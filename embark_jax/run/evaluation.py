@@ -166,21 +166,29 @@ def on_split(
 def _retrieved(
     trainer: Trainer, batches: Sequence[Batch], config: RetrievalConfig
 ) -> dict[str, float]:
-    """Returns HR@K and NDCG@K of the items of positive samples among all items, in all
-    processes alike."""
+    """Returns HR@K and NDCG@K of the items of positive samples among all that have a
+    row, in all processes alike; an item that has none is never found."""
     model: RetrievalModel = trainer.model
     features = trainer.embeddings.plan.features
     tables = {feature.name: feature.table for feature in features}
     table, mesh = trainer.table(tables[model.item]), trainer.embeddings.mesh
-    vectors = to_host(_vectors_of(model, shard_rows(table.rows, mesh)))
-    index = ItemIndex(table.keys, vectors[: len(table.keys)], mesh)
-    ranks = [np.empty(0, int)]
-    for batch, users in trainer.predict(batches, method="users"):
+    queries = []
+    for batch, vectors in trainer.predict(batches, method="users"):
         positive = batch.labels > 0
-        seen = None if config.exclude is None else batch.ids[config.exclude][positive]
-        items = batch.ids[model.item][positive, 0]
-        ranks.append(index.ranks(to_host(users)[positive], items, seen))
-    return at_k(np.concatenate(ranks), config.at)
+        item, seen = (
+            np.asarray(batch.ids[name])
+            for name in (model.item, config.exclude or model.item)
+        )
+        of_batch = to_host(vectors), item[:, 0], seen
+        queries.append(tuple(array[positive] for array in of_batch))
+    users, items, seen = map(np.concatenate, zip(*queries, strict=True))
+    has_row = np.isin(items, table.keys)
+    ranks = np.full(len(items), np.iinfo(np.int32).max)
+    if has_row.any():
+        vectors = to_host(_vectors_of(model, shard_rows(table.rows, mesh)))
+        index = ItemIndex(table.keys, vectors[: len(table.keys)], mesh)
+        ranks[has_row] = index.ranks(users[has_row], items[has_row], seen[has_row])
+    return at_k(ranks, config.at)
 
 
 @nnx.jit

@@ -1,4 +1,5 @@
-"""Two processes train on the same time windows, and start from another run, as one."""
+"""Two processes train on the same time windows, measure hit rates of items that come
+and go, and start from another run, as one."""
 
 from pathlib import Path
 
@@ -15,16 +16,23 @@ SPLIT = (
     "item: {max_slots: 99, slots: 99, evicted: discard, expire_after: 1d}}"
 )
 
+TOWERS = "model={kind: two_tower, items: [item], tower: [8, 4]}"
+
 
 def figures(run: Path) -> tuple[list, list]:
-    windows = [r["validation_auc"] for r in runs.records(run) if "window" in r]
+    windows = [
+        r[f"validation_{metric}"]
+        for r in runs.records(run)
+        for metric in ("auc", "hr@10")
+        if "window" in r
+    ]
     return list(runs.losses(run).values()), windows
 
 
 @pytest.mark.slow
 def test_two_processes_train_on_windows_as_one(tmp_path):
     days = prepare_days(tmp_path, name="2024-05-1{}")
-    config = config_of(tmp_path, days, MESH, SPLIT)
+    config = config_of(tmp_path, days, MESH, SPLIT, TOWERS, "train.retrieval={}")
     done("train", config, "--workdir", tmp_path / "one")
     train_in_two(config, "train.steps=6", "--workdir", tmp_path / "two")
     train_in_two(config, "--workdir", tmp_path / "two", "--resume")

@@ -156,6 +156,10 @@ def test_a_window_must_follow_the_one_before(days, tmp_path):
         ),
         (["train.batch_size=151"], "151, more than the 150 training samples"),
         (["train.eval_every=3"], "train.eval_every: must be left out with data.kind"),
+        (
+            ["model={kind: two_tower, items: [item], uniform_negatives: 2}"],
+            "model.uniform_negatives: must be 0 with data.kind windows, in which",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(days, tmp_path, overrides, message):
