@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -147,7 +148,23 @@ class DINConfig(BaseModelConfig):
     """Hidden widths of the network on top."""
 
 
-class TwoTowerConfig(BaseModelConfig):
+class RetrievalModelConfig(BaseModelConfig):
+    """What models have that are trained by a softmax over sampled items."""
+
+    temperature: PositiveFloat = 0.05
+    """Number that divides the products of vectors before the softmax."""
+    in_batch: bool = True
+    """Whether the items of a batch's samples are negatives of each other."""
+    uniform_negatives: NonNegativeInt = 0
+    """Items drawn at random for each sample, which are negatives of the whole batch."""
+
+    @property
+    @abc.abstractmethod
+    def item(self) -> str:
+        """The feature that identifies the item."""
+
+
+class TwoTowerConfig(RetrievalModelConfig):
     """Two towers for retrieval (https://doi.org/10.1145/3298689.3346996)."""
 
     kind: Literal["two_tower"] = "two_tower"
@@ -155,8 +172,10 @@ class TwoTowerConfig(BaseModelConfig):
     """Features of the item; the first one identifies it."""
     tower: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
     """Widths of each tower; the last is the length of the vectors."""
-    temperature: PositiveFloat = 0.05
-    """Number that divides the products of vectors before the softmax."""
+
+    @property
+    def item(self) -> str:
+        return self.items[0]
 
 
 class HSTUConfig(BaseModelConfig):
@@ -209,7 +228,7 @@ class DLRMv4Config(BaseModelConfig):
     """Share of an event's values that training sets to zero."""
 
 
-class NextItemConfig(BaseModelConfig):
+class NextItemConfig(RetrievalModelConfig):
     """SASRec or HSTU for retrieval of the next item (https://arxiv.org/abs/1808.09781,
     https://arxiv.org/abs/2402.17152)."""
 
@@ -226,15 +245,14 @@ class NextItemConfig(BaseModelConfig):
     """Number of layers."""
     heads: PositiveInt = 1
     """Attention heads, which must divide the dim of the item."""
-    temperature: PositiveFloat = 0.05
-    """Number that divides the products of vectors before the softmax."""
     every_position: bool = False
     """Whether training predicts every event of a history by those before it, not the
     item of a sample alone."""
-    in_batch: bool = True
-    """Whether the items of a batch's samples are negatives of each other."""
-    uniform_negatives: NonNegativeInt = 0
-    """Items drawn at random for each sample, which are negatives of the whole batch."""
+
+    @property
+    def item(self) -> str:
+        (item,) = self.history.values()
+        return item
 
 
 class MMoEConfig(BaseModelConfig):
@@ -286,10 +304,9 @@ else:
 def negatives_of(model: AnyModelConfig) -> tuple[str, int] | None:
     """Returns the item and the number of uniform negatives of a sample of a model that
     has some."""
-    if not isinstance(model, NextItemConfig) or not model.uniform_negatives:
+    if not isinstance(model, RetrievalModelConfig) or not model.uniform_negatives:
         return None
-    (item,) = model.history.values()
-    return item, model.uniform_negatives
+    return model.item, model.uniform_negatives
 
 
 def tasks_of(model: AnyModelConfig) -> tuple[str, ...]:

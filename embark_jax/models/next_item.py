@@ -14,9 +14,15 @@ from jax.typing import DTypeLike
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import check_history
 from embark_jax.models.layers import Linear
-from embark_jax.models.retrieval import Queries, RetrievalModel, unit, wide
+from embark_jax.models.retrieval import (
+    Queries,
+    RetrievalModel,
+    unit,
+    wide,
+    without_negatives,
+)
 from embark_jax.models.sequence import SequenceEncoder, is_event
-from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES
+from embark_jax.plans.tables import PADDING_ID
 
 
 class NextItem(RetrievalModel):
@@ -37,12 +43,8 @@ class NextItem(RetrievalModel):
         values it holds.
       encoder: ``sasrec`` or ``hstu``.
       layers, heads: see ``SequenceEncoder``, whose width is the dim of the item.
-      temperature: divides the cosines.
       every_position: whether all events of a history are predicted, by those before.
-      in_batch: whether the items of the batch's samples are negatives.
-      uniform_negatives: number of ids of a sample's feature ``uniform_negatives``; 0 if
-        there is no such feature.
-      catalog: number of items that these are drawn from.
+      temperature, in_batch, uniform_negatives, catalog: see ``RetrievalModel``.
       compute_dtype: dtype of the operands of products with weights.
       dropout: of the layers.
       batch_norm: must be False: layers normalize each event.
@@ -50,7 +52,7 @@ class NextItem(RetrievalModel):
 
     Raises:
       ValueError: if ``history`` is not one feature or does not fit, heads do not divide
-        the width, or ``batch_norm`` is set.
+        the width, ``batch_norm`` is set, or negatives do not suit ``RetrievalModel``.
     """
 
     def __init__(
@@ -72,21 +74,23 @@ class NextItem(RetrievalModel):
         *,
         rngs: nnx.Rngs,
     ):
-        inputs = dict(embedding_shapes)
-        length, *_ = inputs.pop(UNIFORM_NEGATIVES, (0,))
-        if length != uniform_negatives:
-            raise ValueError(
-                f"uniform_negatives is {uniform_negatives}, but the feature of that "
-                f"name has {length} ids a sample"
-            )
+        inputs = without_negatives(embedding_shapes)
         check_history(inputs, history)
         if len(history) != 1:
             raise ValueError(f"history has {len(history)} features, must have one")
         if batch_norm:
             raise ValueError("batch_norm is true, must be false: layers normalize")
         ((self.history, item),) = history.items()
-        super().__init__(embedding_shapes, item, temperature, in_batch, catalog)
-        self.every_position, self.item_features = every_position, (item,)
+        super().__init__(
+            embedding_shapes,
+            item,
+            (item,),
+            temperature,
+            in_batch,
+            uniform_negatives,
+            catalog,
+        )
+        self.every_position = every_position
         length, width = embedding_shapes[self.history]
         self.context = tuple(
             name for name in sorted(inputs) if name not in (self.history, item)

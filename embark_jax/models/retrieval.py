@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -61,29 +61,45 @@ class RetrievalModel(ModelWithLoss):
     Args:
       embedding_shapes: each feature's embedding shape per sample.
       item: feature, of one id a sample, that says which item it is.
+      item_features: features of which an item's vector is made.
       temperature: divides the cosines.
       in_batch: whether the items of the batch are negatives.
-      catalog: number of items that uniform negatives are drawn from.
+      uniform_negatives: number of ids of a sample's feature ``uniform_negatives``; 0 if
+        there is no such feature.
+      catalog: number of items that these are drawn from.
 
     Raises:
-      ValueError: if there are no negatives of either kind.
+      ValueError: if there are no negatives of either kind, or uniform ones whose
+        vectors need more than their ids.
     """
-
-    item_features: tuple[str, ...]
-    """Features of which an item's vector is made."""
 
     def __init__(
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         item: str,
+        item_features: Sequence[str],
         temperature: float,
-        in_batch: bool = True,
-        catalog: int = 1,
+        in_batch: bool,
+        uniform_negatives: int,
+        catalog: int,
     ):
+        count, *_ = embedding_shapes.get(UNIFORM_NEGATIVES, (0,))
+        if count != uniform_negatives:
+            raise ValueError(
+                f"uniform_negatives is {uniform_negatives}, but the feature of that "
+                f"name has {count} ids a sample"
+            )
         self.shapes = tuple(sorted(embedding_shapes.items()))
-        self.item, self.temperature = item, temperature
+        self.item, self.item_features = item, tuple(sorted(item_features))
+        self.temperature = temperature
         self.in_batch, self.catalog = in_batch, catalog
-        self.uniform = UNIFORM_NEGATIVES in embedding_shapes
+        self.uniform = uniform_negatives > 0
+        if self.uniform and self.item_features != (item,):
+            raise ValueError(
+                f"uniform_negatives is {uniform_negatives}, must be 0: an item's "
+                f"vector is made of {', '.join(self.item_features)}, of which items "
+                f"that are drawn at random have {item!r} alone"
+            )
         if not (in_batch or self.uniform):
             raise ValueError(
                 "in_batch is false and there are no uniform negatives: an item has "
@@ -122,9 +138,10 @@ class RetrievalModel(ModelWithLoss):
         uniform_samples = 0
         if self.uniform:
             rows = embeddings[UNIFORM_NEGATIVES]
-            vectors = unit(rows.reshape(-1, rows.shape[-1]))
+            rows = rows.reshape(-1, rows.shape[-1])
+            vectors = self.items(jnp.zeros((len(rows), 0)), {self.item: rows})
             negatives.append((vectors, batch.ids[UNIFORM_NEGATIVES].reshape(-1)))
-            uniform_samples = len(vectors)
+            uniform_samples = len(rows)
         counts = self.counts[...].at[_counter(ids)].add(1)
         self.counts[...] = counts
         in_batch_samples = len(ids) if self.in_batch else 0
@@ -158,6 +175,13 @@ class RetrievalModel(ModelWithLoss):
         losses = jnp.sum((total - own) * weights, axis=1)
         logits = jnp.sum(users[:, -1] * items, axis=1) / self.temperature
         return losses, logits
+
+
+def without_negatives(
+    embedding_shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the features that are of a sample alone."""
+    return {n: s for n, s in embedding_shapes.items() if n != UNIFORM_NEGATIVES}
 
 
 def wide(ids: jax.Array) -> AbstractContextManager:

@@ -1,4 +1,4 @@
-"""Two towers: a user's vector and an item's, trained by a softmax over the batch."""
+"""Two towers: a user's vector and an item's, trained by a sampled softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from jax.typing import DTypeLike
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import pooled_dims
 from embark_jax.models.layers import MLP
-from embark_jax.models.retrieval import Queries, RetrievalModel, unit
+from embark_jax.models.retrieval import (
+    Queries,
+    RetrievalModel,
+    unit,
+    without_negatives,
+)
 
 
 class TwoTower(RetrievalModel):
@@ -26,13 +31,14 @@ class TwoTower(RetrievalModel):
       items: features of the item; the first one, with one id per sample, identifies
         the item. All others belong to the user.
       tower: widths of both MLPs; each layer but the last has ReLU.
-      temperature: divides the cosines.
+      temperature, in_batch, uniform_negatives, catalog: see ``RetrievalModel``.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
       dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
-      ValueError: if a feature is a sequence, or a tower has no feature.
+      ValueError: if a feature is a sequence, a tower has no feature, or negatives do
+        not suit ``RetrievalModel``.
     """
 
     def __init__(
@@ -42,26 +48,36 @@ class TwoTower(RetrievalModel):
         items: Sequence[str],
         tower: Sequence[int] = (128, 64),
         temperature: float = 0.05,
+        in_batch: bool = True,
+        uniform_negatives: int = 0,
+        catalog: int = 1,
         compute_dtype: DTypeLike = jnp.float32,
         dropout: float = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
-        dims = dict(pooled_dims(embedding_shapes))
-        if unknown := sorted(set(items) - embedding_shapes.keys()):
+        dims = dict(pooled_dims(without_negatives(embedding_shapes)))
+        if unknown := sorted(set(items) - dims.keys()):
             raise ValueError(f"items has {unknown[0]!r}, must be a feature")
-        self.item_features = tuple(sorted(items))
         self.user_features = tuple(n for n in dims if n not in items)
         if not items or not self.user_features:
             raise ValueError("items must be some of the features, and not all of them")
+        super().__init__(
+            embedding_shapes,
+            items[0],
+            items,
+            temperature,
+            in_batch,
+            uniform_negatives,
+            catalog,
+        )
         mlp = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp |= {"dropout": dropout, "batch_norm": batch_norm, "last_relu": False}
         width = dense_features + sum(dims[name] for name in self.user_features)
         self.user_tower = MLP(width, tower, **mlp)
         width = sum(dims[name] for name in self.item_features)
         self.item_tower = MLP(width, tower, **mlp)
-        super().__init__(embedding_shapes, items[0], temperature)
 
     def users(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
         inputs = [dense, *(embeddings[name] for name in self.user_features)]

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.config import TrainConfig
+from embark_jax.config import TrainConfig, negatives_of
+from embark_jax.config.models import TwoTowerConfig
 from embark_jax.data import WithUniformNegatives
 from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics import retrieval
@@ -88,47 +89,63 @@ def test_hit_rates_and_gains_of_ranks():
 
 def tower(**options) -> ej.models.TwoTower:
     shapes = {"user": (DIM,), "item": (DIM,)}
+    if count := options.get("uniform_negatives"):
+        shapes["uniform_negatives"] = (count, DIM)
     return ej.models.TwoTower(
         shapes, 0, items=("item",), tower=(6, 3), rngs=nnx.Rngs(0), **options
     )
 
 
-def test_the_loss_equals_its_formula():
-    model, rng = tower(temperature=0.5), np.random.default_rng(0)
-    embeddings = {
-        name: rng.normal(size=(BATCH, DIM)).astype(np.float32)
-        for name in ("user", "item")
-    }
-    ids = rng.integers(0, 9, BATCH).astype(np.int32)  # some of them twice
-    for i, j in enumerate(ids):
-        embeddings["item"][i] = embeddings["item"][np.flatnonzero(ids == j)[0]]
+@pytest.mark.parametrize("uniform", [0, 2])
+def test_the_loss_equals_its_formula(uniform):
+    rng, kinds = np.random.default_rng(0), 9
+    rows = rng.normal(size=(kinds, DIM)).astype(np.float32)
+    ids = rng.integers(0, kinds, BATCH).astype(np.int32)  # some of them twice
+    drawn = rng.integers(0, kinds, (BATCH, uniform)).astype(np.int32)
     labels = rng.integers(0, 2, BATCH).astype(np.float32)
-    batch = Columns(
-        jnp.zeros((BATCH, 0)),
-        {"item": jnp.asarray(ids)[:, None], "user": jnp.asarray(ids)[:, None]},
-        {},
-        jnp.asarray(labels),
+    embeddings = {"user": rng.normal(size=(BATCH, DIM)), "item": rows[ids]}
+    columns = {"user": ids[:, None], "item": ids[:, None]}
+    if uniform:
+        embeddings["uniform_negatives"] = rows[drawn]
+        columns["uniform_negatives"] = drawn
+    model = tower(
+        temperature=0.5, uniform_negatives=uniform, in_batch=True, catalog=ITEMS
     )
     dense = jnp.zeros((BATCH, 0))
-    on_devices = jax.tree.map(jnp.asarray, embeddings)
+    on_devices = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), embeddings)
+    batch = Columns(dense, jax.tree.map(jnp.asarray, columns), {}, jnp.asarray(labels))
     users = np.asarray(model.users(dense, on_devices), np.float64)
-    items = np.asarray(model.items(dense, on_devices), np.float64)
+    items = model.items(jnp.zeros((kinds, 0)), {"item": jnp.asarray(rows)})
+    items = np.asarray(items, np.float64)
     np.testing.assert_allclose(np.linalg.norm(users, axis=1), 1, rtol=1e-5)
     loss = nnx.jit(ej.models.TwoTower.loss)
     for seen in (1, 2):  # batches: counts go up alike
         losses, logits = loss(model, on_devices, batch)
+        count = np.maximum(seen * np.bincount(ids, minlength=kinds), 1)
+        expected_number = count / seen + uniform * BATCH / ITEMS
         for i in range(BATCH):
-            scores = []
-            for j in range(BATCH):
-                if i != j and ids[i] == ids[j]:
-                    continue  # the same item is no negative
-                frequency = seen * np.sum(ids == ids[j])
-                scores.append(users[i] @ items[j] / 0.5 - np.log(frequency))
-            own = users[i] @ items[i] / 0.5
-            corrected = own - np.log(seen * np.sum(ids == ids[i]))
-            expected = np.log(np.exp(scores).sum()) - corrected
+            cosines = items @ users[i] / 0.5
+            scores = cosines - np.log(expected_number)
+            negatives = np.append(ids, drawn)
+            sampled = np.exp(scores[negatives[negatives != ids[i]]]).sum()
+            expected = np.log(np.exp(scores[ids[i]]) + sampled) - scores[ids[i]]
             assert losses[i] == pytest.approx(labels[i] * expected, rel=1e-4, abs=1e-5)
-            assert logits[i] == pytest.approx(own, rel=1e-4, abs=1e-5)
+            assert logits[i] == pytest.approx(cosines[ids[i]], rel=1e-4, abs=1e-5)
+
+
+def test_towers_are_built_with_negatives_of_their_item():
+    config = TwoTowerConfig(items=("item",), uniform_negatives=2)
+    assert negatives_of(config) == ("item", 2)
+    shapes = {"user": (DIM,), "item": (DIM,), "uniform_negatives": (2, DIM)}
+    model = ej.models.build(config, shapes, 0, nnx.Rngs(0), {"item": ITEMS})
+    assert model.catalog == ITEMS
+    shapes["shop"] = (DIM,)
+    config = TwoTowerConfig(items=("item", "shop"), uniform_negatives=2)
+    with pytest.raises(ValueError, match="vector is made of item, shop, of which"):
+        ej.models.build(config, shapes, 0, nnx.Rngs(0))
+    del shapes["uniform_negatives"]
+    with pytest.raises(ValueError, match="is 2, but the feature of that name has 0"):
+        ej.models.build(config, shapes, 0, nnx.Rngs(0))
 
 
 HISTORY = 5
