@@ -158,9 +158,7 @@ class TableStores:
 
 def most_of_all(counts: list[int]) -> list[int]:
     """Returns the largest of each count in all processes, which must all call it."""
-    messages = tell_all(" ".join(map(str, counts)))
-    by_process = [[int(count) for count in text.split()] for text in messages]
-    return [max(counts) for counts in zip(*by_process, strict=True)]
+    return [max(counts) for counts in zip(*tell_all(counts), strict=True)]
 
 
 def check_memory(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 
 from embark_jax.checkpoint.errors import CheckpointError, reason
-from embark_jax.launch.agreement import tell_all_bytes
+from embark_jax.launch.agreement import tell_all
 
 Result = TypeVar("Result")
 
@@ -30,11 +30,11 @@ def together(function: Callable[[], Result], topic: str = "checkpoint") -> Resul
     except Exception as caught:
         error = caught
     problem = "" if error is None else reason(error)
-    problems = [text for text in tell_all_bytes(problem.encode(), topic) if text]
+    problems = [text for text in tell_all(problem, topic) if text]
     if error is not None:
         raise error
     if problems:
-        raise CheckpointError(problems[0].decode())
+        raise CheckpointError(problems[0])
     return result  # pyright: ignore[reportReturnType]
 
 

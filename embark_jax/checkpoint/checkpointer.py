@@ -36,7 +36,7 @@ from embark_jax.checkpoint.restoring import restore_arrays
 from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import dynamic_blocks, table_layouts
-from embark_jax.launch.agreement import WAIT_MS, tell_all
+from embark_jax.launch.agreement import WAIT_MS, of_process_0
 from embark_jax.train.state import TrainState
 
 GIGABYTE = 1e9
@@ -215,7 +215,7 @@ class Checkpointer:
         """
         steps = chosen_steps(self._folder.path, self.steps, step)
         # The other processes may not see yet what process 0 sees.
-        steps = [int(text) for text in tell_all(" ".join(map(str, steps)))[0].split()]
+        steps = of_process_0(steps)
         jax.block_until_ready(state)  # else reading pays for initial tables
         overwritten: dict[str, jax.Array] = {}  # by a checkpoint that was damaged
 

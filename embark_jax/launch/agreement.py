@@ -7,7 +7,10 @@ service that JAX starts processes with waits for as long as its caller wants.
 from __future__ import annotations
 
 import itertools
+import json
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 from jax._src import distributed  # JAX has no public name for its service
@@ -17,26 +20,33 @@ WAIT_MS = 24 * 3600 * 1000
 _numbers: defaultdict[str, itertools.count] = defaultdict(itertools.count)
 
 
-def tell_all(text: str) -> list[str]:
-    """Tells all processes a text about checkpoints, as ``tell_all_bytes`` does."""
-    return [message.decode() for message in tell_all_bytes(text.encode(), "checkpoint")]
-
-
-def tell_all_bytes(message: bytes, topic: str) -> list[bytes]:
-    """Tells all processes a message, and returns the messages of all, in their order.
+def tell_all(value: Any, topic: str = "checkpoint") -> list[Any]:
+    """Tells all processes a JSON-like value, and returns those of all, in their order.
 
     All processes must call it equally often for each topic.
     """
     client, me = distributed.global_state.client, jax.process_index()
     if jax.process_count() == 1 or client is None:
-        return [message]
+        return [value]
     number = next(_numbers[topic])
     name = f"embark/{topic}/{{}}/{{}}".format
-    client.key_value_set_bytes(name(number, me), message)
-    messages = [
-        client.blocking_key_value_get_bytes(name(number, process), WAIT_MS)
+    client.key_value_set_bytes(name(number, me), json.dumps(value).encode())
+    values = [
+        json.loads(client.blocking_key_value_get_bytes(name(number, process), WAIT_MS))
         for process in range(jax.process_count())
     ]
     if number:  # whoever has told this much has read what was told before
         client.key_value_delete(name(number - 1, me))
-    return messages
+    return values
+
+
+def of_process_0(value: Any) -> Any:
+    """Returns, in all processes, the JSON-like value that process 0 gave."""
+    first = jax.process_index() == 0
+    return tell_all(value if first else None, "process 0")[0]
+
+
+def total(counts: Mapping[str, int]) -> dict[str, int]:
+    """Sums counts with the same names over all processes."""
+    of_processes = tell_all(dict(counts), "counts")
+    return {name: sum(own[name] for own in of_processes) for name in counts}

@@ -1,18 +1,13 @@
-"""What the processes of a run do together once JAX runs."""
+"""How a process joins the others of its run, before it uses a device."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 import jax
-import numpy as np
 from embark_kernels import tuning, verdict
-from jax.experimental import multihost_utils
 
 from embark_jax._base.config import ConfigError, differences
 from embark_jax.config import ExperimentConfig
+from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.process_group import listening_address
 from embark_jax.launch.worker import WorkerOptions
 
@@ -56,24 +51,3 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
         raise ConfigError(
             "\n".join(["all processes must have one config:", *conflicts])
         )
-
-
-def of_process_0(value: Any) -> Any:
-    """Returns, in all processes, the JSON-like value that process 0 gave."""
-    if jax.process_count() == 1:
-        return value
-    encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
-    # Only the value of process 0 counts, but all must give as many bytes.
-    text = multihost_utils.broadcast_one_to_all(np.resize(encoded, size))
-    return json.loads(np.asarray(text).tobytes())
-
-
-def total(counts: Mapping[str, int]) -> dict[str, int]:
-    """Sums counts with the same names over all processes."""
-    if jax.process_count() == 1:
-        return dict(counts)
-    with jax.enable_x64(True):
-        own_counts = np.array(list(counts.values()), np.int64)
-        all_counts = np.asarray(multihost_utils.process_allgather(own_counts))
-    return dict(zip(counts, map(int, all_counts.sum(axis=0)), strict=True))

@@ -17,7 +17,7 @@ from embark_jax.cache.row_store import StoreError
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import tasks_of
 from embark_jax.data import DataError
-from embark_jax.launch.processes import total
+from embark_jax.launch.agreement import total
 from embark_jax.launch.stopping import Stop, StoppedError
 from embark_jax.report.display import say, split_text, step_text
 from embark_jax.report.progress import step_progress

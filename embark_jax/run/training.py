@@ -16,7 +16,7 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import BatchChecker
-from embark_jax.launch.processes import of_process_0, total
+from embark_jax.launch.agreement import of_process_0, total
 from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.plans.plan import Plan
 from embark_jax.report.display import (

@@ -17,7 +17,7 @@ from embark_jax.data import Batch, DataError, TimeWindow, WindowsData, check_fol
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepared import PreparedData, described
 from embark_jax.data.view import DatasetView
-from embark_jax.launch.processes import of_process_0
+from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.stopping import Stop, StoppedError
 from embark_jax.plans.tables import TableSpec
 
