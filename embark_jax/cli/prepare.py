@@ -13,10 +13,10 @@ import typer
 
 from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError, nearest, read_text
+from embark_jax._base.validation import validated
 from embark_jax.cli.arguments import ZipfExponent, progress_bars, say, show_table
 from embark_jax.config import OWN_FILES, RECIPES, YAMBDA, ExperimentConfig, reading
 from embark_jax.config.table_lists import experiment_of
-from embark_jax.config.validation import validated
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
 

@@ -13,9 +13,9 @@ from typing import Any
 from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import local
+from embark_jax._base.validation import listed, short, validated
 from embark_jax.config import ExperimentConfig, gin_files
 from embark_jax.config.table_lists import experiment_of
-from embark_jax.config.validation import listed, short, validated
 from embark_jax.planner.request.table_list import read_table_list
 
 SHIPPED = Path(__file__).parents[1] / "config_files"

@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, Field
 from embark_jax._base import yaml_text
 from embark_jax._base.config import Config, ConfigError, nearest, read_text
 from embark_jax._base.memory import host_memory_bytes
+from embark_jax._base.validation import validated
 from embark_jax.plans.counts import MOST_DEVICES, whole
 
 FILES = Path(__file__).parents[1] / "config_files" / "fleets"
@@ -159,7 +160,7 @@ class FleetFile(Config):
 @functools.cache
 def gpu_efficiency() -> Efficiency:
     """Returns the efficiency that all GPU fleets share."""
-    return _validated(Efficiency, _read(FILES / GPU_EFFICIENCY), FILES / GPU_EFFICIENCY)
+    return Efficiency(**_read(FILES / GPU_EFFICIENCY))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +220,7 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
     data = _read(path)
     if isinstance(data.get("efficiency"), str):
         data["efficiency"] = _read(path.parent / data["efficiency"])
-    file: FleetFile = _validated(FleetFile, data, path)
+    file = validated(FleetFile, data, {}, f"fleet: {path}")
     gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
     fleet = Fleet(
         file.device, nodes, gpus, file.efficiency, file.placeholders, file.shared
@@ -270,28 +271,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise ConfigError(f"fleet: {path}: must be a mapping, is {data!r:.80}")
     return dict(data)
-
-
-def _validated(kind: Any, data: dict[str, Any], path: Path) -> Any:
-    """Validates ``data`` as a ``kind``; raises with every problem in it, one a line."""
-    try:
-        return pydantic.TypeAdapter(kind).validate_python(data)
-    except pydantic.ValidationError as error:
-        problems = [f"  {_explain(kind, e)}" for e in error.errors(include_url=False)]
-        raise ConfigError("\n".join([f"fleet: {path}:", *problems])) from None
-
-
-def _explain(kind: Any, error: Any) -> str:
-    """Describes one pydantic error in the words of this package."""
-    key = ".".join(map(str, error["loc"]))
-    match error["type"]:
-        case "missing":
-            return f"{key}: missing, must be set"
-        case "extra_forbidden" | "unexpected_keyword_argument":
-            section = {"device": DeviceSpec, "efficiency": Efficiency}
-            of = section[error["loc"][0]] if len(error["loc"]) > 1 else kind
-            return f"{key}: unknown key; " + nearest(
-                str(error["loc"][-1]), of.__pydantic_fields__
-            )
-    rule = error["msg"].replace("Input should", "must")
-    return f"{key}: {error['input']!r:.80} given, {rule}"

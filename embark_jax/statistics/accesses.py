@@ -11,11 +11,13 @@ import pydantic
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config, ConfigError
+from embark_jax._base.validation import validated
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import Histogram
 
 VERSION = 1
+NOT_OURS = "not statistics of `embark data stats`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,19 +166,10 @@ class Statistics:
           ConfigError: if it is invalid; the message names every problem.
         """
         try:
-            file = _File.model_validate_json(text)
-        except pydantic.ValidationError as error:
-            problems = [
-                f"  {'.'.join(map(str, problem['loc'])) or 'file'}: "
-                + problem["msg"]
-                .replace("Input should", "must")
-                .replace("Field required", "missing")
-                .removeprefix("Value error, ")
-                for problem in error.errors(include_url=False)
-            ]
-            raise ConfigError(
-                "\n".join(["not statistics of `embark data stats`:", *problems])
-            ) from None
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{NOT_OURS}: {error}") from None
+        file = validated(_File, data, {}, NOT_OURS)
         return cls(
             file.samples,
             file.features,

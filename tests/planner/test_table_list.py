@@ -154,11 +154,12 @@ def test_all_that_is_wrong_is_said_once(tmp_path):
     """
     with pytest.raises(ValueError, match="table list") as error:
         read_table_list(text)
-    assert str(error.value).split("; ") == [
-        "table list, entry 0: rows is 0, must be greater than or equal to 1",
-        "table list, entry 1: dim is 'x', must be a whole number (int)",
-        "table list, entry 1: hotness is [1, 'x'], must be a whole number >= 1, or a "
-        "list of them, one for each feature",
+    assert str(error.value).splitlines() == [
+        "table list: 3 problems",
+        "  tables.0.rows: 0 given, must be greater than or equal to 1",
+        "  tables.1.dim: 'x' given, must be a valid integer",
+        "  tables.1.hotness: [1, 'x'] given, must be a valid integer; or 'x' given, "
+        "must be a valid integer",
     ]
 
 

@@ -117,7 +117,7 @@ def test_statistics_are_read_back():
     ("change", "message"),
     [
         ({"version": 9}, "version: is 9, must be 1"),
-        ({"samples": -1}, "samples: must be greater than or equal to 0"),
+        ({"samples": -1}, "samples: -1 given, must be greater than or equal to 0"),
         ({"tables": {"a": {"rows": 3}}}, "tables.a.bins: missing"),
         (
             {"tables": {"a": {"rows": 3, "zipf_exponent": 1, "bins": [[9, 9]]}}},

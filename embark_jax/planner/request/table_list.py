@@ -17,13 +17,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-import pydantic
 from pydantic import Field, NonNegativeFloat
 
 from embark_jax._base import yaml_text
-from embark_jax._base.config import Config, ConfigError, nearest, read_text
+from embark_jax._base.config import (
+    Config,
+    ConfigError,
+    config_error_at,
+    nearest,
+    read_text,
+)
+from embark_jax._base.validation import validated
 from embark_jax.planner.request.dense import (
     NO_DENSE,
     DenseLoad,
@@ -238,58 +244,10 @@ def read_table_list(text: str) -> TableList:
         raise ConfigError(
             f"{ITEM}: must be a list of tables or a mapping with tables, is {data!r}"
         )
-    try:
-        listed = TableList.model_validate(data)
+    listed = validated(TableList, data, {}, ITEM)
+    with config_error_at(ITEM):
         number = sum(table.count for table in listed.tables)
         if number > MOST_TABLES:
             raise ValueError(f"has more than {MOST_TABLES:,} tables")
         check_model(*listed.specs())
-    except pydantic.ValidationError as error:
-        # A value that fits none of several types is reported once for each type.
-        errors = error.errors(include_url=False)
-        problems = dict.fromkeys(filter(None, (_explain(e, data) for e in errors)))
-        raise ConfigError("; ".join(problems)) from None
-    except ValueError as error:
-        raise ConfigError(f"{ITEM}: {error}") from None
     return listed
-
-
-def _explain(error: Any, data: dict[str, Any]) -> str | None:
-    """Describes one pydantic error in the words of this package; None if it only
-    repeats others: a list whose entries are all bad counts as empty."""
-    keys = list(error["loc"])
-    where, fields = ITEM, TableList.model_fields
-    if keys[0] == "tables" and len(keys) > 1:
-        where, fields = f"{ITEM}, entry {keys[1]}", ListedTable.model_fields
-        keys = keys[2:]
-    elif keys[0] == "dense" and len(keys) > 1:
-        where, fields = f"{ITEM}, dense", DenseNet.model_fields
-        keys = keys[1:]
-    value = error["input"]
-    if error["type"] == "value_error" and not keys:
-        return f"{where}: {error['ctx']['error']}"
-    if not keys:
-        return f"{where}: is {value!r}, must be a mapping"
-    key = keys[0]
-    if key == "tables":
-        if value and isinstance(value, list):
-            return None
-        if error["type"] == "missing":
-            return f"{where}: has no tables"
-        return f"{where}: tables is {value!r}, must be a list of at least one table"
-    match error["type"]:
-        case "missing":
-            return f"{where}: has no {key}"
-        case "extra_forbidden":
-            return f"{where}: has an unknown key {key!r}; {nearest(str(key), fields)}"
-    if key == "expected_keys":
-        value = data["tables"][error["loc"][1]]["expected_keys"]
-        rule = "must be a whole number >= 1, or a list of two"
-    elif key == "hotness":
-        value = data["tables"][error["loc"][1]]["hotness"]
-        rule = "must be a whole number >= 1, or a list of them, one for each feature"
-    elif error["type"] == "int_type":
-        rule = "must be a whole number (int)"
-    else:
-        rule = error["msg"].replace("Input should", "must")
-    return f"{where}: {key} is {value!r}, {rule}"

@@ -7,10 +7,11 @@ reported together and alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, TypeVar, get_args, get_origin
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import pydantic
+from pydantic.fields import FieldInfo
 
 from embark_jax._base import yaml_text
 from embark_jax._base.config import Config, ConfigError, kind_of, nearest, sections
@@ -49,8 +50,18 @@ def validated(
     try:
         section = schema.model_validate(data)
     except pydantic.ValidationError as error:
+        texts: dict[str, str] = {}
         for details in error.errors(include_url=False):
             key, text = _explain(details, schema)
+            if details["type"] == "too_short" and any(
+                other.startswith(f"{key}.") for other in texts
+            ):
+                continue  # pydantic counts only elements that are right
+            if key not in texts:
+                texts[key] = text
+            elif _is_choice(_locate(details["loc"], schema)[1]):
+                texts[key] += f"; or {text}"  # there is an error for each type
+        for key, text in texts.items():
             blamed = [f" ({changes[c]})" for c in applied if _touches(c, key)]
             problems.setdefault(key, text + "".join(blamed))
     else:
@@ -115,39 +126,57 @@ def _locate(location: Iterable[str | int], annotation: Any) -> tuple[str, Any]:
     """Follows a pydantic error location, or the keys of an override, into a schema.
 
     Returns:
-      The dotted key, without pydantic's additions to a location (the ``kind`` chosen,
-      "[key]"), and the annotation there, or of the section around it if it has none.
+      The dotted key, without pydantic's additions to a location (the ``kind`` or type
+      chosen, "[key]"), and the annotation there, or of the section around it if it has
+      none.
     """
     keys = []
     for component in location:
-        choices = sections(annotation)
+        choices = _schemas(annotation)
         chosen = [
             cls for cls in choices if len(choices) > 1 and kind_of(cls) == component
         ]
         if chosen:
             (annotation,) = chosen
             continue
-        if component == "[key]":
+        if component == "[key]" or (not choices and _is_choice(annotation)):
             continue
         keys.append(str(component))
         if get_origin(annotation) is Mapping:
             annotation = get_args(annotation)[1]
-        elif len(choices) == 1 and component in choices[0].model_fields:
-            annotation = choices[0].model_fields[component].annotation
+        elif len(choices) == 1 and component in _fields(choices[0]):
+            annotation = _fields(choices[0])[component].annotation
     return ".".join(keys), annotation
+
+
+def _schemas(annotation: Any) -> list[Any]:
+    """Returns the sections, or pydantic's dataclasses, that a field may hold."""
+    if hasattr(annotation, "__pydantic_fields__"):
+        return [annotation]
+    return [schema for inner in get_args(annotation) for schema in _schemas(inner)]
+
+
+def _is_choice(annotation: Any) -> bool:
+    """Says whether a field may hold values of several types, but for ``None``."""
+    types = [kind for kind in get_args(annotation) if kind is not NoneType]
+    return get_origin(annotation) in (Union, UnionType) and len(types) > 1
+
+
+def _fields(schema: Any) -> Mapping[Any, FieldInfo]:
+    return schema.__pydantic_fields__
 
 
 def _explain(error: Mapping[str, Any], schema: type[Config]) -> tuple[str, str]:
     """Returns the dotted key of a pydantic error, and the problem in words of ours."""
     key, annotation = _locate(error["loc"], schema)
     value = short(error["input"])
-    choices = sections(annotation)
+    choices = _schemas(annotation)
     kinds = " or ".join(repr(kind_of(cls)) for cls in choices if len(choices) > 1)
     if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
         return key, f"{value} given as a key, must be text: put it in quotes"
     match error["type"]:
-        case "extra_forbidden":
-            hint = nearest(str(error["loc"][-1]), choices[0].model_fields)
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            hint = nearest(str(error["loc"][-1]), _fields(choices[0]))
             return key, f"unknown key; {hint}"
         case "union_tag_not_found" if not isinstance(error["input"], Mapping):
             return key, f"{value} given, must be a mapping"
@@ -160,11 +189,11 @@ def _explain(error: Mapping[str, Any], schema: type[Config]) -> tuple[str, str]:
             return f"{key}.kind", f"{value} given, must be {kinds}"
         case "value_error":
             return key, str(error["ctx"]["error"])
-        case "model_type" | "model_attributes_type" | "dict_type":
+        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
             return key, f"{value} given, must be a mapping"
         case "tuple_type":
             return key, f"{value} given, must be a list"
-        case "too_short":
+        case "too_short" if not error["input"]:
             return key, f"{value} given, must not be empty"
     return key, f"{value} given, {error['msg'].replace('Input should', 'must')}"
 
