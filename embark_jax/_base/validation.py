@@ -195,7 +195,8 @@ def _explain(error: Mapping[str, Any], schema: type[Config]) -> tuple[str, str]:
             return key, f"{value} given, must be a list"
         case "too_short" if not error["input"]:
             return key, f"{value} given, must not be empty"
-    return key, f"{value} given, {error['msg'].replace('Input should', 'must')}"
+    _, should, rule = error["msg"].partition(" should ")  # "Input should be …"
+    return key, f"{value} given, {f'must {rule}' if should else error['msg']}"
 
 
 def _meaning(location: Sequence[str | int], schema: type[Config]) -> str:
