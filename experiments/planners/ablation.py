@@ -33,6 +33,7 @@ PARTS: dict[str, SearchParams | contextlib.AbstractContextManager] = {
     "hot rows that take 65 and 80 %": SearchParams(hot_shares=(0.5, 0.9)),
     "hot rows that take 50 % of the ids": SearchParams(hot_shares=(0.65, 0.8, 0.9)),
     "candidates beyond the best eight": SearchParams(shortlist=8),
+    "last moves among 32 candidates": SearchParams(last_shortlist=16),
     "dearer memory after a plan fits": SearchParams(memory_searches=1),
     "hierarchical exchanges": mock.patch.object(
         instance, "worthwhile_exchanges", return_value=("flat",)

@@ -30,13 +30,14 @@ class LocalSearch:
       movable: ``[tables]`` whether the planner chooses their owners.
     """
 
-    def __init__(self, instance: Instance, relaxed: Solution):
+    def __init__(self, instance: Instance, relaxed: Solution, shortlist: int):
         """
         Args:
           instance: instance to plan.
           relaxed: solution that says which candidates are promising: those taken, and
             those that raise the bound least. The one with the smallest shard is tried,
             too, since memory may be short.
+          shortlist: number of candidates of a group that its tables choose among.
         """
         self.instance = instance
         free = np.array([owners is None for owners in instance.owners])
@@ -48,8 +49,7 @@ class LocalSearch:
         self.shortlists: list[Shortlist] = []
         for promising in np.split(order, first):
             smallest = promising[np.argmin(instance.shard_bytes[promising])]
-            shortest = promising[: instance.params.shortlist]
-            chosen = np.unique(np.append(shortest, smallest))
+            chosen = np.unique(np.append(promising[:shortlist], smallest))
             self.shortlists.append(Shortlist(instance, chosen))
 
     def construct(self, chosen: np.ndarray, ms_per_byte: float) -> Assignment:

@@ -27,6 +27,10 @@ class SearchParams:
     shortlist: int = 16
     """Number of candidates of a group that moves choose among: the best ones of the
     relaxation."""
+    last_shortlist: int = 32
+    """Number of candidates of a group that the last moves, of the best plan, choose
+    among: with more memory than it needs, DLRM-DCNv2 on 8 H100 has one plan, not
+    three."""
     powers: tuple[int, ...] = (8, 16, 64, 256)
     """Powers of the smooth costs by which tables are moved, one pass for each; the
     first is also that by which they are inserted at first. The last is within 128 ** (1

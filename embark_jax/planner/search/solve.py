@@ -125,7 +125,7 @@ class Start:
 
     @functools.cached_property
     def search(self) -> LocalSearch:
-        return LocalSearch(self.relaxation.instance, self.relaxed)
+        return self._search(self.relaxation.instance.params.shortlist)
 
     @functools.cached_property
     def choices(self) -> list[np.ndarray]:
@@ -145,7 +145,8 @@ class Start:
         Where memory is short it gets a price, which rises from nothing until a plan
         fits, and on while plans get faster: the fullest device counts for all, and only
         whole plans show how full it is. A large model hardly fits without a price, and
-        must do with one plan.
+        must do with one plan. The last moves choose among more candidates, as the
+        relaxation has many optima, of unlike shortlists.
         """
         instance = self.relaxation.instance
         params = instance.params
@@ -173,8 +174,13 @@ class Start:
             ms_per_byte = 4 * ms_per_byte or first_price
         if best is None:
             return None
-        filled = self.search.fill(best.assignment)
-        return dataclasses.replace(best, assignment=filled)
+        search = self._search(params.last_shortlist)
+        dice = np.random.default_rng(0)
+        moved = search.improve(best.assignment.copy(), dice, best.ms_per_byte)
+        return dataclasses.replace(best, assignment=search.fill(moved))
+
+    def _search(self, shortlist: int) -> LocalSearch:
+        return LocalSearch(self.relaxation.instance, self.relaxed, shortlist)
 
     def plan_from(
         self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
