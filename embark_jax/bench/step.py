@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch
-from embark_jax.embedding.device_batch import put_batch
+from embark_jax.embedding.device_batch import put_batch, route_batch
 from embark_jax.run.experiment import Experiment
 from embark_jax.train.outcome import Outcome
 from embark_jax.train.trainer import Trainer
@@ -71,7 +71,8 @@ def measure_step(
     trainer = setup.trainer()
     trainer.train(batches)  # compiles; capacities grow to hold them all
     mesh, samples = trainer.embeddings.mesh, trainer.batch_size
-    on_devices = [put_batch(batch, mesh, samples) for batch in batches]
+    room = trainer.embeddings.plan.events
+    on_devices = [put_batch(batch, mesh, samples, room=room) for batch in batches]
     rotated = [*on_devices[1:], on_devices[0]]
     following = dict(zip(map(id, on_devices), rotated, strict=True))
     losses: list[float] = []
@@ -119,17 +120,14 @@ def _embedding_functions(trainer: Trainer) -> dict[str, Callable]:
 
     @jax.jit
     def route(batch):
-        batch = batch.columns()
-        return collection.route(batch.ids, batch.weights)
+        return route_batch(collection, batch)
 
     @jax.jit
     def lookup(storages, batch):
-        batch = batch.columns()
-        return collection.lookup(storages, collection.route(batch.ids, batch.weights))
+        return collection.lookup(storages, route_batch(collection, batch))
 
     def update(storages, state, batch):
-        batch = batch.columns()
-        routes = collection.route(batch.ids, batch.weights)
+        routes = route_batch(collection, batch)
         embeddings = collection.lookup(storages, routes)
         number, apply = jnp.int32(1), jnp.bool_(True)
         updated = collection.update(

@@ -2,8 +2,8 @@
 
 - ``source``: what the ``data`` section of a config opens; ``synthetic``, ``movielens``,
   ``prepared``, ``windows`` and ``own_dataset`` are the sources.
-- ``batch``, ``checks``, ``records``: samples as arrays, their rules, and their form on
-  disk, on hosts and on devices.
+- ``batch``, ``jagged``, ``checks``, ``records``: samples as arrays, sequences without
+  padding, their rules, and their form on disk, on hosts and on devices.
 - ``leave_one_out``: users' histories, whose last events are held out.
 - ``view``, ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
 - ``negatives``: items drawn at random, beside the samples of a dataset.
@@ -23,6 +23,7 @@ from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100
 from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
 from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES
 from embark_jax.data.hot_batches import HotBatches as HotBatches
+from embark_jax.data.jagged import Jagged as Jagged
 from embark_jax.data.leave_one_out import LeaveOneOut as LeaveOneOut
 from embark_jax.data.movielens import MovieLens100K as MovieLens100K
 from embark_jax.data.negatives import WithUniformNegatives as WithUniformNegatives

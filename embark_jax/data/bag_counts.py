@@ -85,7 +85,7 @@ def rarest_accesses(
     """
     rarest = np.full(len(batch), np.iinfo(np.int64).max)
     for feature in features:
-        ids = batch.ids[feature.name]
+        ids = np.asarray(batch.ids[feature.name])
         seen = seen_before(ids, counts[feature.table])
         seen[ids == PADDING_ID] = np.iinfo(np.int64).max
         rarest = np.minimum(rarest, seen.min(axis=1))
@@ -99,7 +99,11 @@ def seen_in_batches(
     by_table: dict[str, BagCounter] = {f.table: BagCounter() for f in features}
     for batch in batches:
         for table, counter in by_table.items():
-            ids = [batch.ids[f.name].ravel() for f in features if f.table == table]
+            ids = [
+                np.asarray(batch.ids[f.name]).ravel()
+                for f in features
+                if f.table == table
+            ]
             counter.add(np.unique(np.concatenate(ids))[:, None])
     return {table: counter.counts() for table, counter in by_table.items()}
 

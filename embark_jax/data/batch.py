@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from embark_jax._base.errors import DataError as DataError
+from embark_jax.data.jagged import Jagged
 from embark_jax.data.records import layout
 from embark_jax.plans.tables import FeatureSpec
 
@@ -30,32 +31,33 @@ class Batch:
 
     Attributes:
       dense: ``[batch, dense_features]`` float32.
-      ids: for each feature ``[batch, hotness]`` integers, padded with -1.
+      ids: for each feature ``[batch, hotness]`` integers, padded with -1; for a
+        sequence, ``Jagged`` ones may stand for them, as in checked batches they do.
       labels: ``[batch]`` float32, 0 or 1; with several labels a sample ``[batch,
         tasks]``.
-      weights: for each weighted feature ``[batch, hotness]`` float32.
+      weights: for each weighted feature ``[batch, hotness]`` float32; like its ids.
       hot: whether all ids of this batch, in all processes, are known to be
         of hot rows, so that its step may exchange nothing for embeddings.
       locate: says in error messages where a sample came from: maps its index in the
         batch to text such as ``"ml-100k.inter, line 81"``.
       sample_weights: ``[batch]`` float32, 0 or more: the factor of each sample's loss,
         and its weight in metrics; None weighs all alike.
-      padding: for features of dynamic tables with a key -1: ``[batch, hotness]``, not 0
-        where an id is padding. There, all other ids are keys.
+      padding: for features of dynamic tables with a key -1: ``[batch, hotness]`` bool,
+        true where an id is padding, like its ids. There, all other ids are keys.
       records: ``[batch]`` records of ``data.records.layout``, if the arrays above are
-        views of them; ``dataclasses.replace`` drops it.
+        views of them, but for padding; ``dataclasses.replace`` drops it.
       checked_rows: for each feature, a number of rows that its ids are known to be
         below, if the whole batch was checked before; empty if nothing is known.
     """
 
     dense: np.ndarray
-    ids: Mapping[str, np.ndarray]
+    ids: Mapping[str, np.ndarray | Jagged]
     labels: np.ndarray
-    weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, np.ndarray | Jagged] = dataclasses.field(default_factory=dict)
     locate: Callable[[int], str] = "sample {}".format
     hot: bool = False
     sample_weights: np.ndarray | None = None
-    padding: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    padding: Mapping[str, np.ndarray | Jagged] = dataclasses.field(default_factory=dict)
     records: np.ndarray | None = dataclasses.field(default=None, init=False)
     checked_rows: Mapping[str, int] = dataclasses.field(
         default_factory=dict, init=False
@@ -86,7 +88,7 @@ class Batch:
             sample_weights=records["sample_weight"]
             if "sample_weight" in kinds
             else None,
-            padding=fields.get("padding", {}),
+            padding={n: flags != 0 for n, flags in fields.get("padding", {}).items()},
         )
         object.__setattr__(batch, "records", records)
         object.__setattr__(batch, "checked_rows", checked_rows or {})
@@ -95,8 +97,14 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def sequences(self) -> dict[str, Jagged]:
+        """The ids that are ``Jagged``."""
+        return {n: ids for n, ids in self.ids.items() if isinstance(ids, Jagged)}
+
     def to_records(self) -> np.ndarray:
-        """Returns the batch as records: its own, or else a copy of its arrays.
+        """Returns the batch as records: its own, or else a copy of its arrays. Of
+        ``Jagged`` sequences they have the spans.
 
         Raises:
           ValueError: if an array does not have the shape and type of a checked batch.
@@ -104,15 +112,25 @@ class Batch:
         if self.records is not None:
             return self.records
         dense = self.dense.shape[-1] if np.ndim(self.dense) else 0
+        arrays = {
+            kind: {n: x for n, x in columns.items() if isinstance(x, np.ndarray)}
+            for kind, columns in (
+                ("ids", self.ids),
+                ("weights", self.weights),
+                ("padding", self.padding),
+            )
+        }
+        sequences = self.sequences
         records = np.empty(
             len(self),
             layout(
                 dense,
-                tuple((n, x.shape[-1], x.dtype) for n, x in self.ids.items()),
-                tuple((n, x.shape[-1]) for n, x in self.weights.items()),
+                tuple((n, x.shape[-1], x.dtype) for n, x in arrays["ids"].items()),
+                tuple((n, x.shape[-1]) for n, x in arrays["weights"].items()),
                 tasks_in(self.labels),
                 self.sample_weights is not None,
-                tuple((n, x.shape[-1]) for n, x in self.padding.items()),
+                tuple((n, x.shape[-1]) for n, x in arrays["padding"].items()),
+                spans=tuple(sequences),
             ),
         )
         columns = [("labels", self.labels, records["label"])]
@@ -120,10 +138,15 @@ class Batch:
         if self.sample_weights is not None:
             weights = "sample weights", self.sample_weights, records["sample_weight"]
             columns.append(weights)
-        for kind in ("ids", "weights", "padding"):
-            for name, values in getattr(self, kind).items():
+        for kind, of_kind in arrays.items():
+            for name, values in of_kind.items():
                 what = f"{kind} of feature {name!r}"
+                if values.dtype == bool:
+                    values = values.astype(np.int32)
                 columns.append((what, values, records[kind][name]))
+        for name, jagged in sequences.items():
+            spans = np.stack([jagged.begin, jagged.length], axis=1, dtype=np.int32)
+            columns.append((f"spans of {name!r}", spans, records["spans"][name]))
         for what, values, column in columns:
             if (values.dtype, values.shape) != (column.dtype, column.shape):
                 raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 
 from embark_jax.data.batch import Batch, DataError, id_dtype, tasks_in
 from embark_jax.data.hashing import splitmix64
+from embark_jax.data.jagged import Jagged
 from embark_jax.data.records import layout
 from embark_jax.plans.options import OnBadId
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID, FeatureSpec
@@ -26,9 +27,9 @@ class BatchChecker:
 
     In that form the ids of a feature are ``[batch, hotness]``, int32 unless the table
     needs int64; dense features, labels and weights are float32; the weight of padding
-    is 0. The checker never writes to the given arrays. It returns a batch unchanged if
-    the batch was checked against the same tables when it was written, as prepared data
-    are.
+    is 0. Of a sequence all three are ``Jagged``. The checker never writes to the given
+    arrays. It checks nothing if the batch was checked against the same tables when it
+    was written, as prepared data are.
 
     Args:
       features: all features of the model.
@@ -88,7 +89,7 @@ class BatchChecker:
         if self._padded is None:
             self._padded = set(batch.padding)
         if self._was_checked(batch):
-            return batch
+            return self._packed(batch)
         samples = len(batch)
         shape = (samples, self._tasks) if self._tasks else (samples,)
         labels = _float32(batch, "labels", batch.labels, shape)
@@ -98,12 +99,16 @@ class BatchChecker:
         dense = _float32(batch, "dense", batch.dense, (samples, self._dense_features))
         _check_names("ids", batch.ids.keys(), self._features.keys())
         _check_names("weights", batch.weights.keys(), self._weighted)
+        batch = self._packed(batch)
         ids = {name: self._ids(batch, name) for name in self._features}
-        padding = self._padding(batch, ids)
-        weights = {
-            name: self._weights(batch, name, ids[name], padding)
-            for name in batch.weights
-        }
+        padding = self._padding(batch)
+        weights = {name: self._weights(batch, name) for name in batch.weights}
+        for name, column in weights.items():
+            padded = _values(ids[name]) == PADDING_ID
+            if name in padding:
+                padded = _values(padding[name])
+            values = np.where(padded, np.float32(0), _values(column))
+            weights[name] = _with_values(column, values)
         return dataclasses.replace(
             batch,
             dense=dense,
@@ -114,10 +119,40 @@ class BatchChecker:
             padding=padding,
         )
 
+    def _packed(self, batch: Batch) -> Batch:
+        """Returns the batch with ``Jagged`` sequences."""
+        sequences = [f for f in self._features.values() if f.sequence]
+        if not sequences:
+            return batch
+        ids, weights = dict(batch.ids), dict(batch.weights)
+        padding = dict(batch.padding)
+        for feature in sequences:
+            name, longest = feature.name, feature.hotness
+            what, given = f"ids of feature {name!r}", ids[feature.name]
+            if isinstance(given, Jagged):
+                jagged = given.checked(what, len(batch), longest, batch.locate)
+            else:
+                bags = self._bags(batch, name)
+                present = self._present(batch, name)[:, :longest]
+                jagged = Jagged.of(
+                    _pad(bags, longest, PADDING_ID), _pad(present, longest, 0)
+                )
+            ids[name] = jagged
+            for kind, columns, fill in (
+                ("weights", weights, 0),
+                ("padding", padding, True),
+            ):
+                if name in columns:
+                    what, column = f"{kind} of feature {name!r}", columns[name]
+                    if not isinstance(column, Jagged):
+                        column = _places(what, column, np.shape(given), longest)
+                    columns[name] = jagged.like(column, what, fill)
+        return dataclasses.replace(batch, ids=ids, weights=weights, padding=padding)
+
     @property
     def sample_bytes(self) -> int:
-        """Returns bytes of a checked sample, without dense values until their number is
-        known."""
+        """Returns the most bytes that a checked sample may have, without dense values
+        until their number is known."""
         return self._layout().itemsize
 
     def _was_checked(self, batch: Batch) -> bool:
@@ -154,30 +189,50 @@ class BatchChecker:
             _fail(batch, "sample weights", weights < 0, weights, "must be 0 or more")
         return weights
 
-    def _ids(self, batch: Batch, name: str) -> np.ndarray:
-        what = f"ids of feature {name!r}"
-        ids = _whole(what, batch.ids[name])
-        hotness, rows = self._features[name].hotness, self._rows[name]
-        if not np.issubdtype(ids.dtype, np.integer):
-            raise DataError(f"{what}: dtype is {ids.dtype}, must be an integer type")
+    def _ids(self, batch: Batch, name: str) -> np.ndarray | Jagged:
+        """Returns the ids without bad ones, in the dtype of their table's."""
+        given, rows = batch.ids[name], self._rows[name]
+        if isinstance(given, Jagged) and self._features[name].sequence:
+            ids = _whole_numbers(f"ids of feature {name!r}", given.values)
+        else:
+            ids = self._bags(batch, name)
+        if rows == DYNAMIC_KEYS:
+            ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids
+        elif ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
+            ids = self._mend(batch, name, ids)
+        ids = ids.astype(id_dtype(rows), copy=False)
+        if not isinstance(given, Jagged):
+            ids = _pad(ids, self._features[name].hotness, PADDING_ID)
+        return _with_values(given, ids)
+
+    def _bags(self, batch: Batch, name: str) -> np.ndarray:
+        """Returns ``[batch, up to hotness]`` ids, whatever rows they are of."""
+        what, feature = f"ids of feature {name!r}", self._features[name]
+        given, hotness = batch.ids[name], feature.hotness
+        if isinstance(given, Jagged):
+            raise DataError(
+                f"{what}: are jagged, must be an array: pooling is "
+                f"{feature.pooling!r}, not 'none'"
+            )
+        ids = _whole_numbers(what, given)
         if ids.ndim != 2 or len(ids) != len(batch):
             raise DataError(
                 f"{what}: shape is {ids.shape}, must be [{len(batch)}, up to {hotness}]"
             )
         if ids.shape[1] > hotness:
-            extra = ids != PADDING_ID
-            if name in batch.padding:
-                extra = np.asarray(batch.padding[name]) == 0
+            extra = self._present(batch, name)
             extra[:, :hotness] = False
             if extra.any():
                 rule = f"a bag has more ids than the declared hotness, {hotness}"
                 _fail(batch, what, extra, ids, rule)
             ids = ids[:, :hotness]
-        if rows == DYNAMIC_KEYS:
-            ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids
-        elif ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
-            ids = self._mend(batch, name, ids)
-        return _pad(ids.astype(id_dtype(rows), copy=False), hotness, PADDING_ID)
+        return ids
+
+    def _present(self, batch: Batch, name: str) -> np.ndarray:
+        """Returns which of the given ids are no padding, bool."""
+        if name in batch.padding:
+            return ~self._flags(batch, name)
+        return np.asarray(batch.ids[name]) != PADDING_ID
 
     def _mend(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
         """Returns a copy of ``ids`` without bad ones, int64."""
@@ -188,7 +243,8 @@ class BatchChecker:
                 f"{self._id_rule(name)}; fix the data, or set on_bad_id to "
                 '"drop" or "hash"'
             )
-            _fail(batch, f"ids of feature {name!r}", bad, ids, rule)
+            what = f"ids of feature {name!r}"
+            _fail(batch, what, bad, ids, rule, batch.ids[name])
         self.bad_ids[name] += int(bad.sum())
         mended = ids.astype(np.int64)
         if self._on_bad_id == "drop":
@@ -214,60 +270,59 @@ class BatchChecker:
         lines = []
         for name, count in zip(self._features, counts, strict=True):
             if count:
-                ids = batch.ids[name]
+                ids = np.asarray(batch.ids[name])
                 bad = ids[(ids < PADDING_ID) | (ids >= self._rows[name])]
                 lines.append(
                     f"feature {name!r}: {count} such as {bad[0]}, {self._id_rule(name)}"
                 )
         return lines
 
-    def _padding(
-        self, batch: Batch, ids: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Returns ``[batch, hotness]`` int32 by feature, in the features' order."""
+    def _padding(self, batch: Batch) -> dict[str, np.ndarray | Jagged]:
+        """Returns bool by feature, of the shape of its ids, in the features' order."""
         if batch.padding.keys() != self._padded:
             raise DataError(
                 f"padding is given for {sorted(batch.padding)}, must be for "
                 f"{sorted(self._padded or ())}, like in the first batch"
             )
-        padding = {}
+        padding: dict[str, np.ndarray | Jagged] = {}
         for name in [name for name in self._features if name in batch.padding]:
-            flags = np.asarray(batch.padding[name])
-            if self._rows[name] != DYNAMIC_KEYS:
-                raise DataError(
-                    f"padding of feature {name!r}: its table is not dynamic, must be "
-                    f"{PADDING_ID} among the ids"
-                )
-            shape = np.shape(batch.ids[name])
-            if flags.shape != shape or flags.dtype.kind not in "biu":
-                raise DataError(
-                    f"padding of feature {name!r}: is {flags.dtype} of shape "
-                    f"{flags.shape}, must be bool of shape {shape}"
-                )
-            hotness = ids[name].shape[1]
-            flags = (flags[:, :hotness] != 0).astype(np.int32)
-            padding[name] = _pad(flags, hotness, 1)
+            flags, hotness = self._flags(batch, name), self._features[name].hotness
+            if not isinstance(batch.ids[name], Jagged):
+                flags = _pad(flags[:, :hotness], hotness, True)
+            padding[name] = _with_values(batch.padding[name], flags)
         return padding
 
-    def _weights(
-        self,
-        batch: Batch,
-        name: str,
-        ids: np.ndarray,
-        padding: Mapping[str, np.ndarray],
-    ) -> np.ndarray:
-        what, shape = f"weights of feature {name!r}", np.shape(batch.ids[name])
-        weights = _float32(batch, what, batch.weights[name], shape)
-        weights = _pad(weights[:, : ids.shape[1]], ids.shape[1], 0)
-        padded = padding[name] != 0 if name in padding else ids == PADDING_ID
-        return np.where(padded, np.float32(0), weights)
+    def _flags(self, batch: Batch, name: str) -> np.ndarray:
+        """Returns which of the given ids are said to be padding, bool."""
+        if self._rows[name] != DYNAMIC_KEYS:
+            raise DataError(
+                f"padding of feature {name!r}: its table is not dynamic, must be "
+                f"{PADDING_ID} among the ids"
+            )
+        flags = np.asarray(_values(batch.padding[name]))
+        shape = np.shape(_values(batch.ids[name]))
+        if flags.shape != shape or flags.dtype.kind not in "biu":
+            raise DataError(
+                f"padding of feature {name!r}: is {flags.dtype} of shape "
+                f"{flags.shape}, must be bool of shape {shape}"
+            )
+        return flags != 0
+
+    def _weights(self, batch: Batch, name: str) -> np.ndarray | Jagged:
+        given, ids = batch.weights[name], batch.ids[name]
+        what, shape = f"weights of feature {name!r}", np.shape(_values(ids))
+        weights = _float32(batch, what, _values(given), shape, ids)
+        if not isinstance(ids, Jagged):
+            hotness = self._features[name].hotness
+            weights = _pad(weights[:, :hotness], hotness, 0)
+        return _with_values(given, weights)
 
 
 def feature_statistics(batch: Batch) -> list[str]:
     """Describes each column of a batch on a line, to find where a NaN came from."""
     columns = {"labels": batch.labels}
     columns |= {f"dense[{i}]": column for i, column in enumerate(batch.dense.T)}
-    columns |= {f"weights of {name}": w for name, w in batch.weights.items()}
+    columns |= {f"weights of {n}": np.asarray(w) for n, w in batch.weights.items()}
     if batch.sample_weights is not None:
         columns["sample weights"] = batch.sample_weights
     lines = []
@@ -280,6 +335,7 @@ def feature_statistics(batch: Batch) -> list[str]:
             bad = f"{limits}, mean {mean:.4g}, {bad}"
         lines.append(f"{name}: {bad}")
     for name, ids in batch.ids.items():
+        ids = np.asarray(ids)
         real = ids[ids != PADDING_ID]
         if real.size:
             unique = np.unique(real).size
@@ -324,7 +380,11 @@ def scale_warnings(dense: np.ndarray, names: Sequence[str]) -> list[str]:
 
 
 def _float32(
-    batch: Batch, what: str, values: np.ndarray, shape: tuple[int, ...]
+    batch: Batch,
+    what: str,
+    values: np.ndarray,
+    shape: tuple[int, ...],
+    column: np.ndarray | Jagged | None = None,
 ) -> np.ndarray:
     values = _whole(what, values)
     if values.dtype.kind not in "fiub":
@@ -335,8 +395,15 @@ def _float32(
         cast = values.astype(np.float32, copy=False)
     finite = np.isfinite(cast)
     if not finite.all():
-        _fail(batch, what, ~finite, values, "must be finite in float32")
+        _fail(batch, what, ~finite, values, "must be finite in float32", column)
     return cast
+
+
+def _whole_numbers(what: str, values: np.ndarray) -> np.ndarray:
+    values = _whole(what, values)
+    if not np.issubdtype(values.dtype, np.integer):
+        raise DataError(f"{what}: dtype is {values.dtype}, must be an integer type")
+    return values
 
 
 def _whole(what: str, values: np.ndarray) -> np.ndarray:
@@ -349,7 +416,29 @@ def _whole(what: str, values: np.ndarray) -> np.ndarray:
     return np.asarray(values)
 
 
-def _pad(array: np.ndarray, width: int, value: int) -> np.ndarray:
+def _values(column: np.ndarray | Jagged) -> np.ndarray:
+    return column.values if isinstance(column, Jagged) else column
+
+
+def _with_values(
+    column: np.ndarray | Jagged, values: np.ndarray
+) -> np.ndarray | Jagged:
+    if isinstance(column, Jagged):
+        return dataclasses.replace(column, values=values)
+    return values
+
+
+def _places(
+    what: str, column: np.ndarray, shape: tuple[int, ...], longest: int
+) -> np.ndarray:
+    """Returns ``[batch, longest]`` values of a column that must have this shape."""
+    column = _whole(what, column)
+    if column.shape != shape:
+        raise DataError(f"{what}: shape is {column.shape}, must be {shape}")
+    return _pad(column[:, :longest], longest, 0)
+
+
+def _pad(array: np.ndarray, width: int, value: float) -> np.ndarray:
     missing = width - array.shape[1]
     if missing == 0:
         return array
@@ -369,12 +458,19 @@ def _check_names(kind: str, names: Set[str], declared: Set[str]) -> None:
 
 
 def _fail(
-    batch: Batch, what: str, bad: np.ndarray, values: np.ndarray, rule: str
+    batch: Batch,
+    what: str,
+    bad: np.ndarray,
+    values: np.ndarray,
+    rule: str,
+    column: np.ndarray | Jagged | None = None,
 ) -> NoReturn:
-    """Raises for the first sample where ``bad``."""
-    sample, *column = (int(index) for index in np.argwhere(bad)[0])
-    where = f"{what}, column {column[0]}" if column else what
+    """Raises for the first sample where ``bad``; the values may be those of a jagged
+    ``column``."""
+    first = tuple(int(index) for index in np.argwhere(bad)[0])
+    sample, *place = column.place(*first) if isinstance(column, Jagged) else first
+    where = f"{what}, column {place[0]}" if place else what
     raise DataError(
-        f"{batch.locate(sample)}: {where}: value is {values[sample, *column]}, {rule} "
+        f"{batch.locate(sample)}: {where}: value is {values[first]}, {rule} "
         f"({int(bad.sum())} such values in this batch)"
     )

@@ -17,6 +17,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax.data.hashed_file import MEND, HashedFile
+from embark_jax.data.jagged import Jagged
 
 EVENT = np.dtype([("item", "<u4"), ("time", "<u4"), ("action", "u1")])
 ITEM = np.dtype([("artist", "<u4"), ("album", "<u4")])
@@ -72,17 +73,15 @@ class Histories:
 
     def of(
         self, ranges: np.ndarray, spread: Callable[..., Iterable[Any]]
-    ) -> dict[str, np.ndarray]:
-        """Returns each sequence, ``[batch, longest]`` int32, -1 behind its end.
+    ) -> dict[str, Jagged]:
+        """Returns each sequence's ids, int32.
 
         Args:
           ranges: ``[batch, RANGE_WORDS]``, as records hold them.
           spread: a ``map``, such as that of threads.
         """
-        shape = len(ranges), self._lists.longest
-        ids = {name: np.full(shape, -1, np.int32) for name in SEQUENCES}
 
-        def fill(sample: int) -> None:
+        def columns_of(sample: int) -> list[np.ndarray]:
             events = self._history(*ranges[sample].tolist())
             of_items = self._items[events["item"]]
             columns = (
@@ -92,12 +91,16 @@ class Histories:
                 time_bucket(events["time"]),
                 events["action"],
             )
-            for name, column in zip(SEQUENCES, columns, strict=True):
-                ids[name][sample, : len(events)] = column
+            return [column.astype(np.int32) for column in columns]
 
-        for _ in spread(fill, range(len(ranges))):  # raises a thread's exception
-            pass
-        return ids
+        of_samples = list(spread(columns_of, range(len(ranges))))
+        length = np.array([len(item) for item, *_ in of_samples], np.int32)
+        return {
+            name: Jagged(np.concatenate(values), length, longest=self._lists.longest)
+            for name, values in zip(
+                SEQUENCES, zip(*of_samples, strict=True), strict=True
+            )
+        }
 
     def _history(self, file: int, begin: int, end: int) -> np.ndarray:
         if begin == end:

@@ -106,7 +106,7 @@ class HotBatches(DatasetView):
         counts as hot."""
         cold = []
         for name, ids in batch.ids.items():
-            hot = self._hot_rows[name]
+            ids, hot = np.asarray(ids), self._hot_rows[name]
             if isinstance(hot, int):
                 cold.append((ids >= hot).any(axis=1))
             else:

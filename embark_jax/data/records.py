@@ -6,12 +6,17 @@ feature, if there are any, ``padding`` with one for each feature whose padding i
 apart, ``sample_weight``, if samples have one, and on disk ``events``, if samples have
 histories. So a batch is
 gathered, and copied to a device, as a whole, and its columns are views.
+
+On disk a sequence is padded. On the way to the devices, ``spans`` has the place of its
+first event and its length, and the events of all samples of a device are a record of
+their own, with ``ids``, ``weights`` and ``padding``.
 """
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -36,6 +41,7 @@ def layout(
     sample_weights: bool = False,
     padding: tuple[tuple[str, int], ...] = (),
     event_words: int = 0,
+    spans: tuple[str, ...] = (),
 ) -> np.dtype:
     """Returns the dtype of a record.
 
@@ -47,6 +53,7 @@ def layout(
       sample_weights: whether a sample has a weight.
       padding: for each feature whose padding is said apart: name and hotness.
       event_words: numbers that say which events a sample's history is of.
+      spans: sequences whose events are in another record.
 
     Raises:
       DataError: if a record would be too large for NumPy.
@@ -64,17 +71,53 @@ def layout(
     fields = [
         ("label", "<f4", (tasks,)) if tasks else ("label", "<f4"),
         ("dense", "<f4", (dense,)),
-        ("ids", [(name, type_.newbyteorder("<"), (hot,)) for name, hot, type_ in ids]),
+        *_of_features(ids, weights, padding),
     ]
-    if weights:
-        fields.append(("weights", [(name, "<f4", (hot,)) for name, hot in weights]))
-    if padding:
-        fields.append(("padding", [(name, "<i4", (hot,)) for name, hot in padding]))
+    if spans:
+        fields.append(("spans", [(name, "<i4", (2,)) for name in spans]))
     if sample_weights:
         fields.append(("sample_weight", "<f4"))
     if event_words:
         fields.append(("events", "<i8", (event_words,)))
     return np.dtype(fields)
+
+
+def layout_of_events(
+    ids: tuple[tuple[str, int, np.dtype], ...],
+    weights: tuple[tuple[str, int], ...] = (),
+    padding: tuple[tuple[str, int], ...] = (),
+) -> np.dtype:
+    """Returns the dtype of the record of a device's events; arguments are as in
+    ``layout``, with the events that there is room for instead of a hotness.
+
+    Raises:
+      DataError: if the record would be too large for NumPy.
+    """
+    counts = [(room, type_.itemsize) for _, room, type_ in ids]
+    counts += [(room, WORD_BYTES) for _, room in (*weights, *padding)]
+    size = sum(room * bytes_ for room, bytes_ in counts)
+    if size > MOST_RECORD_BYTES:
+        raise DataError(
+            f"the events of a device's samples have {size:,} bytes, must have at most "
+            f"{MOST_RECORD_BYTES:,}; lower the batch size, or set train.micro_batches"
+        )
+    return np.dtype(_of_features(ids, weights, padding))
+
+
+def _of_features(
+    ids: tuple[tuple[str, int, np.dtype], ...],
+    weights: tuple[tuple[str, int], ...],
+    padding: tuple[tuple[str, int], ...],
+) -> list[Any]:
+    """Returns the fields that have one for each feature."""
+    fields: list[Any] = [
+        ("ids", [(name, type_.newbyteorder("<"), (hot,)) for name, hot, type_ in ids])
+    ]
+    if weights:
+        fields.append(("weights", [(name, "<f4", (hot,)) for name, hot in weights]))
+    if padding:
+        fields.append(("padding", [(name, "<i4", (hot,)) for name, hot in padding]))
+    return fields
 
 
 def whole(records: np.ndarray) -> np.ndarray:

@@ -208,7 +208,7 @@ class EmbeddingCollection:
             for a sequence of ``spans`` ``[devices, events]``, as ``sequences.pack``
             packs those of each device's samples.
           weights: for each weighted feature float32 of the same shape.
-          padding: for some features of dynamic tables int32 of the same shape, not 0
+          padding: for some features of dynamic tables bool of the same shape, true
             where padded: -1 is a key there.
           spans: spans of the sequences that are packed; others are packed here.
 
@@ -227,7 +227,7 @@ class EmbeddingCollection:
             masked = {n: mask_bad(ids[n], rows) for n, rows in self._rows.items()}
             ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
             present = {n: present for n, (_, present, _) in masked.items()}
-            present |= {n: padded == 0 for n, padded in padding.items()}
+            present |= {n: ~padded for n, padded in padding.items()}
             pooled = [f for f in self.plan.features if not f.sequence]
             for features in (pooled, *([f] for f in self._sequences)):
                 ids |= self.hot_keys.positions_of(ids, features)

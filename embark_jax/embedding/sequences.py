@@ -93,9 +93,9 @@ def pack_columns(
             with jax.enable_x64(ids[name].dtype == jnp.int64):
                 is_padding = ids[name] == PADDING_ID
             if name in padding:
-                is_padding = padding[name] != 0
+                is_padding = padding[name]
             spans[name] = spans_of(~is_padding)
-        for of_kind, fill in zip(columns, (PADDING_ID, 0, 1), strict=True):
+        for of_kind, fill in zip(columns, (PADDING_ID, 0, True), strict=True):
             if name not in of_kind:
                 continue
             if not is_packed:

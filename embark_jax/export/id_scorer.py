@@ -11,7 +11,7 @@ import numpy as np
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.files import sha256_of
-from embark_jax.data import Batch, BatchChecker
+from embark_jax.data import Batch, BatchChecker, Jagged
 from embark_jax.export.arrays import checked_array, read_arrays
 from embark_jax.export.dense_layers import BATCH, Arrays, DenseLayers, OnnxLayers
 from embark_jax.export.description import (
@@ -62,14 +62,17 @@ class IdScorer:
         self._updating = threading.Lock()
 
     def logits(
-        self, dense: np.ndarray, ids: Arrays, weights: Arrays | None = None
+        self,
+        dense: np.ndarray,
+        ids: Mapping[str, np.ndarray | Jagged],
+        weights: Mapping[str, np.ndarray | Jagged] | None = None,
     ) -> np.ndarray:
         """Returns log odds, float32 ``[samples]`` or ``[samples, tasks]``.
 
         Args:
           dense: ``[samples, dense_features]``.
           ids: for each feature ``[samples, hotness]`` integers, -1 where a bag is
-            shorter; keys, if its table is dynamic.
+            shorter; keys, if its table is dynamic; as in ``data.Batch``.
           weights: for each weighted feature ``[samples, hotness]``.
 
         Raises:

@@ -105,7 +105,7 @@ def recurrence(config: ExperimentConfig, batches: int = 100) -> Recurrence:
     following = check(dataset.train_batch(batches, size))
     accesses = np.zeros(batches + 1, np.int64)
     for feature in features:
-        ids = following.ids[feature.name]
+        ids = np.asarray(following.ids[feature.name])
         times = bag_counts.seen_before(ids[ids != PADDING_ID], seen[feature.table])
         accesses += np.bincount(times, minlength=batches + 1)
     return Recurrence(rows, accesses)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import Columns, cut_batch, join_batch
+from embark_jax.embedding.device_batch import Columns, cut_batch, join_batch, pad_batch
 from embark_jax.embedding.exchange import own_share_alone
 from embark_jax.plans.options import DenseParallelism, DenseWire
 from embark_jax.plans.plan import MESH_AXES
@@ -145,7 +145,7 @@ def batch_gradients(
     def of_cut(model_state, cut, routes):
         embeddings = collection.lookup(state.storages, routes)
         (loss, (logits, model_state)), (dense, embedding) = gradients_of(
-            state.params, embeddings, model_state, cut
+            state.params, embeddings, model_state, pad_batch(collection, cut)
         )
         return Gradients(loss, logits, model_state, dense, embedding)
 

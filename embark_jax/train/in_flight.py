@@ -80,8 +80,10 @@ class StepsInFlight:
 
     def _start(self) -> None:
         """Starts the step of the first batch that waits."""
-        waiting = self._waiting
-        placed = waiting.popleft()
+        waiting, placing = self._waiting, self._placing
+        placed = placing.again(waiting.popleft(), placing.put)
+        if waiting:
+            waiting[0] = placing.again(waiting[0], placing.put)
         following = waiting[0] if waiting else None
         try:
             report = self._engine.start(

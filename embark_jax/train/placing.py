@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from jax.sharding import Mesh
@@ -36,16 +36,24 @@ class Placing:
     Args:
       mesh: mesh of the devices.
       training_size: number of samples of a step, over all devices.
-      scoring_size: number of samples that are scored at once.
+      scoring_size: number of samples that are scored at once: of a micro-batch.
       hot_steps: whether batches that are hot on the host are so on the devices.
+      room: returns, for each sequence, the events of a device that the present plan has
+        room for.
     """
 
     def __init__(
-        self, mesh: Mesh, training_size: int, scoring_size: int, hot_steps: bool
+        self,
+        mesh: Mesh,
+        training_size: int,
+        scoring_size: int,
+        hot_steps: bool,
+        room: Callable[[], Mapping[str, int]],
     ):
         self._mesh = mesh
         self._training_size, self._scoring_size = training_size, scoring_size
         self._hot_steps = hot_steps
+        self._room = room
 
     def feed(
         self, make: Callable[[S], Batch], items: Iterable[S], batch_bytes: int
@@ -74,14 +82,30 @@ class Placing:
     def put(self, batch: Batch) -> PlacedBatch:
         """Puts this process's share of a batch of training."""
         hot = batch.hot and self._hot_steps
-        return PlacedBatch(
-            batch, put_batch(batch, self._mesh, self._training_size, hot)
+        size, micro_batches = (
+            self._training_size,
+            self._training_size // self._scoring_size,
         )
+        on_devices = put_batch(
+            batch, self._mesh, size, hot, self._room(), micro_batches
+        )
+        return PlacedBatch(batch, on_devices)
 
     def put_to_score(self, batch: Batch) -> PlacedBatch:
         """Puts this process's share of a whole batch that is scored."""
-        share = own_samples(batch, self._scoring_size)
-        return PlacedBatch(batch, put_batch(share, self._mesh, self._scoring_size))
+        size = self._scoring_size
+        share = own_samples(batch, size)
+        on_devices = put_batch(share, self._mesh, size, False, self._room())
+        return PlacedBatch(batch, on_devices)
+
+    def again(
+        self, placed: PlacedBatch, put: Callable[[Batch], PlacedBatch]
+    ) -> PlacedBatch:
+        """Returns a batch as ``put`` places it, which is as it was unless the plan has
+        other room for events since then."""
+        if placed.on_devices.has_room(self._room()):
+            return placed
+        return put(placed.batch)
 
 
 def _batches_ahead(batch_bytes: int) -> int:

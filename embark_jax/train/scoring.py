@@ -11,12 +11,13 @@ from embark_jax.data import Batch, BatchChecker
 from embark_jax.metrics.pointwise import EvalAccumulator, Metrics
 from embark_jax.train.engine import Engine
 from embark_jax.train.outcome import StepReport, refuse_bad_ids
-from embark_jax.train.placing import PlacedBatch
+from embark_jax.train.placing import PlacedBatch, Placing
 from embark_jax.train.step_model import CALL
 
 
 def score_batches(
     engine: Engine,
+    placing: Placing,
     batches: Iterable[PlacedBatch],
     check: BatchChecker,
     in_flight: int,
@@ -26,7 +27,8 @@ def score_batches(
 
     Args:
       engine: engine with the state.
-      batches: checked batches.
+      placing: places batches again that there is more room for.
+      batches: checked batches, as ``placing`` puts them to score.
       check: checker that knows the features and their tables.
       in_flight: number of batches started before the oldest is waited for.
       method: method of the model.
@@ -36,17 +38,21 @@ def score_batches(
     """
     flying: deque[tuple[PlacedBatch, StepReport]] = deque()
 
+    def start(placed: PlacedBatch) -> tuple[PlacedBatch, StepReport]:
+        placed = placing.again(placed, placing.put_to_score)
+        return placed, engine.score(placed, method)
+
     def land() -> tuple[Batch, jax.Array]:
         placed, report = flying.popleft()
         while not (outcome := engine.outcome(report)).applied:
             if outcome.any_bad:
                 refuse_bad_ids(placed.batch, report.bad_ids, check)
             engine.make_room(outcome.needed)
-            report = engine.score(placed, method)
+            placed, report = start(placed)
         return placed.batch, report.logits
 
     for placed in batches:
-        flying.append((placed, engine.score(placed, method)))
+        flying.append(start(placed))
         if len(flying) > in_flight:
             yield land()
     while flying:

@@ -105,6 +105,7 @@ class Trainer:
             self.batch_size,
             embeddings.plan.batch_size,
             hot_steps,
+            room=lambda: self.embeddings.plan.events,
         )
 
     @property
@@ -328,7 +329,7 @@ class Trainer:
         """
         check = check or self._checker()
         placed = map(self._placing.put_to_score, map(check, batches))
-        scored = score_batches(self._engine, placed, check, 0, method)
+        scored = score_batches(self._engine, self._placing, placed, check, 0, method)
         for batch, logits in scored:
             yield batch, logits[: len(batch)]
 
@@ -342,7 +343,9 @@ class Trainer:
         check = check or self._checker()
         batch_bytes = self.embeddings.plan.batch_size * check.sample_bytes
         placed = self._placing.feed_to_score(map(check, batches), batch_bytes)
-        return metrics_of(score_batches(self._engine, placed, check, STEPS_IN_FLIGHT))
+        return metrics_of(
+            score_batches(self._engine, self._placing, placed, check, STEPS_IN_FLIGHT)
+        )
 
     def _checker(self) -> BatchChecker:
         plan = self.embeddings.plan

@@ -1,15 +1,28 @@
-"""A batch goes to the devices in one array, and its columns come out of it."""
+"""A batch goes to the devices in one array, and its columns come out of it; the events
+of sequences go in another."""
+
+import dataclasses
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from embark_jax.data import Batch, DataError
-from embark_jax.embedding.device_batch import abstract_batch, own_samples, put_batch
+from embark_jax.data import Batch, BatchChecker, DataError
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.device_batch import (
+    abstract_batch,
+    cut_batch,
+    join_batch,
+    own_samples,
+    pad_batch,
+    put_batch,
+)
+from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.builders import make_plan
 
 SAMPLES, DENSE = 8, 3
 TABLES = {"small": TableSpec("small", 50, 4), "huge": TableSpec("huge", 5 * 10**9, 4)}
@@ -81,3 +94,94 @@ def test_a_short_batch_is_filled_up_with_empty_samples():
         own_samples(draw(9), SAMPLES)
     with pytest.raises(DataError, match="has 5 samples, must have 8"):
         put_batch(batch, PLAN.make_mesh(), SAMPLES)
+
+
+SEQUENCES = (
+    FeatureSpec("one", "small"),
+    FeatureSpec("past", "small", 6, "none", weighted=True),
+    FeatureSpec("wide", "huge", 5, "none"),
+)
+CHECK = BatchChecker(SEQUENCES, {t.name: t.rows for t in TABLES.values()})
+
+
+def plan_of(micro_batches: int = 1, **room: int) -> Plan:
+    """Of the sequences, on 2 × 2 devices with two samples each."""
+    placements = [Placement(t, "ub", 4, 1, (0, 1, 2, 3)) for t in TABLES.values()]
+    plan = make_plan(SEQUENCES, placements, 2, 2, SAMPLES // micro_batches, 64)
+    capacities = {events_of(name): events for name, events in room.items()}
+    return dataclasses.replace(plan, capacities={**plan.capacities, **capacities})
+
+
+def draw_sequences() -> Batch:
+    rng = np.random.default_rng(1)
+    ids = {
+        f.name: rng.integers(0, TABLES[f.table].rows, (SAMPLES, f.hotness))
+        for f in SEQUENCES
+    }
+    for name in ("past", "wide"):
+        place = np.arange(ids[name].shape[1])
+        begin, end = np.sort(rng.integers(0, len(place) + 1, (2, SAMPLES, 1)), 0)
+        ids[name][(place < begin) | (place >= end)] = -1
+    dense = rng.standard_normal((SAMPLES, DENSE), np.float32)
+    weights = {"past": rng.standard_normal((SAMPLES, 6), np.float32)}
+    return CHECK(Batch(dense, ids, np.zeros(SAMPLES, np.float32), weights))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_only_events_go_to_the_devices(micro_batches):
+    plan = plan_of(micro_batches, past=11)
+    collection = EmbeddingCollection(plan, mesh := plan.make_mesh())
+    batch = draw_sequences()
+    placed = put_batch(batch, mesh, SAMPLES, False, plan.events, micro_batches)
+    expected = abstract_batch(plan, mesh, DENSE, wide={"wide"})
+    assert placed.layout == expected.layout
+    assert placed.layout_of_events == expected.layout_of_events
+    assert placed.has_room(plan.events)
+    assert not placed.has_room({**plan.events, "past": 10})
+    assert placed.events is not None
+    assert placed.events.shape[0] == 4 * micro_batches
+    assert placed.events.sharding == placed.words.sharding
+
+    @jax.jit
+    def padded(batch):
+        columns = batch.columns()
+        if micro_batches == 1:
+            return pad_batch(collection, columns)
+        cuts = cut_batch(collection, columns, micro_batches)
+        cuts = jax.lax.map(lambda cut: pad_batch(collection, cut), cuts)
+        return jax.tree.map(lambda values: join_batch(collection, values), cuts)
+
+    equal_columns(padded(placed), batch)
+
+
+def test_events_beyond_their_room_are_left_out():
+    """Of the last samples of a device; spans tell of them."""
+    batch = draw_sequences()
+    mesh = plan_of().make_mesh()
+    columns = jax.jit(lambda b: b.columns())(
+        put_batch(batch, mesh, SAMPLES, room={"past": 2})
+    )
+    np.testing.assert_array_equal(
+        columns.spans["past"].length, batch.ids["past"].length
+    )
+    first = batch.ids["past"].length[:2].sum()
+    assert first > 2
+    assert columns.ids["past"].shape == (4, 2)
+    np.testing.assert_array_equal(columns.ids["past"][0], batch.ids["past"].values[:2])
+    assert columns.ids["wide"].shape == (4, 2 * 5)
+
+
+def test_a_short_batch_of_sequences_is_filled_up():
+    batch = draw_sequences()
+    short = Batch(
+        batch.dense[:5],
+        {name: ids[:5] for name, ids in batch.ids.items()},
+        batch.labels[:5],
+        {"past": batch.weights["past"][:5]},
+    )
+    filled = own_samples(CHECK(short), SAMPLES)
+    assert len(filled) == SAMPLES
+    for name in ("past", "wide"):
+        np.testing.assert_array_equal(filled.ids[name][:5], batch.ids[name][:5])
+        assert (filled.ids[name][5:] == -1).all()
+    np.testing.assert_array_equal(filled.weights["past"][:5], batch.weights["past"][:5])
