@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from embark_jax.config.reading import load as load_config
     from embark_jax.data import Batch as Batch
     from embark_jax.data import BatchChecker as BatchChecker
+    from embark_jax.data import Jagged as Jagged
     from embark_jax.data import MovieLens100K as MovieLens100K
     from embark_jax.data import PreparedData as PreparedData
     from embark_jax.data import SyntheticClicks as SyntheticClicks
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from embark_jax.metrics.retrieval import ItemIndex as ItemIndex
     from embark_jax.models import FunctionModel as FunctionModel
     from embark_jax.models import ModelWithLoss as ModelWithLoss
+    from embark_jax.models import Packed as Packed
+    from embark_jax.models import PackedModel as PackedModel
     from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list

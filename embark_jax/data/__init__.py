@@ -4,6 +4,7 @@
   ``prepared``, ``windows`` and ``own_dataset`` are the sources.
 - ``batch``, ``jagged``, ``checks``, ``records``: samples as arrays, sequences without
   padding, their rules, and their form on disk, on hosts and on devices.
+- ``column_values``: what a batch's values look like.
 - ``leave_one_out``: users' histories, whose last events are held out.
 - ``view``, ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
 - ``negatives``: items drawn at random, beside the samples of a dataset.
@@ -17,8 +18,8 @@ from embark_jax.data.batch import Batch as Batch
 from embark_jax.data.batch import DataError as DataError
 from embark_jax.data.batch import Dataset as Dataset
 from embark_jax.data.checks import BatchChecker as BatchChecker
-from embark_jax.data.checks import feature_statistics as feature_statistics
-from embark_jax.data.checks import scale_warnings as scale_warnings
+from embark_jax.data.column_values import feature_statistics as feature_statistics
+from embark_jax.data.column_values import scale_warnings as scale_warnings
 from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100k
 from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
 from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES

@@ -11,15 +11,10 @@ import numpy as np
 
 from embark_jax.data.batch import Batch, DataError, id_dtype, tasks_in
 from embark_jax.data.hashing import splitmix64
-from embark_jax.data.jagged import Jagged
+from embark_jax.data.jagged import Jagged, values_of, with_values
 from embark_jax.data.records import layout
 from embark_jax.plans.options import OnBadId
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID, FeatureSpec
-
-MIN_SCALE, MAX_SCALE = 0.01, 10
-"""Sizes of dense values that suit models; logarithms of counts are up to 10."""
-SCALES_SHOWN = 5
-"""Number of columns in a warning."""
 
 
 class BatchChecker:
@@ -104,11 +99,11 @@ class BatchChecker:
         padding = self._padding(batch)
         weights = {name: self._weights(batch, name) for name in batch.weights}
         for name, column in weights.items():
-            padded = _values(ids[name]) == PADDING_ID
+            padded = values_of(ids[name]) == PADDING_ID
             if name in padding:
-                padded = _values(padding[name])
-            values = np.where(padded, np.float32(0), _values(column))
-            weights[name] = _with_values(column, values)
+                padded = values_of(padding[name])
+            values = np.where(padded, np.float32(0), values_of(column))
+            weights[name] = with_values(column, values)
         return dataclasses.replace(
             batch,
             dense=dense,
@@ -128,24 +123,21 @@ class BatchChecker:
         padding = dict(batch.padding)
         for feature in sequences:
             name, longest = feature.name, feature.hotness
-            what, given = f"ids of feature {name!r}", ids[feature.name]
-            if isinstance(given, Jagged):
-                jagged = given.checked(what, len(batch), longest, batch.locate)
+            jagged, shape = ids[name], np.shape(ids[name])
+            if isinstance(jagged, Jagged):
+                what = f"ids of feature {name!r}"
+                jagged = jagged.checked(what, len(batch), longest, batch.locate)
             else:
-                bags = self._bags(batch, name)
+                padded = _pad(self._bags(batch, name), longest, PADDING_ID)
                 present = self._present(batch, name)[:, :longest]
-                jagged = Jagged.of(
-                    _pad(bags, longest, PADDING_ID), _pad(present, longest, 0)
-                )
+                jagged = Jagged.of(padded, _pad(present, longest, False))
             ids[name] = jagged
-            for kind, columns, fill in (
-                ("weights", weights, 0),
-                ("padding", padding, True),
-            ):
+            kinds = ("weights", weights, 0), ("padding", padding, True)
+            for kind, columns, fill in kinds:
                 if name in columns:
                     what, column = f"{kind} of feature {name!r}", columns[name]
                     if not isinstance(column, Jagged):
-                        column = _places(what, column, np.shape(given), longest)
+                        column = _rectangle(what, column, shape, longest)
                     columns[name] = jagged.like(column, what, fill)
         return dataclasses.replace(batch, ids=ids, weights=weights, padding=padding)
 
@@ -191,9 +183,9 @@ class BatchChecker:
 
     def _ids(self, batch: Batch, name: str) -> np.ndarray | Jagged:
         """Returns the ids without bad ones, in the dtype of their table's."""
-        given, rows = batch.ids[name], self._rows[name]
-        if isinstance(given, Jagged) and self._features[name].sequence:
-            ids = _whole_numbers(f"ids of feature {name!r}", given.values)
+        column, rows = batch.ids[name], self._rows[name]
+        if isinstance(column, Jagged) and self._features[name].sequence:
+            ids = _whole_numbers(f"ids of feature {name!r}", column.values)
         else:
             ids = self._bags(batch, name)
         if rows == DYNAMIC_KEYS:
@@ -201,20 +193,20 @@ class BatchChecker:
         elif ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
             ids = self._mend(batch, name, ids)
         ids = ids.astype(id_dtype(rows), copy=False)
-        if not isinstance(given, Jagged):
+        if not isinstance(column, Jagged):
             ids = _pad(ids, self._features[name].hotness, PADDING_ID)
-        return _with_values(given, ids)
+        return with_values(column, ids)
 
     def _bags(self, batch: Batch, name: str) -> np.ndarray:
         """Returns ``[batch, up to hotness]`` ids, whatever rows they are of."""
         what, feature = f"ids of feature {name!r}", self._features[name]
-        given, hotness = batch.ids[name], feature.hotness
-        if isinstance(given, Jagged):
+        column, hotness = batch.ids[name], feature.hotness
+        if isinstance(column, Jagged):
             raise DataError(
                 f"{what}: are jagged, must be an array: pooling is "
                 f"{feature.pooling!r}, not 'none'"
             )
-        ids = _whole_numbers(what, given)
+        ids = _whole_numbers(what, column)
         if ids.ndim != 2 or len(ids) != len(batch):
             raise DataError(
                 f"{what}: shape is {ids.shape}, must be [{len(batch)}, up to {hotness}]"
@@ -289,7 +281,7 @@ class BatchChecker:
             flags, hotness = self._flags(batch, name), self._features[name].hotness
             if not isinstance(batch.ids[name], Jagged):
                 flags = _pad(flags[:, :hotness], hotness, True)
-            padding[name] = _with_values(batch.padding[name], flags)
+            padding[name] = with_values(batch.padding[name], flags)
         return padding
 
     def _flags(self, batch: Batch, name: str) -> np.ndarray:
@@ -299,8 +291,8 @@ class BatchChecker:
                 f"padding of feature {name!r}: its table is not dynamic, must be "
                 f"{PADDING_ID} among the ids"
             )
-        flags = np.asarray(_values(batch.padding[name]))
-        shape = np.shape(_values(batch.ids[name]))
+        flags = np.asarray(values_of(batch.padding[name]))
+        shape = np.shape(values_of(batch.ids[name]))
         if flags.shape != shape or flags.dtype.kind not in "biu":
             raise DataError(
                 f"padding of feature {name!r}: is {flags.dtype} of shape "
@@ -309,74 +301,13 @@ class BatchChecker:
         return flags != 0
 
     def _weights(self, batch: Batch, name: str) -> np.ndarray | Jagged:
-        given, ids = batch.weights[name], batch.ids[name]
-        what, shape = f"weights of feature {name!r}", np.shape(_values(ids))
-        weights = _float32(batch, what, _values(given), shape, ids)
+        column, ids = batch.weights[name], batch.ids[name]
+        what, shape = f"weights of feature {name!r}", np.shape(values_of(ids))
+        weights = _float32(batch, what, values_of(column), shape, ids)
         if not isinstance(ids, Jagged):
             hotness = self._features[name].hotness
             weights = _pad(weights[:, :hotness], hotness, 0)
-        return _with_values(given, weights)
-
-
-def feature_statistics(batch: Batch) -> list[str]:
-    """Describes each column of a batch on a line, to find where a NaN came from."""
-    columns = {"labels": batch.labels}
-    columns |= {f"dense[{i}]": column for i, column in enumerate(batch.dense.T)}
-    columns |= {f"weights of {n}": np.asarray(w) for n, w in batch.weights.items()}
-    if batch.sample_weights is not None:
-        columns["sample weights"] = batch.sample_weights
-    lines = []
-    for name, values in columns.items():
-        finite = values[np.isfinite(values)]
-        bad = f"{values.size - finite.size} of {values.size} not finite"
-        if finite.size:
-            mean = finite.mean(dtype=np.float64)
-            limits = f"min {finite.min():.4g}, max {finite.max():.4g}"
-            bad = f"{limits}, mean {mean:.4g}, {bad}"
-        lines.append(f"{name}: {bad}")
-    for name, ids in batch.ids.items():
-        ids = np.asarray(ids)
-        real = ids[ids != PADDING_ID]
-        if real.size:
-            unique = np.unique(real).size
-            lines.append(
-                f"ids of {name}: min {real.min()}, max {real.max()}, "
-                f"{unique} unique of {real.size}, {ids.size - real.size} padding"
-            )
-        else:
-            lines.append(f"ids of {name}: {ids.size} padding")
-    return lines
-
-
-def scale_warnings(dense: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Warns of columns whose values are far larger or smaller than 1, if there are any.
-
-    Models add and multiply dense values as they are; cross layers even square them
-    repeatedly.
-
-    Args:
-      dense: ``[samples, columns]``.
-      names: names of the columns.
-    """
-    typical = np.sqrt(np.mean(np.square(dense, dtype=np.float64), axis=0))
-    largest = np.abs(dense).max(axis=0, initial=0)
-    wrong = (typical > MAX_SCALE) | ((largest > 0) & (largest < MIN_SCALE))
-    if not wrong.any():
-        return []
-    problems = [
-        f"{name} about {size:.3g}"
-        for name, size, far in zip(names, typical, wrong, strict=True)
-        if far
-    ]
-    shown = ", ".join(problems[:SCALES_SHOWN])
-    if len(problems) > SCALES_SHOWN:
-        shown += f" and {len(problems) - SCALES_SHOWN} more"
-    return [
-        f"dense columns are far from 1 in size, so that training may fail: {shown} "
-        f"(root mean square of the first {len(dense):,} samples); give each as (value "
-        "- mean) / standard deviation, with those of the training samples, or counts "
-        "as log(1 + value): dense.NAME=standardize or =log of `embark data prepare`"
-    ]
+        return with_values(column, weights)
 
 
 def _float32(
@@ -416,19 +347,7 @@ def _whole(what: str, values: np.ndarray) -> np.ndarray:
     return np.asarray(values)
 
 
-def _values(column: np.ndarray | Jagged) -> np.ndarray:
-    return column.values if isinstance(column, Jagged) else column
-
-
-def _with_values(
-    column: np.ndarray | Jagged, values: np.ndarray
-) -> np.ndarray | Jagged:
-    if isinstance(column, Jagged):
-        return dataclasses.replace(column, values=values)
-    return values
-
-
-def _places(
+def _rectangle(
     what: str, column: np.ndarray, shape: tuple[int, ...], longest: int
 ) -> np.ndarray:
     """Returns ``[batch, longest]`` values of a column that must have this shape."""
@@ -468,8 +387,8 @@ def _fail(
     """Raises for the first sample where ``bad``; the values may be those of a jagged
     ``column``."""
     first = tuple(int(index) for index in np.argwhere(bad)[0])
-    sample, *place = column.place(*first) if isinstance(column, Jagged) else first
-    where = f"{what}, column {place[0]}" if place else what
+    sample, *cell = column.cell(*first) if isinstance(column, Jagged) else first
+    where = f"{what}, column {cell[0]}" if cell else what
     raise DataError(
         f"{batch.locate(sample)}: {where}: value is {values[first]}, {rule} "
         f"({int(bad.sum())} such values in this batch)"

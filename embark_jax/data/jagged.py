@@ -68,7 +68,7 @@ class Jagged:
           padded: ``[batch, longest]`` values.
           fill: value of places that are left out.
         """
-        values = padded[self._is_place()]
+        values = padded[self._has_value()]
         return dataclasses.replace(self, values=values, fill=fill)
 
     def samples(self, start: int, stop: int) -> Jagged:
@@ -149,8 +149,8 @@ class Jagged:
             )
         return dataclasses.replace(self, values=column.values, fill=fill)
 
-    def place(self, value: int) -> tuple[int, int]:
-        """Returns the sample of a value, and its place there."""
+    def cell(self, value: int) -> tuple[int, int]:
+        """Returns the sample of a value, and the column there."""
         ends = np.cumsum(self.length)
         sample = int(np.searchsorted(ends, value, side="right"))
         first = ends[sample] - self.length[sample]
@@ -173,7 +173,7 @@ class Jagged:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         padded = np.full(self.shape, self.fill, self.dtype)
-        padded[self._is_place()] = self.values
+        padded[self._has_value()] = self.values
         return padded.astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, samples: Any) -> np.ndarray:
@@ -183,8 +183,20 @@ class Jagged:
             return np.asarray(self.samples(start, max(start, stop)))
         return np.asarray(self)[samples]
 
-    def _is_place(self) -> np.ndarray:
+    def _has_value(self) -> np.ndarray:
         """Returns ``[batch, longest]`` bool: where there are values."""
-        place = np.arange(self.longest, dtype=np.int32)[None]
+        column = np.arange(self.longest, dtype=np.int32)[None]
         end = self.begin + self.length
-        return (place >= self.begin[:, None]) & (place < end[:, None])
+        return (column >= self.begin[:, None]) & (column < end[:, None])
+
+
+def values_of(column: np.ndarray | Jagged) -> np.ndarray:
+    """Returns the values of a column that may be jagged."""
+    return column.values if isinstance(column, Jagged) else column
+
+
+def with_values(column: np.ndarray | Jagged, values: np.ndarray) -> np.ndarray | Jagged:
+    """Returns such a column with other values."""
+    if isinstance(column, Jagged):
+        return dataclasses.replace(column, values=values)
+    return values

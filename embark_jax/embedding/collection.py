@@ -273,9 +273,12 @@ class EmbeddingCollection:
         fits = [needed[name] <= have for name, have in self.capacities.items()]
         return jnp.all(jnp.array(fits, bool))
 
-    def lookup(self, storages: Storages, routes: Routes) -> dict[str, jax.Array]:
+    def lookup(
+        self, storages: Storages, routes: Routes, packed: bool = False
+    ) -> dict[str, jax.Array]:
         """Returns each feature's pooled embedding, ``[batch, dim]`` float32; for a
-        sequence it is ``[batch, hotness, dim]``."""
+        sequence it is ``[batch, hotness, dim]``, or, ``packed``, ``[total, dim]``: the
+        events of each device's samples, up to the room that the plan has."""
 
         plan = self.plan
         dims = {f.name: self.output_shapes[f.name][-1] for f in plan.features}
@@ -295,7 +298,7 @@ class EmbeddingCollection:
                 else jnp.zeros((plan.events.get(name, batch), dims[name]))
                 for name, summands in sums.items()
             }
-            for feature in self._sequences:
+            for feature in () if packed else self._sequences:
                 name = feature.name
                 pooled[name] = unpack(pooled[name], routes.spans[name], feature.hotness)
             for name, factor in routes.mean_factors.items():

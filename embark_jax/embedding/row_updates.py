@@ -120,7 +120,7 @@ def _by_block(
             gradient = gradients[name].astype(jnp.float32)
             if name in mean_factors:
                 gradient = gradient * mean_factors[name][:, None]
-            if name in spans:
+            if name in spans and gradient.ndim == 3:  # else it is packed
                 gradient = pack(gradient, spans[name], block.rows)
             joined.append(feature.disassemble(gradient))
         by_block.append(jnp.concatenate(joined, axis=1))

@@ -25,7 +25,7 @@ from embark_jax.plans.options import DenseParallelism, DenseWire
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.state import TrainState, sample_sharding
-from embark_jax.train.step_model import StepModel
+from embark_jax.train.step_model import StepModel, with_packed
 
 LossShare = Callable[..., tuple[jax.Array, tuple[jax.Array, Any]]]
 """``(params, embeddings, model_state, batch) -> (loss, (logits, model_state))``; the
@@ -135,7 +135,8 @@ def batch_gradients(
             return arrays
         return lax.with_sharding_constraint(arrays, by_sample)
 
-    share_of = _loss_share(model, options, len(batch.labels), constrain)
+    devices = 1 if options.by_device else collection.mesh.size
+    share_of = _loss_share(model, options, len(batch.labels), devices, constrain)
     gradients_of = (
         _gradients_by_device(share_of, collection)
         if options.by_device
@@ -143,9 +144,10 @@ def batch_gradients(
     )
 
     def of_cut(model_state, cut, routes):
-        embeddings = collection.lookup(state.storages, routes)
+        embeddings = collection.lookup(state.storages, routes, model.packed)
+        cut = pad_batch(collection, cut)._replace(spans=routes.spans)
         (loss, (logits, model_state)), (dense, embedding) = gradients_of(
-            state.params, embeddings, model_state, pad_batch(collection, cut)
+            state.params, embeddings, model_state, cut
         )
         return Gradients(loss, logits, model_state, dense, embedding)
 
@@ -181,6 +183,7 @@ def _loss_share(
     model: StepModel,
     options: StepOptions,
     samples: int,
+    devices: int,
     constrain: Callable[[Any], Any],
 ) -> LossShare:
     """Makes the function whose gradients a step takes.
@@ -189,6 +192,7 @@ def _loss_share(
       model: model of the dense layers.
       options: how the step works.
       samples: number of samples of the whole batch.
+      devices: number of devices whose samples the function gets.
       constrain: shards arrays by samples.
     """
 
@@ -197,6 +201,7 @@ def _loss_share(
         inputs = embeddings, batch.dense, batch.labels, batch.sample_weights
         embeddings, dense, labels, weights = constrain(inputs)
         batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
+        embeddings = with_packed(embeddings, batch.spans, devices)
         losses, logits, model_state = model.train(
             params, model_state, embeddings, batch, options.loss
         )

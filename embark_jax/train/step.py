@@ -21,7 +21,13 @@ from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.outcome import StepReport, join_numbers
 from embark_jax.train.state import TrainState, update_shardings
-from embark_jax.train.step_model import CALL, StepModel, check_independent, check_logits
+from embark_jax.train.step_model import (
+    CALL,
+    StepModel,
+    check_independent,
+    check_logits,
+    with_packed,
+)
 
 MATMUL_PRECISION = "highest"
 """Precision of products of float32 operands. By default XLA lets newer GPUs round them
@@ -187,7 +193,11 @@ def make_score_step(
         columns = batch.columns()
         if routes is None:
             routes = route_batch(collection, batch)
-        embeddings = collection.lookup(storages, routes)
+        embeddings = with_packed(
+            collection.lookup(storages, routes, model.packed),
+            routes.spans,
+            collection.mesh.size,
+        )
         with jax.default_matmul_precision(MATMUL_PRECISION):
             logits = model.score(params, model_state, columns.dense, embeddings, method)
         if method == CALL:

@@ -8,6 +8,7 @@ own variables. A step takes both and gives both; neither is a constant of the pr
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +16,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from embark_jax.embedding.device_batch import Columns
+from embark_jax.embedding.sequences import Spans
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
+from embark_jax.models.packed import Packed, PackedModel
 from embark_jax.train.losses import Loss
 
 CALL = "__call__"
@@ -29,9 +32,11 @@ class StepModel(Protocol):
       state: all other arrays.
       independent_samples: whether the loss of a sample is a function of this sample
         and the parameters alone, as far as the model says; its state is not asked.
+      packed: whether embeddings of sequences are ``models.Packed``.
     """
 
     independent_samples: bool
+    packed: bool
 
     @property
     def params(self) -> Any: ...
@@ -84,7 +89,7 @@ class FlaxModel:
     Attributes:
       params: the module's ``nnx.Param`` variables.
       state: the module's other variables.
-      independent_samples: as in ``StepModel``.
+      independent_samples, packed: as in ``StepModel``.
     """
 
     def __init__(self, module: nnx.Module):
@@ -93,6 +98,7 @@ class FlaxModel:
         self.independent_samples = (
             not isinstance(module, ModelWithLoss) or module.independent_samples
         )
+        self.packed = isinstance(module, PackedModel)
         # Two modules around the same arrays: modes are attributes, not arrays.
         training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
         training.train()
@@ -164,6 +170,7 @@ class PlainModel:
         self._model = model
         self.params = model.params
         self.independent_samples = model.loss is None or model.independent_samples
+        self.packed = model.packed
 
     def train(self, params, state, embeddings, batch, loss):
         if self._model.loss is None:
@@ -180,6 +187,24 @@ class PlainModel:
 
     def module(self, params, state):
         return dataclasses.replace(self._model, params=jax.tree.map(jnp.copy, params))
+
+
+def with_packed(
+    embeddings: Mapping[str, jax.Array], spans: Mapping[str, Spans], devices: int
+) -> dict[str, Any]:
+    """Returns embeddings as a model takes them: packed sequences know their lengths.
+
+    Args:
+      embeddings: results of ``EmbeddingCollection.lookup``.
+      spans: spans of the sequences, of ``[batch]`` samples.
+      devices: number of devices that have these samples.
+    """
+    inputs: dict[str, Any] = dict(embeddings)
+    for name, of_sequence in spans.items():
+        if embeddings[name].ndim == 2:
+            lengths = of_sequence.length.reshape(devices, -1)
+            inputs[name] = Packed(embeddings[name], lengths)
+    return inputs
 
 
 def check_independent(model: StepModel, reason: str) -> None:
@@ -213,7 +238,8 @@ def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array
     try:
         return module(dense, embeddings)
     except (TypeError, ValueError) as error:
-        shapes = ", ".join(f"{name} {e.shape}" for name, e in embeddings.items())
+        shapes = jax.tree.map(jnp.shape, embeddings)
+        shapes = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         error.add_note(
             f"in {type(module).__name__}, called with dense values {dense.shape} and "
             f"embeddings {shapes}"

@@ -1,24 +1,30 @@
 """Times and counts the bytes of a step's embeddings, with and without padding.
 
-The padded step has room for the longest of every sequence, and its events fill it: all
-that is no event is an id of padding. The other has the room that the planner gives.
+*Padded*, batch and step have room for the longest of every sequence: all that is no
+event is an id of padding. *Packed on devices*, the batch is the same, and the step has
+the room that the planner gives. *Packed*, host batch and copy have events alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
+import functools
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import embark_jax as ej
-from embark_jax.embedding.device_batch import BATCH
+from embark_jax.data import Batch, BatchChecker, Jagged
+from embark_jax.embedding.device_batch import DeviceBatch, put_batch, route_batch
 from embark_jax.statistics.accesses import FeatureAccess, Statistics
 
 LONGEST, MEAN, DIM = 4086, 2663, 64
@@ -66,28 +72,56 @@ def batch_of(plan: ej.Plan) -> dict[str, np.ndarray]:
     return ids
 
 
-def step_of(plan: ej.Plan, ids: dict[str, np.ndarray]):
-    """Returns the compiled step, and its arguments."""
+def batches_of(plan: ej.Plan) -> dict[str, Batch]:
+    """Returns the same samples padded and jagged, of which none is checked."""
+    ids = batch_of(plan)
+    samples = plan.batch_size
+    jagged = {
+        name: Jagged.of(values, values >= 0) if values.shape[1] > 1 else values
+        for name, values in ids.items()
+    }
+    none = np.empty((samples, 0), np.float32)
+    labels = np.zeros(samples, np.float32)
+    return {"padded": Batch(none, ids, labels), "jagged": Batch(none, jagged, labels)}
+
+
+def host_bytes(batch: Batch) -> int:
+    """Bytes of the ids and lengths of a batch on the host."""
+    columns = [
+        (ids.values, ids.length, ids.begin) if isinstance(ids, Jagged) else (ids,)
+        for ids in batch.ids.values()
+    ]
+    return sum(array.nbytes for column in columns for array in column)
+
+
+def copied_bytes(batch: DeviceBatch) -> int:
+    return batch.words.nbytes + (0 if batch.events is None else batch.events.nbytes)
+
+
+def step_of(plan: ej.Plan, batch: Batch):
+    """Returns a function that copies the batch to the devices, the compiled step, and
+    its other arguments."""
     collection = ej.EmbeddingCollection(plan, plan.make_mesh())
     optimizer = ej.RowwiseAdagrad(0.1)
 
-    def step(storages, state, ids):
-        routes = collection.route(ids, {})
+    def put():
+        return put_batch(batch, collection.mesh, plan.batch_size, room=plan.events)
+
+    def step(storages, state, batch):
+        routes = route_batch(collection, batch)
         rows = collection.lookup(storages, routes)
         storages, state = collection.update(
             storages, state, routes, rows, optimizer, jnp.int32(1), jnp.bool_(True)
         )
         return storages, state, collection.fits(routes)
 
-    by_sample = jax.sharding.NamedSharding(collection.mesh, BATCH)
     arguments = (
         collection.init(jax.random.key(0)),
         collection.init_optimizer(optimizer),
-        jax.device_put(ids, by_sample),
     )
-    compiled = jax.jit(step).lower(*arguments).compile()
-    assert compiled(*arguments)[2]
-    return compiled, arguments
+    compiled = jax.jit(step).lower(*arguments, put()).compile()
+    assert compiled(*arguments, put())[2]
+    return put, compiled, arguments
 
 
 def exchanged_bytes(plan: ej.Plan) -> int:
@@ -106,31 +140,55 @@ def main() -> None:
     packed = plan_of(options.devices, options.batch)
     storages = {storage.name for storage in packed.storages}
     of_storages = {n: c for n, c in packed.capacities.items() if n in storages}
-    plans = {
-        "padded": dataclasses.replace(packed, capacities=of_storages),
-        "packed": packed,
+    padded = dataclasses.replace(packed, capacities=of_storages)
+    batches = batches_of(packed)
+    inputs = {
+        "padded": (padded, batches["padded"]),
+        "packed_on_devices": (packed, batches["padded"]),
+        "packed": (packed, batches["jagged"]),
     }
-    ids = batch_of(packed)
-    steps = {name: step_of(plan, ids) for name, plan in plans.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    steps = {name: step_of(*given) for name, given in inputs.items()}
+    checks = {
+        f"check_{name}": functools.partial(BatchChecker(packed.features, ROWS), batch)
+        for name, batch in batches.items()
+    }
+    times: dict[str, list[float]] = collections.defaultdict(list)
+
+    def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.process_time()
+        result = jax.block_until_ready(function(*arguments))
+        times[name].append(time.process_time() - start)
+        return result
+
     for _ in range(options.rounds):
-        for name, (step, arguments) in steps.items():
+        for name, (put, step, arguments) in steps.items():
+            on_devices = timed(f"put_{name}", put)
+            timed(f"step_{name}", step, *arguments, on_devices)
+        for name, check in checks.items():
             start = time.process_time()
-            jax.block_until_ready(step(*arguments))
+            check()
             times[name].append(time.process_time() - start)
-    result = {}
-    for name, (step, _) in steps.items():
+    result: dict[str, Any] = {}
+    for name, (put, step, _) in steps.items():
+        plan, batch = inputs[name]
         memory, cost = step.memory_analysis(), step.cost_analysis()
         assert memory is not None
         assert cost is not None
         result[name] = {
-            "events_of_a_device": sum(plans[name].events.values()),
-            "cpu_s": round(statistics.median(times[name]), 3),
+            "host_batch_mb": round(host_bytes(batch) / 1e6, 2),
+            "copied_mb": round(copied_bytes(put()) / 1e6, 2),
+            "events_of_a_device": sum(plan.events.values()),
             "accessed_mb": round(cost["bytes accessed"] / 1e6),
             "temporaries_mb": round(memory.temp_size_in_bytes / 1e6),
-            "exchange_buffers_mb": round(exchanged_bytes(plans[name]) / 1e6),
+            "exchange_buffers_mb": round(exchanged_bytes(plan) / 1e6),
         }
-    mean = np.mean([(v >= 0).sum(axis=1) for n, v in ids.items() if "past" in n])
+    result["cpu_s_least_median_most"] = {
+        name: [round(f(of_name), 4) for f in (min, statistics.median, max)]
+        for name, of_name in times.items()
+    }
+    ids = batches["padded"].ids
+    past = [np.asarray(v) for n, v in ids.items() if "past" in n]
+    mean = np.mean([(v >= 0).sum(axis=1) for v in past])
     result["mean_length"] = round(float(mean))
     name = f"result_{options.devices}_devices.json"
     Path(__file__).with_name(name).write_text(json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,105 @@
+"""Models take the events of sequences with and without padding, with equal results."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embark_jax as ej
+from embark_jax.data.synthetic import SyntheticClicks
+from embark_jax.embedding.sequences import pack, spans_of
+from embark_jax.plans.capacities import events_of
+from embark_jax.plans.storage import Placement
+from tests.builders import losses, make_plan, make_trainer, tables_of
+
+TABLE = ej.TableSpec("t", 29, 8)
+FEATURES = (ej.FeatureSpec("past", "t", 6, "none"), ej.FeatureSpec("item", "t"))
+
+
+class Interest(nnx.Module):
+    """Weighs each event by the candidate; padding, whose row is zeros, adds nothing."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.unit, self.last = (
+            nnx.Linear(inputs, 1, rngs=rngs) for inputs in (2 * TABLE.dim, 16)
+        )
+
+    def weighted(self, events, candidate):
+        pairs = jnp.concatenate([events, events * candidate], axis=-1)
+        return jax.nn.sigmoid(self.unit(pairs)) * events
+
+    def __call__(self, dense, embeddings):
+        past, item = embeddings["past"], embeddings["item"]
+        total = self.weighted(past, item[:, None]).sum(axis=1)
+        return self.last(jnp.concatenate([total, item], axis=1))[:, 0]
+
+
+class PackedInterest(Interest, ej.PackedModel):
+    def __call__(self, dense, embeddings):
+        past, item = ej.Packed.of(embeddings["past"]), embeddings["item"]
+        total = past.sum(self.weighted(past.values, past.spread(item)))
+        return self.last(jnp.concatenate([total, item], axis=1))[:, 0]
+
+
+@given(st.lists(st.integers(0, 4), min_size=6, max_size=6))
+def test_events_know_their_samples(lengths):
+    """Of two devices with three samples each."""
+    by_device, room = np.reshape(lengths, (2, 3)), 13
+    padded = np.arange(1, 49, dtype=np.float32).reshape(2, 3, 4, 2)
+    padded[np.arange(4) >= by_device[..., None]] = 0
+    values = [
+        pack(
+            jnp.asarray(of_device),
+            spans_of(jnp.asarray(np.arange(4) < count[:, None])),
+            room,
+        )
+        for of_device, count in zip(padded, by_device, strict=True)
+    ]
+    packed = ej.Packed(jnp.concatenate(values), jnp.asarray(by_device, jnp.int32))
+    sums = padded.reshape(6, 4, 2).sum(axis=1)
+    np.testing.assert_allclose(packed.sum(packed.values), sums)
+    samples = np.repeat(np.arange(1, 7), lengths)
+    spread = np.asarray(packed.spread(jnp.arange(1, 7)))
+    np.testing.assert_array_equal(spread[spread > 0], samples)
+    full = ej.Packed.of(jnp.asarray(padded).reshape(6, 4, 2))
+    np.testing.assert_allclose(full.sum(full.values), sums)
+    assert ej.Packed.of(packed) is packed
+
+
+def results_of(model: type[Interest], mesh, room: int, **options):
+    devices = mesh[0] * mesh[1]
+    placement = Placement(TABLE, "ub", devices, 1, tuple(range(devices)))
+    plan = make_plan(FEATURES, [placement], *mesh, 16 // options["micro_batches"])
+    capacities = {**plan.capacities, events_of("past"): room}
+    plan = dataclasses.replace(plan, capacities=capacities)
+    trainer = make_trainer(plan, model=lambda _: model(nnx.Rngs(0)), **options)
+    data = SyntheticClicks(
+        [TABLE], plan.features, dense_features=13, train_samples=64, test_samples=24
+    )
+    steps = losses(trainer.iterate(data, 3))
+    predicted = [logits for _, logits in trainer.predict(data.test_batches(5))]
+    metrics = trainer.evaluate(data.test_batches(8))
+    tables = tables_of(trainer.embeddings, trainer.state.storages)
+    return steps, np.concatenate(predicted), tables["t"], metrics.auc
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ((1, 1), {"micro_batches": 1}),
+        ((2, 4), {"micro_batches": 1}),
+        ((1, 2), {"micro_batches": 2}),
+    ],
+)
+def test_a_model_of_events_learns_what_one_of_padded_sequences_learns(mesh, options):
+    """Also where the first batch has more events than there is room for."""
+    padded = results_of(Interest, mesh, 96, **options)
+    packed = results_of(PackedInterest, mesh, 3, **options)
+    for got, expected in zip(packed, padded, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
