@@ -71,7 +71,9 @@ def test_events_know_their_samples(lengths):
     assert ej.Packed.of(packed) is packed
 
 
-def results_of(model: type[Interest], mesh, room: int, **options):
+def results_of(
+    model: type[Interest], mesh: tuple[int, int], room: int, **options
+) -> list[np.ndarray]:
     devices = mesh[0] * mesh[1]
     placement = Placement(TABLE, "ub", devices, 1, tuple(range(devices)))
     plan = make_plan(FEATURES, [placement], *mesh, 16 // options["micro_batches"])
@@ -85,7 +87,9 @@ def results_of(model: type[Interest], mesh, room: int, **options):
     predicted = [logits for _, logits in trainer.predict(data.test_batches(5))]
     metrics = trainer.evaluate(data.test_batches(8))
     tables = tables_of(trainer.embeddings, trainer.state.storages)
-    return steps, np.concatenate(predicted), tables["t"], metrics.auc
+    assert metrics.auc is not None
+    columns = steps, np.concatenate(predicted), tables["t"], metrics.auc
+    return [np.asarray(column) for column in columns]
 
 
 @pytest.mark.slow
