@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
-from embark_jax.cache.swaps import Incoming, make_put, make_take, row_values
+from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
 from embark_jax.embedding.arrays import BATCH
 from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.planner import plan
@@ -102,7 +102,7 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
         return jax.ShapeDtypeStruct((rows, *others), dtype, sharding=sharding)
 
     values = max(
-        part.stop for part in row_values(optimizer, collection.cached[name]).values()
+        part.stop for part in row_words(optimizer, collection.cached[name]).values()
     )
     keys = array(devices * asked, 1, dtype=np.uint32)
     slot, count = array(devices * asked, dtype=np.int32), array(devices, dtype=np.int32)

@@ -213,6 +213,10 @@ def resolve_routes(
             )
             routes[name] = _with_slots(cluster, routes[name], resolved)
             indexes[name] = resolved.index
+            if cached[name].kind.dtype != "float32":
+                slots = cluster.touched(routes[name])
+                row_keys = resolved.index.slot_keys.at[slots].get(mode="clip")
+                routes[name] = routes[name]._replace(row_keys=row_keys)
             demand_sizes = jnp.concatenate(
                 [resolved.moves.count, resolved.needed, resolved.homeless]
             )

@@ -36,7 +36,7 @@ from embark_jax.cache.resolving import Demand, words_of_keys
 from embark_jax.cache.row_store import RowStore, make_store
 from embark_jax.cache.sketch import SKETCH_SEEDS
 from embark_jax.cache.stored_array import StoredArray
-from embark_jax.cache.swaps import Incoming, initial_values
+from embark_jax.cache.swaps import Incoming, initial_values, to_words
 from embark_jax.embedding.arrays import BATCH
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.keys import row_shard_of
@@ -58,7 +58,7 @@ class StoredRows:
     Args:
       storage: the storage.
       mesh: mesh whose devices own its blocks.
-      values: slice of each value in a row, parameters and states, as in ``row_values``.
+      words: words of each value in a row, parameters and states, as in ``row_words``.
       scratch: folder for rows of tier "disk"; None takes the system's for temporary
         files.
 
@@ -70,13 +70,13 @@ class StoredRows:
         self,
         storage: Storage,
         mesh: Mesh,
-        values: dict[str, slice],
+        words: dict[str, slice],
         scratch: Path | None,
     ):
         self.storage = storage
-        self.table, self.states = storage.kind.table, tuple(filter(None, values))
-        self._values = values
-        self._width = max(columns.stop for columns in values.values())
+        self.table, self.states = storage.kind.table, tuple(filter(None, words))
+        self._words = words
+        self._width = max(columns.stop for columns in words.values())
         self._mesh = mesh
         self._discards = any(row_range.table.discard for row_range in storage.ranges)
         tier, width = storage.kind.tier, self._width
@@ -180,10 +180,13 @@ class StoredRows:
 
     def array(self, value: str, rows: int) -> StoredArray:
         """Returns ``rows`` rows of each block of a value, in place."""
-        columns = self._values[value]
-        return self._array(
-            {d: store.columns(columns)[:rows] for d, store in self._stores.items()}
-        )
+        columns, blocks = self._words[value], {}
+        for device, store in self._stores.items():
+            blocks[device] = store.columns(columns)[:rows]
+            if not value:
+                values = blocks[device].view(jnp.dtype(self.storage.kind.dtype))
+                blocks[device] = values[:, : self.storage.width]
+        return self._array(blocks)
 
     @property
     def count(self) -> int:
@@ -243,9 +246,9 @@ class StoredRows:
                 rows[name][own]
                 if rows[name].shape[1] == 1
                 else rows[name][own, columns]
-                for name in self._values
+                for name in self._words
             ]
-            store.write(keys[own], np.concatenate(values, axis=1))
+            store.write(keys[own], np.concatenate(list(map(_words, values)), axis=1))
             slot_values = {name: values[own] for name, values in slots.items()}
             self._taken[device].append((keys[own], slot_values))
 
@@ -375,4 +378,12 @@ def _names(keys: np.ndarray) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _rows(array: jax.Array, first: jax.Array, count: int) -> jax.Array:
-    return lax.dynamic_slice_in_dim(array, first, count)
+    return to_words(lax.dynamic_slice_in_dim(array, first, count))
+
+
+def _words(values: np.ndarray) -> np.ndarray:
+    """Returns what ``to_words`` does, on the host."""
+    if values.dtype == np.float32:
+        return values
+    values = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
+    return values.view(np.float32)

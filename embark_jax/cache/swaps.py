@@ -1,6 +1,8 @@
 """Rows of cached tables come into slots, and others leave them.
 
-A swap follows the moves that ``resolving`` gives, before the step of their batch.
+A swap follows the moves that ``resolving`` gives, before the step of their batch. A row
+travels, and is stored, as 32-bit words: one for each float32 value, or for two of 16
+bits. They are float32 to NumPy and JAX, and nobody computes with them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.initial import initial_rows
 from embark_jax.embedding.rules import AnyRule, rule_of
 from embark_jax.plans.storage import Storage
+from embark_jax.plans.wire import VALUE_BYTES
 
+WORD_BYTES = 4
 INITIAL_ROWS_AT_ONCE = 1024
 """Initial rows that a swap computes at once, to bound temporaries."""
 
@@ -28,7 +32,7 @@ class Incoming(NamedTuple):
     """The rows that come into the slots of one cached storage.
 
     Attributes:
-      rows: ``[devices * n, values]`` float32 values as in ``row_values``.
+      rows: ``[devices * n, words]`` float32 words as in ``row_words``.
       fresh: ``[devices * n]`` bool: rows that take their initial value instead.
     """
 
@@ -36,15 +40,34 @@ class Incoming(NamedTuple):
     fresh: jax.Array
 
 
-def row_values(optimizer: AnyRule, storage: Storage) -> dict[str, slice]:
-    """Returns the slice of each value in a row that moves: its states by name, and its
+def row_words(optimizer: AnyRule, storage: Storage) -> dict[str, slice]:
+    """Returns the words of each value in a row that moves: its states by name, and its
     parameters by the name ""."""
     states = rule_of(optimizer, storage).state_widths(storage.width)
+    per_word = WORD_BYTES // VALUE_BYTES[storage.kind.dtype]
     slices, begin = {}, 0
-    for name, size in {"": storage.width, **states}.items():
+    for name, size in {"": -(-storage.width // per_word), **states}.items():
         slices[name] = slice(begin, begin + size)
         begin += size
     return slices
+
+
+def to_words(values: jax.Array) -> jax.Array:
+    """Returns ``[n, width]`` values as ``[n, words]``."""
+    per_word = WORD_BYTES // values.dtype.itemsize
+    if per_word == 1:
+        return values
+    values = jnp.pad(values, ((0, 0), (0, values.shape[1] % per_word)))
+    pairs = values.reshape(len(values), -1, per_word)
+    return lax.bitcast_convert_type(pairs, jnp.float32)
+
+
+def from_words(words: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns the values of ``to_words``, of the type and width of an array."""
+    if like.dtype == words.dtype:
+        return words
+    values = lax.bitcast_convert_type(words, like.dtype)
+    return values.reshape(len(words), -1)[:, : like.shape[1]]
 
 
 def initial_values(
@@ -53,7 +76,7 @@ def initial_values(
     optimizer: AnyRule,
     key: jax.Array,
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function from keys as in ``KeyIndex``, ``[n, words]``, to all values of
+    """Returns a function from keys as in ``KeyIndex``, ``[n, words]``, to the words of
     rows that no batch has asked for yet; it runs in ``shard_map``. ``key`` is that of
     ``EmbeddingCollection.init``."""
     rows_of = initial_rows(storage, key, collection.hot_keys)
@@ -66,16 +89,13 @@ def initial_values(
         def fill(i, rows):
             first = jnp.minimum(i * size, count - size)
             some = lax.dynamic_slice_in_dim(keys, first, size)
-            if storage.kind.table:
-                new = rows_of(jnp.zeros(size, jnp.int32), some)
-            else:
-                new = rows_of(some[:, 0].astype(jnp.int32))
+            new = rows_of(some).astype(rows.dtype)
             return lax.dynamic_update_slice_in_dim(rows, new, first, axis=0)
 
-        rows = jnp.zeros((count, storage.width), jnp.float32)
+        rows = jnp.zeros((count, storage.width), storage.kind.dtype)
         rows = lax.fori_loop(0, -(-count // size), fill, rows)
         state = jnp.full((count, states), rule.initial_state)
-        return jnp.concatenate([rows, state], axis=1)
+        return jnp.concatenate([to_words(rows), state], axis=1)
 
     return values
 
@@ -93,9 +113,9 @@ def make_take(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
         for name, (slot, *_) in moves.items():
             arrays = {"": storages[name], **state[name]}
             slot = slot[: len(incoming[name].rows)]
-            values = row_values(optimizer, cached[name])
+            words = row_words(optimizer, cached[name])
             outgoing[name] = jnp.concatenate(
-                [pick(arrays[n], slot) for n in values], axis=1
+                [to_words(pick(arrays[n], slot)) for n in words], axis=1
             )
         return outgoing
 
@@ -125,7 +145,7 @@ def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
 
     def put(storages, state, key, moves, incoming):
         for name, (slot, keys, *_) in moves.items():
-            values = row_values(optimizer, cached[name])
+            words = row_words(optimizer, cached[name])
             arrays = {"": storages[name], **state[name]}
             rows, fresh = incoming[name]
             slot, keys = slot[: len(rows)], keys[: len(rows)]
@@ -140,10 +160,9 @@ def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
                 fresh,
                 keys,
             )
-            arrays = {
-                n: arrays[n].at[slot].set(rows[:, columns], mode="drop")
-                for n, columns in values.items()
-            }
+            for n, columns in words.items():
+                values = from_words(rows[:, columns], arrays[n])
+                arrays[n] = arrays[n].at[slot].set(values, mode="drop")
             storages[name] = arrays.pop("")
             state[name] = arrays
         return storages, state

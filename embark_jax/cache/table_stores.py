@@ -11,9 +11,9 @@ import jax
 from embark_jax._base.memory import free_memory_bytes
 from embark_jax.cache.key_index import KeyIndex
 from embark_jax.cache.resolving import Demand
-from embark_jax.cache.row_store import FLOAT32_BYTES, STORES, StoreError
+from embark_jax.cache.row_store import STORES, StoreError
 from embark_jax.cache.stored_rows import StoredRows
-from embark_jax.cache.swaps import Incoming, row_values
+from embark_jax.cache.swaps import WORD_BYTES, Incoming, row_words
 from embark_jax.embedding.arrays import TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.rules import AnyRule
@@ -43,14 +43,14 @@ class TableStores:
     ):
         self._optimizer = optimizer
         self._key = key
-        self._values = {
-            name: row_values(optimizer, storage)
+        self._words = {
+            name: row_words(optimizer, storage)
             for name, storage in collection.cached.items()
         }
         local_devices = len(collection.mesh.local_devices)
-        check_memory(collection.cached, self._values, local_devices)
+        check_memory(collection.cached, self._words, local_devices)
         self._stores = {
-            name: StoredRows(storage, collection.mesh, self._values[name], scratch)
+            name: StoredRows(storage, collection.mesh, self._words[name], scratch)
             for name, storage in collection.cached.items()
         }
 
@@ -89,7 +89,7 @@ class TableStores:
         with their keys and slots. All processes must call it."""
         for name, store in self._stores.items():
             arrays = {"": tables.storages[name], **tables.optimizer[name]}
-            in_order = [arrays[value] for value in self._values[name]]
+            in_order = [arrays[value] for value in self._words[name]]
             store.take_slots(indexes[name], in_order)
             if not store.table:
                 store.fill(collection, self._optimizer, self._key)
@@ -150,9 +150,9 @@ class TableStores:
         """Returns the tables with ``array(storage, value)`` for cached ones, or those
         of these names."""
         storages, states = dict(tables.storages), dict(tables.optimizer)
-        for name in self._values if names is None else names:
+        for name in self._words if names is None else names:
             storages[name] = array(name, "")
-            states[name] = {v: array(name, v) for v in self._values[name] if v}
+            states[name] = {v: array(name, v) for v in self._words[name] if v}
         return TableState(storages, states)
 
 
@@ -163,21 +163,21 @@ def most_of_all(counts: list[int]) -> list[int]:
 
 def check_memory(
     storages: Mapping[str, Storage],
-    values: Mapping[str, dict[str, slice]],
+    words: Mapping[str, dict[str, slice]],
     devices: int,
 ) -> None:
     """Raises ``StoreError`` if memory cannot hold all rows of tier host.
 
     Args:
       storages: cached storages.
-      values: slices of the values in their rows.
+      words: words of the values in their rows.
       devices: number of this process's devices.
     """
     host_bytes = (
         sum(
-            FLOAT32_BYTES
+            WORD_BYTES
             * storage.rows_per_device
-            * max(columns.stop for columns in values[name].values())
+            * max(columns.stop for columns in words[name].values())
             for name, storage in storages.items()
             if STORES[storage.kind.tier].in_memory and not storage.kind.table
         )

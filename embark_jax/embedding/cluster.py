@@ -108,7 +108,9 @@ class ShardedCluster(Cluster, Protocol):
     """A cluster whose rows may be cached: ReductionBased or UniqueBased.
 
     Routes of a cached storage have the ``keys`` that a device received until it
-    resolves them, and no rows of ``touched``; other routes have no keys.
+    resolves them, and no rows of ``touched``; other routes have no keys. Of a cached
+    storage in 16 bits they have ``row_keys`` with their slots, by which rows are
+    rounded: ``[rows, words]``, as in ``KeyIndex``.
     """
 
     def group(self, rows: jax.Array, num_rows: int) -> RowGroups:

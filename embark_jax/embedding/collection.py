@@ -160,10 +160,10 @@ class EmbeddingCollection:
 
         def create(key):
             return {
-                name: jnp.zeros((storage.slots_per_device, storage.width))
-                if storage.cached
-                else initial_block(storage, key, self.hot_keys)
-                for name, storage in self._storages.items()
+                name: jnp.zeros((s.slots_per_device, s.width), s.kind.dtype)
+                if s.cached
+                else initial_block(s, key, self.hot_keys)
+                for name, s in self._storages.items()
             }
 
         return jax.jit(self.map(create, (PartitionSpec(),), self._specs))(key)

@@ -48,8 +48,8 @@ def initial_rows(
     hot_keys: HotKeys,
 ) -> Callable[..., jax.Array]:
     """Returns a function from ``[n]`` int32 slots, if each row had one, to the initial
-    rows ``[n, width]`` of this device's block, inside ``shard_map``. For a dynamic
-    table it also takes the low and high 32 bits of the rows' keys, ``[n, 2]`` uint32.
+    rows ``[n, width]`` float32 of this device's block, inside ``shard_map``. For a
+    cached storage it takes rows' keys as in ``KeyIndex`` instead, ``[n, words]``.
 
     A value depends only on the random key and on its table, row (or key) and column,
     never on the plan.
@@ -71,10 +71,8 @@ def initial_rows(
     by_column = jax.vmap(value, in_axes=(None, None, 0, None, None, None))
     by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0, 0))
 
-    def rows_of(slot, words=None):
+    def rows_of(slot):
         row_low, row_high, column, seed, normal, scale = shards.locate(slot)
-        if words is not None:
-            row_low, row_high = words.T
         columns = jnp.arange(storage.width, dtype=jnp.int32)
         columns = column[:, None] + columns[None]
         return by_row(row_low, row_high, columns, seed, normal, scale)
@@ -161,7 +159,13 @@ class ShardsByDevice:
     def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
         """Returns ``(row's low and high 32 bits, first column, seed, whether values are
         normal, scale)`` of this device's slots; the scale is zero where a slot holds no
-        row."""
+        row. In place of slots it takes keys of a cached storage, ``[n, words]``."""
+        if slot.ndim == 2:
+            words = slot.T
+            if len(words) == 1:
+                return self.locate(words[0].astype(jnp.int32))
+            _, _, *others = self.locate(jnp.zeros(len(slot), jnp.int32))
+            return *words, *others
         devices = self.first_slot.shape[0]
         # A device past the last owner owns nothing; its values are scaled to zero.
         device = lax.axis_index(MESH_AXES) if devices > 1 else 0

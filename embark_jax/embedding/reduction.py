@@ -42,13 +42,14 @@ class ReductionRoute(NamedTuple):
         (sample, partial sum), flattened.
       touched: the received slots grouped by row.
       request: ``[devices, capacity]`` request behind each cell that was sent.
-      keys: as in ``cluster.ShardedCluster``.
+      keys, row_keys: as in ``cluster.ShardedCluster``.
     """
 
     received: PooledIds
     touched: RowGroups | None
     request: jax.Array
     keys: Keys | None
+    row_keys: jax.Array | None = None
 
 
 class ReductionBased:

@@ -4,7 +4,7 @@ Rows that several micro-batches touch are updated once: their gradients are summ
 one buffer with a row for every row that any micro-batch touches.
 
 Rows of a 16-bit storage are updated in float32 and rounded stochastically as they are
-written.
+written. Where they are cached, the route says which rows lie in the slots.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def update_block(
     noise_of_slots = None
     if block.dtype != jnp.float32:
         noise_of_slots = noise_of(cluster.index.storage, hot_keys, step)
+    keys = route.row_keys if cluster.index.storage.cached else None
     mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
     spans = {n: spans[n] for n in names if n in spans}
     if micro_batches == 1:
@@ -68,7 +69,7 @@ def update_block(
                 summands.weight,
                 apply=apply,
                 step=step,
-                noise=noise_of_slots and noise_of_slots(summands.groups.row),
+                noise=noise_of_slots and noise_of_slots(summands.groups.row, keys),
                 implementation=cluster.implementation,
             )
         rows = cluster.row_gradients(by_block, route)
@@ -77,8 +78,8 @@ def update_block(
             full = _full_gradients(rows, block, optimizer)
             mean_square = cluster.mean_square(full, route)
     else:
-        rows, mean_square = _sum_micro_batches(
-            cluster, block, route, mean_factors, spans, gradients, optimizer
+        rows, mean_square, keys = _sum_micro_batches(
+            cluster, block, route, keys, mean_factors, spans, gradients, optimizer
         )
     return update_rows(
         block,
@@ -88,7 +89,7 @@ def update_block(
         optimizer,
         step=step,
         mean_square=mean_square,
-        noise=noise_of_slots and noise_of_slots(rows.slot),
+        noise=noise_of_slots and noise_of_slots(rows.slot, keys),
         implementation=cluster.implementation,
     )
 
@@ -131,19 +132,23 @@ def _sum_micro_batches(
     cluster: Cluster,
     block: jax.Array,
     routes: Route,
+    keys: jax.Array | None,
     mean_factors: Mapping[str, jax.Array],
     spans: Mapping[str, Spans],
     gradients: Mapping[str, jax.Array],
     optimizer: RowOptimizer,
-) -> tuple[RowGradients, jax.Array | None]:
+) -> tuple[RowGradients, jax.Array | None, jax.Array | None]:
     """Sums over micro-batches, along the first axis of all; also finds the mean squares
-    of whole rows, if an optimizer needs them."""
+    of whole rows, if an optimizer needs them, and the rows' keys, if there are any."""
     slots = cluster.index.slots
     touched = cluster.touched(routes)  # [micro_batches, rows]
     groups = group_rows(
         touched.reshape(-1), slots, implementation=cluster.implementation
     )
     buffer_row = groups.group.reshape(touched.shape)
+    if keys is not None:
+        by_row = jnp.zeros((len(groups.row), keys.shape[-1]), keys.dtype)
+        keys = by_row.at[buffer_row].set(keys, mode="drop")
 
     def add(total, micro_batch):
         route, mean_factors, spans, gradients, buffer_row = micro_batch
@@ -160,7 +165,7 @@ def _sum_micro_batches(
     total, _ = lax.scan(add, total, micro_batch)
     rows = RowGradients(groups.row, total)
     if not (optimizer.row_wise and cluster.index.column_sharded):
-        return rows, None
+        return rows, None, keys
     full = _full_gradients(rows, block, optimizer).gradient
 
     def find(mean_square, micro_batch):
@@ -173,14 +178,15 @@ def _sum_micro_batches(
 
     zeros = jnp.zeros(groups.row.shape, jnp.float32)
     mean_square, _ = lax.scan(find, zeros, (routes, touched, buffer_row))
-    return rows, mean_square
+    return rows, mean_square, keys
 
 
 def noise_of(
     storage: Storage, hot_keys: HotKeys, step: jax.Array
-) -> Callable[[jax.Array], jax.Array]:
+) -> Callable[[jax.Array, jax.Array | None], jax.Array]:
     """Returns a function that gives the uint32 noise ``[n]`` of rows, inside
-    ``shard_map``, from their slots in this device's block, ``[n]`` int32.
+    ``shard_map``, from their slots in this device's block, ``[n]`` int32; or of a
+    cached storage, from their keys, ``[n, words]``.
 
     The random bits that follow depend on the table, row and column and on the step,
     never on plan or mesh, and not on the seed of the run: its rows and batches do.
@@ -197,8 +203,9 @@ def noise_of(
         row = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
         return jax.random.key_data(jax.random.fold_in(row, row_high))[0]
 
-    def noise(slots):
-        row_low, row_high, column, seed, _, _ = shards.locate(slots)
+    def noise(slots, keys):
+        located = shards.locate(slots if keys is None else keys)
+        row_low, row_high, column, seed, _, _ = located
         return jax.vmap(of_row)(row_low, row_high, seed) + column_noise(column)
 
     return noise

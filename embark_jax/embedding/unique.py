@@ -51,7 +51,7 @@ class UniqueRoute(NamedTuple):
       weight: for each block ``[rows, requests]`` weight of each request; or None.
       request: ``[devices, capacity]`` first request behind each cell that was sent.
       filled: cells that hold an id, or None where all cells travel.
-      keys: as in ``cluster.ShardedCluster``.
+      keys, row_keys: as in ``cluster.ShardedCluster``.
     """
 
     slot: jax.Array | None
@@ -62,6 +62,7 @@ class UniqueRoute(NamedTuple):
     request: jax.Array
     filled: Filled | None
     keys: Keys | None
+    row_keys: jax.Array | None = None
 
 
 class UniqueBased:

@@ -12,7 +12,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
-from embark_jax.plans.options import Pooling, RowFormat
+from embark_jax.plans.options import Dtype, Pooling, RowFormat
 from embark_jax.plans.tables import FeatureSpec
 
 FILE_NAME = "model.json"
@@ -34,11 +34,13 @@ class InitialRows(Config):
       key: the two words of the random key of all tables.
       table: number of the table.
       scale: largest absolute value.
+      dtype: number format in which training holds the rows.
     """
 
     key: tuple[NonNegativeInt, NonNegativeInt]
     table: NonNegativeInt
     scale: float
+    dtype: Dtype = "float32"
 
 
 class ExportedTable(Config):

@@ -9,7 +9,7 @@ from embark_jax.export.description import InitialRows
 
 def draw_initial_rows(initial: InitialRows, keys: np.ndarray, dim: int) -> np.ndarray:
     """Returns the ``[n, dim]`` float32 rows that ``[n]`` int64 keys begin with, as
-    ``embedding.initial.initial_value`` gives them."""
+    ``embedding.initial.initial_value`` gives them, rounded to the table's format."""
     words = keys.astype(np.int64).view(np.uint64)
     cell = np.uint32(initial.key[0]), np.uint32(initial.key[1])
     cell = fold_in(cell, np.uint32(initial.table))
@@ -21,7 +21,14 @@ def draw_initial_rows(initial: InitialRows, keys: np.ndarray, dim: int) -> np.nd
     # The bits of a float from 1 to 2, then from -1 to 1.
     bits = ((first ^ second) >> np.uint32(9)) | np.uint32(0x3F800000)
     values = (bits.view(np.float32) - np.float32(1)) * np.float32(2)
-    return (values - np.float32(1)) * np.float32(initial.scale)
+    values = (values - np.float32(1)) * np.float32(initial.scale)
+    if initial.dtype == "bfloat16":  # the upper halves, even ones where two are as near
+        bits = values.view(np.uint32)
+        bits += np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        values = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+    elif initial.dtype == "float16":
+        values = values.astype(np.float16).astype(np.float32)
+    return values
 
 
 def fold_in(cell, number):

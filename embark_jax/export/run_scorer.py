@@ -73,5 +73,8 @@ def initial_rows(saved: SavedModel, table: TableSpec) -> InitialRows | None:
         return None
     key = np.asarray(jax.random.key_data(jax.random.key(saved.seed)))
     return InitialRows(
-        key=tuple(key.tolist()), table=table_seed(table.name), scale=table.scale
+        key=tuple(key.tolist()),
+        table=table_seed(table.name),
+        scale=table.scale,
+        dtype=table.dtype,
     )

@@ -190,11 +190,6 @@ class TableSpec:
                     "'device', where every row has its slot; set tier to host or disk"
                 )
             return
-        if self.dtype != "float32":
-            raise ValueError(
-                f"table {self.name!r}: dtype is {self.dtype!r}, must be float32 where "
-                "tier is host, disk or auto, or the table is dynamic"
-            )
         if self.slots is None:
             return
         slots = whole(f"table {self.name!r}: slots", self.slots, MOST_ROWS)

@@ -70,12 +70,14 @@ def trainer_of(
     optimizer=None,
     capacity=200,
     evict="lru",
+    dtypes=("float32", "float32"),
     **options,
 ) -> ej.Trainer:
     devices = math.prod(mesh)
+    of_a, of_b = ({"tier": tier, "slots": slots, "dtype": dtype} for dtype in dtypes)
     tables = [
-        ej.TableSpec("a", ROWS["a"], 4, tier=tier, slots=slots, evict=evict),
-        ej.TableSpec("b", ROWS["b"], 4, tier=tier, slots=slots),
+        ej.TableSpec("a", ROWS["a"], 4, evict=evict, **of_a),
+        ej.TableSpec("b", ROWS["b"], 4, **of_b),
         ej.TableSpec("c", ROWS["c"], 4),
     ]
     placed = (
@@ -139,20 +141,20 @@ def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
 
 # A device has up to 38 of a's rows; of b's one has all 200 twice, in halves of columns.
 @pytest.mark.parametrize(
-    ("mesh", "cluster", "optimizer", "slots", "overlap"),
+    ("mesh", "cluster", "optimizer", "slots", "overlap", "dtypes"),
     [
-        pytest.param((1, 1), "ub", ej.SGD(0.5), 80, False, marks=pytest.mark.slow),
-        pytest.param((2, 4), "rb", ej.Adagrad(0.5), 200, True, marks=pytest.mark.slow),
-        pytest.param(
-            (2, 2), "ub", ej.RowwiseAdagrad(0.5), 80, True, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            (2, 2), "rb", ej.FTRL(0.5, l1=0.01), 80, True, marks=pytest.mark.slow
-        ),
+        ((1, 1), "ub", ej.SGD(0.5), 80, False, ("float32", "float16")),
+        ((2, 4), "rb", ej.Adagrad(0.5), 200, True, ("float32", "float32")),
+        ((2, 2), "ub", ej.RowwiseAdagrad(0.5), 80, True, ("bfloat16", "float16")),
+        ((2, 2), "rb", ej.FTRL(0.5, l1=0.01), 80, True, ("bfloat16", "float32")),
     ],
 )
-def test_cached_tables_train_bit_for_bit(mesh, cluster, optimizer, slots, overlap):
+@pytest.mark.slow
+def test_cached_tables_train_bit_for_bit(
+    mesh, cluster, optimizer, slots, overlap, dtypes
+):
     options = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer}
+    options["dtypes"] = dtypes
     expected = trainer_of(**options)
     cached = trainer_of("host", slots, overlap=overlap, **options)
     assert losses(cached.iterate(Clicks(), STEPS)) == losses(
@@ -180,7 +182,8 @@ def test_a_swap_moves_rows_in_place():
 @pytest.mark.slow
 def test_an_overflow_and_micro_batches_change_no_bit():
     """Exchange buffers grow, in steps and in an evaluation, while rows move."""
-    expected = trainer_of(mesh=(2, 2), micro_batches=2)
+    dtypes = "bfloat16", "float32"
+    expected = trainer_of(mesh=(2, 2), micro_batches=2, dtypes=dtypes)
     cached = trainer_of(
         "disk",
         90,
@@ -188,6 +191,7 @@ def test_an_overflow_and_micro_batches_change_no_bit():
         micro_batches=2,
         capacity=2,
         evict="lfu",
+        dtypes=dtypes,
         overlap=True,
     )
     batches = list(Clicks().test_batches(BATCH // 2))
@@ -250,9 +254,10 @@ def test_a_checkpoint_goes_with_and_without_a_cache(first, then, tmp_path):
     """To another mesh, with all rows and their state."""
     slots = {"device": None, "host": 70, "disk": 90}
     identity, batches = {"seed": 1}, list(Clicks().test_batches(BATCH))
-    one = trainer_of(first, slots[first], mesh=(2, 2))
+    dtypes = "bfloat16", "float32"
+    one = trainer_of(first, slots[first], mesh=(2, 2), dtypes=dtypes)
     list(one.iterate(Clicks(), 5))
-    other = trainer_of(then, slots[then], mesh=(1, 2), cluster="rb")
+    other = trainer_of(then, slots[then], mesh=(1, 2), cluster="rb", dtypes=dtypes)
     list(other.iterate(Clicks(), 2))  # there are other rows in slots
     auc, saved = one.evaluate(batches).auc, tables_and_states(one)
     with ej.Checkpointer(tmp_path, identity, keep=1) as checkpoints:

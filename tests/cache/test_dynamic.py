@@ -1,5 +1,6 @@
 """Dynamic tables train as tables that had all their rows from the start."""
 
+import dataclasses
 import math
 import re
 
@@ -79,14 +80,15 @@ def trainer_of(
     )
 
 
-def fixed() -> ej.TableSpec:
-    return ej.TableSpec("user", USERS, DIM, SCALE)
+def fixed(dtype="float32") -> ej.TableSpec:
+    return ej.TableSpec("user", USERS, DIM, SCALE, dtype=dtype)
 
 
-def dynamic(slots=20, max_slots=1000, **options) -> ej.TableSpec:
-    return ej.TableSpec.dynamic(
+def dynamic(slots=20, max_slots=1000, dtype="float32", **options) -> ej.TableSpec:
+    table = ej.TableSpec.dynamic(
         "user", DIM, slots, max_slots, init_scale=SCALE, **options
     )
+    return dataclasses.replace(table, dtype=dtype)
 
 
 def first_samples(batch: ej.Batch, trainer: ej.Trainer) -> ej.Batch:
@@ -99,7 +101,7 @@ def first_samples(batch: ej.Batch, trainer: ej.Trainer) -> ej.Batch:
 def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
     """Rows and states of the dynamic table, one after the other."""
     state = trainer.whole_state()
-    (name,) = (n for n in state.storages if n.endswith("_user"))
+    (name,) = (n for n in state.storages if "_user" in n)
     states = dict(state.embedding_state[name])
     keys = states.pop("key")
     states = {n: a for n, a in states.items() if n not in SLOT_VALUES}
@@ -119,7 +121,13 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
 @pytest.mark.parametrize(
     ("mesh", "cluster", "optimizer", "options", "trainer_options"),
     [
-        ((1, 2), "ub", ej.RowwiseAdagrad(0.5), {"max_slots": 50}, {"column_shards": 2}),
+        (
+            (1, 2),
+            "ub",
+            ej.RowwiseAdagrad(0.5),
+            {"max_slots": 50, "dtype": "float16"},
+            {"column_shards": 2},
+        ),
         (
             (2, 4),
             "rb",
@@ -139,7 +147,12 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
             (2, 4),
             "ub",
             ej.Adagrad(0.5),
-            {"max_slots": 70, "evict": "lfu", "evicted": "disk"},
+            {
+                "max_slots": 70,
+                "evict": "lfu",
+                "evicted": "disk",
+                "dtype": "bfloat16",
+            },
             {"overlap": True, "micro_batches": 2, "capacity": 2},
         ),
     ],
@@ -149,7 +162,7 @@ def test_growth_and_rows_that_leave_and_return_change_no_bit(
     mesh, cluster, optimizer, options, trainer_options
 ):
     same = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer, **trainer_options}
-    expected = trainer_of(fixed(), **same)
+    expected = trainer_of(fixed(options.get("dtype", "float32")), **same)
     found = trainer_of(dynamic(**options), **same)
     trained, wanted = (
         np.array(losses(each.iterate_batches(batches(0, STEPS))))
@@ -243,7 +256,7 @@ def slot_keys(trainer: ej.Trainer) -> list[int]:
 
 @pytest.mark.slow
 def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
-    table = dynamic(max_slots=80)
+    table = dynamic(max_slots=80, dtype="bfloat16")
     one = trainer_of(table, mesh=(2, 2))
     whole = losses(one.iterate_batches(batches(0, STEPS)))
     one = trainer_of(table, mesh=(2, 2))
@@ -253,10 +266,11 @@ def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
         saved = rows_by_key(one)
         again = trainer_of(table, mesh=(2, 2))
         again.load(checkpoints)
-        other = trainer_of(dynamic(slots=10, max_slots=100), (1, 2), "rb")
+        smaller = dynamic(slots=10, max_slots=100, dtype="bfloat16")
+        other = trainer_of(smaller, (1, 2), "rb")
         list(other.iterate_batches(batches(3, 8, FAR)))  # there are other keys
         other.load(checkpoints)
-        split = trainer_of(dynamic(max_slots=80), (1, 2), column_shards=2)
+        split = trainer_of(table, (1, 2), column_shards=2)
         split.load(checkpoints)
     assert again.step == other.step == split.step == 5
     tables = [trainer.table("user") for trainer in (one, split)]

@@ -14,7 +14,7 @@ from tests.days import DAYS, config_of, prepare_table, table_of
 from tests.runs import done
 
 TABLES = {
-    "grows": "{slots: 16, max_slots: 400}",
+    "grows": "{slots: 16, max_slots: 400, dtype: bfloat16}",
     "forgets": "{slots: 44, max_slots: 44, evicted: discard}",
     "admits": "{slots: 40, max_slots: 80, admit_after: 2, expire_after: 2}",
 }

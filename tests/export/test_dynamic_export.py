@@ -29,7 +29,7 @@ mesh: {nodes: 1, gpus_per_node: 2}
 embedding:
   dim: 4
   tables:
-    user: {rows: 4000, slots: 200, max_slots: 400, init_scale: 0.4}
+    user: {rows: 4000, slots: 200, max_slots: 400, init_scale: 0.4, dtype: DTYPE}
     item: {rows: 60}
   features:
     user: {hotness: 2, pooling: mean}
@@ -50,10 +50,14 @@ class Exported(NamedTuple):
     logits: np.ndarray
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Exported:
+@pytest.fixture(
+    scope="module",
+    params=["bfloat16", pytest.param("float16", marks=pytest.mark.slow)],
+)
+def exported(tmp_path_factory, request) -> Exported:
     workdir = tmp_path_factory.mktemp("run")
-    config = reading.load(runs.write_config(workdir, CONFIG))
+    text = CONFIG.replace("DTYPE", request.param)
+    config = reading.load(runs.write_config(workdir, text))
     setup = experiment.build(config)
     trainer, known = setup.trainer(), set()
     reading.save(config, workdir / "config.yaml")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.options import Tier
 from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.tables import TableSpec
 from embark_jax.plans.wire import VALUE_BYTES
 
 MEMORY_SHARE = 0.9
@@ -104,7 +106,8 @@ class Memory:
         """Returns ``[row shards]`` bytes of all rows of a column shard, if they have
         room elsewhere than on the device. A checkpoint brings those in slots there,
         too; a dynamic table that forgets rows has no others."""
-        row_bytes = self.row_bytes(shapes.width) + STORED_KEY_BYTES * shapes.dynamic
+        row_bytes = self.row_bytes(shapes.width, shapes.value_bytes)
+        row_bytes = row_bytes + STORED_KEY_BYTES * shapes.dynamic
         of_slots = shapes.forgets[shapes.shape]
         rows = np.where(of_slots, shapes.shard_slots, shapes.shard_rows)
         return (row_bytes * shapes.cached)[shapes.shape] * rows
@@ -115,6 +118,13 @@ class Memory:
         per_parameter, per_row = self.workload.state_values
         states = width * per_parameter + per_row
         return value_bytes * width + traffic.VALUE_BYTES * states
+
+    def rows_bytes(self, tables: Iterable[TableSpec]) -> int:
+        """Returns the bytes of all rows of tables, wherever they are."""
+        return sum(
+            table.rows * self.row_bytes(table.dim, VALUE_BYTES[table.dtype])
+            for table in tables
+        )
 
     def slot_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of a slot, and in a cached storage of its key index."""

@@ -125,7 +125,7 @@ class ProgramModel:
         these were updated since they came. Two programs read and write both."""
         moved = shapes.missed_rows * shapes.cached[shapes.shape]
         row_bytes = traffic.update_rows_bytes(
-            1, shapes.width, *self.workload.state_values
+            1, shapes.width, *self.workload.state_values, shapes.value_bytes
         )[shapes.shape]
         blocks = np.maximum(row_bytes, 2 * DISK_BLOCK_BYTES)
         yield Work("update", "rows of slots", 2 * moved * row_bytes)

@@ -281,7 +281,7 @@ def _lacking_stores(instance: Instance) -> str:
     """Says what row stores lack if cached tables fit neither them nor the devices."""
     memory, workload = instance.memory, instance.workload
     tables = [table for table in instance.tables if table.tier != "device"]
-    rows_bytes = sum(table.rows * memory.row_bytes(table.dim) for table in tables)
+    rows_bytes = memory.rows_bytes(tables)
     tiers = {storage.tier for storage in instance.candidates.storages}
     stores_bytes = workload.fleet.nodes * sum(
         limit_bytes

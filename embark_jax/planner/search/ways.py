@@ -44,7 +44,7 @@ def offered_tiers(tables: Sequence[TableSpec], memory: Memory) -> list[Tier]:
     device = memory.workload.fleet.device
     nodes = memory.workload.fleet.nodes
     host_bytes = memory.stored_limit_bytes[STORED_TIERS.index("host")] * nodes
-    row_bytes = sum(table.rows * memory.row_bytes(table.dim) for table in tables)
+    row_bytes = memory.rows_bytes(tables)
     tiers: list[Tier] = ["device"]
     if device.host_bytes_per_s is not None:
         tiers.append("host")
