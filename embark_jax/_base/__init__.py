@@ -1,1 +1,1 @@
-"""Shared ground: errors that users can mend, the base of configs, safe YAML, files."""
+"""Shared ground: users' errors, the base of configs and its checks, YAML, files."""
