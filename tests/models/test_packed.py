@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import embark_jax as ej
 from embark_jax.data.synthetic import SyntheticClicks
-from embark_jax.embedding.sequences import pack, spans_of
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer, tables_of
@@ -46,29 +45,36 @@ class PackedInterest(Interest, ej.PackedModel):
         return self.last(jnp.concatenate([total, item], axis=1))[:, 0]
 
 
+@jax.jit
+def both_ways(packed: ej.Packed, of_samples: jax.Array):
+    return packed.sum(packed.values), packed.spread(of_samples)
+
+
 @given(st.lists(st.integers(0, 4), min_size=6, max_size=6))
 def test_events_know_their_samples(lengths):
-    """Of two devices with three samples each."""
-    by_device, room = np.reshape(lengths, (2, 3)), 13
-    padded = np.arange(1, 49, dtype=np.float32).reshape(2, 3, 4, 2)
-    padded[np.arange(4) >= by_device[..., None]] = 0
-    values = [
-        pack(
-            jnp.asarray(of_device),
-            spans_of(jnp.asarray(np.arange(4) < count[:, None])),
-            room,
-        )
-        for of_device, count in zip(padded, by_device, strict=True)
-    ]
-    packed = ej.Packed(jnp.concatenate(values), jnp.asarray(by_device, jnp.int32))
-    sums = padded.reshape(6, 4, 2).sum(axis=1)
-    np.testing.assert_allclose(packed.sum(packed.values), sums)
-    samples = np.repeat(np.arange(1, 7), lengths)
-    spread = np.asarray(packed.spread(jnp.arange(1, 7)))
-    np.testing.assert_array_equal(spread[spread > 0], samples)
-    full = ej.Packed.of(jnp.asarray(padded).reshape(6, 4, 2))
-    np.testing.assert_allclose(full.sum(full.values), sums)
+    """Of two devices with three samples each, and room for 13 events."""
+    rows = np.arange(1, 49, dtype=np.float32).reshape(6, 4, 2)
+    events = [of_sample[:count] for of_sample, count in zip(rows, lengths, strict=True)]
+    values = np.zeros((2, 13, 2), np.float32)
+    for device in range(2):
+        own = np.concatenate(events[3 * device :][:3])
+        values[device, : len(own)] = own
+    packed = ej.Packed(
+        jnp.asarray(values.reshape(26, 2)), jnp.array(lengths, jnp.int32).reshape(2, 3)
+    )
+    sums, spread = both_ways(packed, jnp.arange(1, 7))
+    np.testing.assert_allclose(sums, [of_sample.sum(axis=0) for of_sample in events])
+    spread = np.asarray(spread)
+    np.testing.assert_array_equal(
+        spread[spread > 0], np.repeat(np.arange(1, 7), lengths)
+    )
     assert ej.Packed.of(packed) is packed
+
+
+def test_all_places_of_padded_sequences_are_events():
+    padded = jnp.arange(24.0).reshape(3, 4, 2)
+    full = ej.Packed.of(padded)
+    np.testing.assert_array_equal(full.sum(full.values), padded.sum(axis=1))
 
 
 def results_of(
