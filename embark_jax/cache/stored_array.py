@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Sharding
@@ -49,44 +49,3 @@ class StoredArray:
             StoredShard(device, where[device] or (), block)
             for device, block in self.blocks.items()
         ]
-
-
-@runtime_checkable
-class RowsByKey(Protocol):
-    """The rows of a dynamic table on this process's devices, to be restored.
-
-    Attributes:
-      table: name of the table.
-      states: names of the optimizer's states of a row.
-    """
-
-    table: str
-    states: tuple[str, ...]
-
-    def clear(self) -> None:
-        """Forgets all rows."""
-        ...
-
-    def take_sights(self, blocks: np.ndarray) -> None:
-        """Takes over the sketches of all blocks, ``[blocks, cells, hashes]``."""
-        ...
-
-    def owned(self, keys: np.ndarray) -> np.ndarray:
-        """Returns ``[n]`` bool: which of ``[n]`` int64 keys belong to these devices."""
-        ...
-
-    def take(
-        self,
-        keys: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        rows: Mapping[str, np.ndarray],
-    ) -> None:
-        """Takes over those of ``[n]`` keys that are ``owned``.
-
-        Args:
-          keys: ``[n]`` int64 keys.
-          slots: ``[n]`` values of ``SLOT_VALUES``.
-          rows: parameters ``[n, dim]`` by the name "", and each state, ``[n, dim]`` or
-            ``[n, 1]``.
-        """
-        ...

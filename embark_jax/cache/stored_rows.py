@@ -52,8 +52,8 @@ ROWS_AT_ONCE = 8192
 
 
 class StoredRows:
-    """All rows of one cached storage, as described above; of a dynamic table, also the
-    ``RowsByKey`` that a checkpoint is restored into.
+    """All rows of one cached storage, as described above. A checkpoint of a dynamic
+    table is restored by ``clear``, ``owned``, ``take`` and ``take_sights``.
 
     Args:
       storage: the storage.
@@ -218,14 +218,14 @@ class StoredRows:
         return {d: s for d, s in self._stores.items() if isinstance(s, KeyedStore)}
 
     def clear(self) -> None:
-        """Forgets all rows; see ``RowsByKey``."""
+        """Forgets all rows of a dynamic table."""
         self._taken.clear()
         self._sights.clear()
         for store in self._keyed.values():
             store.clear()
 
     def owned(self, keys: np.ndarray) -> np.ndarray:
-        """See ``RowsByKey``."""
+        """Returns ``[n]`` bool: which of ``[n]`` int64 keys belong to these devices."""
         shards = [shard for d in self._stores if (shard := self._shard(d)) is not None]
         return np.isin(self._row_shard(keys), [row_shard for row_shard, _ in shards])
 
@@ -235,7 +235,14 @@ class StoredRows:
         slots: Mapping[str, np.ndarray],
         rows: Mapping[str, np.ndarray],
     ) -> None:
-        """See ``RowsByKey``."""
+        """Takes over those of ``[n]`` int64 keys of a checkpoint that are ``owned``.
+
+        Args:
+          keys: ``[n]`` int64 keys.
+          slots: ``[n]`` values of ``SLOT_VALUES``.
+          rows: parameters ``[n, dim]`` by the name "", and each state, ``[n, dim]`` or
+            ``[n, 1]``.
+        """
         row_shard, width = self._row_shard(keys), self.storage.width
         for device, store in self._stores.items():
             if (shard := self._shard(device)) is None:
@@ -253,7 +260,7 @@ class StoredRows:
             self._taken[device].append((keys[own], slot_values))
 
     def take_sights(self, blocks: np.ndarray) -> None:
-        """See ``RowsByKey``."""
+        """Takes over the sketches of all blocks, ``[blocks, cells, hashes]``."""
         everywhere = blocks.max(axis=0)  # of other owners, who had other keys
         for number, device in enumerate(self._mesh.devices.flat):
             if device in self._stores:

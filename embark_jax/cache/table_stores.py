@@ -108,7 +108,7 @@ class TableStores:
 
     def unfilled(self, tables: TableState) -> TableState:
         """Returns tables like ``filled``, with any values, which a checkpoint
-        overwrites; in place of the arrays of dynamic tables are ``RowsByKey``."""
+        overwrites; dynamic tables have their ``StoredRows`` in place of arrays."""
         rows = {n: s.storage.rows_per_device for n, s in self._stores.items()}
         tables = self._with_arrays(
             tables,

@@ -25,7 +25,8 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.config import differences
-from embark_jax.cache.stored_array import RowsByKey, StoredArray
+from embark_jax.cache.stored_array import StoredArray
+from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.agreement import in_process_0, together
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
 from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, reason
@@ -319,7 +320,7 @@ def chosen_steps(
 def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
     """Raises ``ValueError`` if a state has some rows of cached tables, not all."""
     for name in embeddings.cached:
-        if not isinstance(state.storages[name], StoredArray | RowsByKey):
+        if not isinstance(state.storages[name], StoredArray | StoredRows):
             raise ValueError(
                 f"the state has slots of {name}, which hold some rows of its tables "
                 "alone; give Trainer.whole_state()"

@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 
 from embark_jax.cache.kept_slots import KEY, NO_ROW, SIGHTS, SLOT, SLOT_VALUES
-from embark_jax.cache.stored_array import RowsByKey, StoredArray
+from embark_jax.cache.stored_array import StoredArray
+from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.layout import is_key, of_table
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
@@ -55,7 +56,7 @@ def restore_arrays(
         if not of_table(name):
             restored[name] = restored_array(saved, name, array)
             continue
-        if isinstance(array, RowsByKey):
+        if isinstance(array, StoredRows):
             restore_by_key(saved, array)
             restored[name] = array
             continue
@@ -70,7 +71,7 @@ def restore_arrays(
     return restored
 
 
-def restore_by_key(saved: SavedCheckpoint, rows_by_key: RowsByKey) -> None:
+def restore_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
     """Gives a dynamic table those of its rows that this process owns."""
     rows_by_key.clear()
     (layout,) = saved.description.tables[rows_by_key.table]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax.cache.stored_array import RowsByKey
+from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.layout import named_arrays, of_table, with_arrays
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
 from embark_jax.checkpoint.restoring import (
@@ -80,7 +80,7 @@ def warm_state(
     for name, array in arrays.items():
         if not keep_optimizer and name.startswith(("dense_state", "embedding_state")):
             continue
-        if isinstance(array, RowsByKey):
+        if isinstance(array, StoredRows):
             if array.table in saved.description.tables:
                 restore_by_key(saved, array)
         elif of_table(name):
