@@ -39,7 +39,7 @@ from embark_jax.embedding.arrays import (
 )
 from embark_jax.embedding.cluster import Route, ShardedCluster
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.exchange import largest_over_devices, sum_over_devices
+from embark_jax.embedding.exchange import gather, largest_over_devices
 from embark_jax.embedding.keys import WORDS
 from embark_jax.plans.storage import Storage
 
@@ -190,7 +190,7 @@ def resolve_routes(
     clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
 
     def resolve_all(indexes, routes, turns_to_expire, again):
-        demands = {}
+        moves, counts = {}, []
         for name, cluster in clusters.items():
             words, present = routes[name].keys
             rules = slot_rules(cached[name])
@@ -217,22 +217,26 @@ def resolve_routes(
                 slots = cluster.touched(routes[name])
                 row_keys = resolved.index.slot_keys.at[slots].get(mode="clip")
                 routes[name] = routes[name]._replace(row_keys=row_keys)
-            demand_sizes = jnp.concatenate(
-                [resolved.moves.count, resolved.needed, resolved.homeless]
+            moves[name] = resolved.moves
+            counts.append(
+                jnp.concatenate(
+                    [
+                        resolved.moves.count,
+                        resolved.needed,
+                        resolved.homeless,
+                        resolved.unique_keys,
+                        resolved.missing,
+                        resolved.index.filled,
+                        resolved.guests,
+                    ]
+                )
             )
-            rows = jnp.concatenate(
-                [
-                    resolved.unique_keys,
-                    resolved.missing,
-                    resolved.index.filled,
-                    resolved.guests,
-                ]
-            )
-            demands[name] = Demand(
-                resolved.moves,
-                largest_over_devices(demand_sizes),
-                sum_over_devices(rows),
-            )
+        counts = gather(jnp.stack(counts)[None])  # of all devices, by one collective
+        largest, rows = counts[..., :3].max(axis=0), counts[..., 3:].sum(axis=0)
+        demands = {
+            name: Demand(moves[name], largest[i], rows[i])
+            for i, name in enumerate(clusters)
+        }
         return indexes, routes, demands
 
     batch = BATCH if micro_batches == 1 else MICRO_BATCHES
