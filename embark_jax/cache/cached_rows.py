@@ -101,12 +101,10 @@ class CachedRows:
         self._micro_batches, self._look_ahead = micro_batches, look_ahead
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None
-        # A batch whose rows are in slots, and whose step was not taken yet; whether its
-        # routes are for an earlier plan.
-        self._present: PendingBatch | None = None
-        self._present_is_stale = False
         self._written: Future | None = None
-        self._routed: DeviceBatch | None = None  # what the indexes were asked for last
+        # What the indexes were asked for last, and what the figures have last.
+        self._routed: DeviceBatch | None = None
+        self._counted: DeviceBatch | None = None
         self.windows = WindowTurns()
         self._stores = TableStores(collection, optimizer, key, scratch)
         self.use(collection)
@@ -118,7 +116,6 @@ class CachedRows:
         """Changes to a plan of other capacities, or more slots."""
         self._collection, self._storages = collection, collection.cached
         self._stores.use(collection)
-        self._present_is_stale = True
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
@@ -152,40 +149,24 @@ class CachedRows:
                 return tables, None, None
         if self._pending is not None and self._pending.batch is not batch:
             tables = self.bring_pending(tables)
-        if self._present is not None and self._present.batch is batch:
-            check_slots(self._present.demands, self._storages, tables)
-            present, self._present = self._present, None
-            self._count(present, tables)
-            routes = present.routes
-            if self._present_is_stale:  # its rows are there, and were counted
-                routes, _ = self._try_to_resolve(
-                    self._indexes, batch, self._micro_batches, self._turns_to_expire()
-                )
-            if following is not None:
-                self._pending = self._route(following)
-                self._start_reading(self._pending)
-            return tables, routes, None
-        self._present = None  # others' rows may take its slots
         if self._pending is None:
             self._pending = self._route(batch)
             self._start_reading(self._pending)
         self._pending.rows.result()  # or it stays pending
         check_slots(self._pending.demands, self._storages, tables)
         pending, self._pending = self._pending, None
-        self._count(pending, tables)
         return self._bring(tables, pending, following), pending.routes, None
 
     def keep(self, following: DeviceBatch | None, routes: Routes | None) -> None:
         """Keeps nothing: routes of cached tables are made outside of steps."""
 
     def bring_pending(self, tables: TableState) -> TableState:
-        """Brings the rows of the pending batch, if there is one."""
+        """Brings the rows of the pending batch, if there is one; it is routed again
+        when its step comes."""
         if self._pending is None:
             return tables
         pending, self._pending = self._pending, None
-        tables = self._bring(tables, pending, None)
-        self._present, self._present_is_stale = pending, False
-        return tables
+        return self._bring(tables, pending, None)
 
     def lend(
         self, tables: TableState, batch: DeviceBatch
@@ -220,7 +201,6 @@ class CachedRows:
     def grow(self, tables: TableState, collection: EmbeddingCollection) -> TableState:
         """Returns the tables, which ``bring_pending`` gave, with more slots for a plan
         with more of them; ``use`` must take that plan next."""
-        self._present = None  # a batch that did not fit needs another route
         self._indexes, storages, states = grow_slots(
             collection, self._indexes, tables.storages, tables.optimizer
         )
@@ -263,7 +243,7 @@ class CachedRows:
           tables: tables with those arrays.
           slots: tables that give the slots, whatever is in them.
         """
-        self._pending = self._present = self._routed = None
+        self._pending = self._routed = None
         self.windows = WindowTurns()
         self._indexes = init_indexes(self._collection)
         tables = self._stores.restored(slots, tables)
@@ -331,6 +311,7 @@ class CachedRows:
         """Brings rows into slots and starts to write those that leave, then to read
         those of the batch after, if it is given."""
         rows = pending.rows.result()
+        self._count(pending, tables)
         homeless = [
             np.asarray(demand.largest)[2] for demand in pending.demands.values()
         ]
@@ -361,10 +342,13 @@ class CachedRows:
         return TableState(storages, states), outgoing
 
     def _count(self, pending: PendingBatch, tables: TableState) -> None:
-        """Counts a batch once its rows are there. The devices waited for them if the
-        tables, as the step before leaves them, are ready."""
-        array: Any = next(iter(tables.storages.values()))
-        self._figures.count(pending.demands, late=array.is_ready())
+        """Counts a batch once its rows are there, unless it was routed again. The
+        devices waited for them if the tables, as the step before leaves them, are
+        ready."""
+        if pending.batch is not self._counted:
+            array: Any = next(iter(tables.storages.values()))
+            self._figures.count(pending.demands, late=array.is_ready())
+        self._counted = pending.batch
 
     def _wait_for_writes(self) -> None:
         if self._written is not None:
