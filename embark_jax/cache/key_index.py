@@ -325,7 +325,8 @@ def _give_slots(
         rank = jnp.where(renewed, rank_renewed, rank)
     moving_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
     fresh = index.filled + index_in_batch
-    victims, hand = find_victims(index, first_to_leave, n, rules)
+    any_leaves = index.filled[0] + misses[0] > slots
+    victims, hand = find_victims(index, first_to_leave, n, rules, any_leaves)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     taken = jnp.where(fresh < slots, fresh, victim)
     taken = jnp.where(is_new, taken, slot[moving_key])
@@ -354,7 +355,7 @@ def _give_slots(
         used_at=index.used_at.at[taken].set(turn[0], mode="drop"),
         times_used=index.times_used.at[taken].set(uses, mode="drop"),
         filled=jnp.minimum(index.filled + misses, slots),
-        hand=jnp.where(index.filled + misses > slots, hand, index.hand),
+        hand=jnp.where(any_leaves, hand, index.hand),
     )
     slot = slot.at[jnp.where(moves, moving_key, n)].set(taken, mode="drop")
     return index, slot, Moves(taken, incoming, outgoing, count, leaves), homeless

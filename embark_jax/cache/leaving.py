@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels import sort_positions
+from jax import lax
 
 from embark_jax.plans.options import Evict
 
@@ -59,13 +60,18 @@ def find_first_to_leave(
 
 
 def find_victims(
-    index: KeyIndex, first_to_leave: jax.Array, n: int, rules: SlotRules
+    index: KeyIndex,
+    first_to_leave: jax.Array,
+    n: int,
+    rules: SlotRules,
+    any_leaves: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns slots, those that may leave first in front, and the next hand.
 
     They come from the next range of the ring, which has enough of them for any batch of
     n keys that the slots can hold: at most n of its slots are asked for, or about to be
-    taken. Where only guests and expired rows may leave, they come from all slots.
+    taken. Where only guests and expired rows may leave, they come from all slots. If
+    none leaves, they are any slots.
     """
     slots = index.slots
     if not (rules.may_evict or rules.reclaims):
@@ -85,5 +91,9 @@ def find_victims(
     score = score.astype(jnp.uint32)
     if rules.reclaims:
         score = jnp.where(first_to_leave[slot], 0, score + 1)
-    _, order = sort_positions(jnp.where(stays, last, score), 2**31 + 1)
+    order = lax.cond(
+        any_leaves,
+        lambda: sort_positions(jnp.where(stays, last, score), 2**31 + 1)[1],
+        lambda: offset,
+    )
     return slot[order], (index.hand + len(offset)) % slots
