@@ -146,6 +146,7 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
 def auc_of(scorer: ej.Scorer, samples: pa.Table) -> float:
     metrics = scorer.evaluate(samples)[1]
     assert metrics is not None
+    assert metrics.auc is not None
     return float(metrics.auc)
 
 
