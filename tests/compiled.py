@@ -1,6 +1,5 @@
 """Steps that are compiled from shapes alone, and what is in compiled programs."""
 
-import dataclasses
 import math
 import re
 from collections import Counter
@@ -70,8 +69,7 @@ def compile_step(
     state = abstract_state(model, collection, optimizers, dense)
     options = StepOptions(micro_batches, dense, dense_wire=dense_wire)
     step = make_train_step(model, collection, optimizers, state, options)
-    whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
-    batch = abstract_batch(whole, mesh, DENSE_FEATURES)
+    batch = abstract_batch(plan, mesh, DENSE_FEATURES, micro_batches=micro_batches)
     routes, following = None, None
     if overlap:
         routes, following = abstract_routes(collection, batch), batch

@@ -54,7 +54,7 @@ def test_yaml_and_gin_say_the_same(tmp_path):
         ("data.smaples=3", "argument 'smaples'; did you mean samples?; its param"),
         (
             "data.kind=my_model:nnx.Module",
-            "data.kind: 'my_model:nnx.Module' given, String",
+            "data.kind: 'my_model:nnx.Module' given, must match",
         ),
         ("data.kind=types:SimpleNamespace", "SimpleNamespace: has no table_rows, feat"),
         ("model.kind=builtins:print", "its parameters are args, sep, end, file, flush"),

@@ -136,6 +136,7 @@ def abstract_batch(
     dense_features: int,
     wide: Collection[str] = (),
     tasks: int = 0,
+    micro_batches: int = 1,
 ) -> DeviceBatch:
     """Returns shapes and shardings of a batch; nothing is allocated.
 
@@ -145,6 +146,7 @@ def abstract_batch(
       dense_features: number of columns of ``dense``.
       wide: features whose ids are int64, not int32.
       tasks: number of labels of each sample, if it has several, otherwise 0.
+      micro_batches: number of micro-batches of the batch, each of the plan's size.
     """
     types = {f.name: np.int64 if f.name in wide else np.int32 for f in plan.features}
     pooled = [f for f in plan.features if not f.sequence]
@@ -164,7 +166,7 @@ def abstract_batch(
             sharding=NamedSharding(mesh, PartitionSpec(MESH_AXES)),
         )
 
-    words = words_of(plan.batch_size, record)
+    words = words_of(plan.batch_size * micro_batches, record)
     if not sequences:
         return DeviceBatch(words, record)
     events = plan.events
@@ -172,7 +174,7 @@ def abstract_batch(
         tuple((f.name, events[f.name], np.dtype(types[f.name])) for f in sequences),
         tuple((f.name, events[f.name]) for f in sequences if f.weighted),
     )
-    words_of_events = words_of(plan.devices, of_events)
+    words_of_events = words_of(plan.devices * micro_batches, of_events)
     return DeviceBatch(words, record, False, words_of_events, of_events)
 
 
@@ -181,13 +183,21 @@ def check_batch(plan: Plan, batch: DeviceBatch, micro_batches: int) -> None:
     checks ids and weights.
 
     Raises:
-      ValueError: if it is not the plan's batch size.
+      ValueError: if it is not the plan's batch size, or the events of sequences are of
+        another number of micro-batches.
     """
     samples = plan.batch_size * micro_batches
     if len(batch.words) != samples:
         raise ValueError(
             f"batch has {len(batch.words)} samples, must have {samples}: the plan is "
             "made for so many"
+        )
+    groups = plan.devices * micro_batches
+    if batch.events is not None and len(batch.events) != groups:
+        raise ValueError(
+            f"batch has events for {len(batch.events)} micro-batches of devices, must "
+            f"have them for {groups}: put it on the devices with micro_batches="
+            f"{micro_batches}"
         )
 
 

@@ -12,6 +12,7 @@ from embark_jax.data import Batch, BatchChecker, DataError
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import (
     abstract_batch,
+    check_batch,
     cut_batch,
     join_batch,
     own_samples,
@@ -133,9 +134,17 @@ def test_only_events_go_to_the_devices(micro_batches):
     collection = EmbeddingCollection(plan, mesh := plan.make_mesh())
     batch = draw_sequences()
     placed = put_batch(batch, mesh, SAMPLES, False, plan.events, micro_batches)
-    expected = abstract_batch(plan, mesh, DENSE, wide={"wide"})
-    assert placed.layout == expected.layout
-    assert placed.layout_of_events == expected.layout_of_events
+    expected = abstract_batch(
+        plan, mesh, DENSE, wide={"wide"}, micro_batches=micro_batches
+    )
+    assert jax.tree.structure(placed) == jax.tree.structure(expected)
+    assert [x.shape for x in jax.tree.leaves(placed)] == [
+        x.shape for x in jax.tree.leaves(expected)
+    ]
+    check_batch(plan, placed, micro_batches)
+    other = 3 - micro_batches
+    with pytest.raises(ValueError, match=f"micro_batches={other}"):
+        check_batch(plan_of(other), placed, other)
     assert placed.has_room(plan.events)
     assert not placed.has_room({**plan.events, "past": 10})
     assert placed.events is not None

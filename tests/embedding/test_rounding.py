@@ -171,8 +171,6 @@ def test_kernels_refuse_what_they_cannot_read():
         EmbeddingCollection(planned, planned.make_mesh(), implementation="mosaic_gpu")
 
 
-def test_tables_outside_device_memory_are_float32():
-    with pytest.raises(ValueError, match="dtype is 'bfloat16', must be float32"):
-        TableSpec("t", 10, 4, tier="host", dtype="bfloat16")
+def test_tables_have_8_bits_in_no_tier():
     with pytest.raises(ValueError, match="dtype is 'int8', must be one of float32"):
         TableSpec("t", 10, 4, dtype="int8")  # pyright: ignore[reportArgumentType]

@@ -164,9 +164,10 @@ def compile_and_predict(
     settings = (model, collection, Optimizers(dense_optimizer, OPTIMIZERS[name]))
     state = abstract_state(*settings)
     step = make_train_step(*settings, state, StepOptions(micro_batches))
-    whole = dataclasses.replace(plan, batch_size=plan.batch_size * micro_batches)
     with jax.enable_x64(bool(wide)):
-        batch = abstract_batch(whole, mesh, DENSE_FEATURES, wide)
+        batch = abstract_batch(
+            plan, mesh, DENSE_FEATURES, wide, micro_batches=micro_batches
+        )
         lowered = step.lower(state, batch, None, None)
     compiled = lowered.compile(compiler_options=compiler_options)
 
