@@ -88,7 +88,7 @@ def architecture() -> Picture:
     p.box(20, 226, 150, 60, "data", "files or synthetic", fill="blue")
     p.box(240, 206, 520, 100, fill="green")
     p.words(500, 222, "train step: one XLA program on all devices", kind="title")
-    names = ("route ids", "look up rows", "dense model", "gradients", "update rows")
+    names = ("route ids", "look up", "dense layers", "gradients", "update")
     for i, name in enumerate(names):
         p.box(254 + 101 * i, 242, 88, 46, name, fill="ground")
         if i:
