@@ -50,12 +50,14 @@ class PendingBatch(NamedTuple):
       routes: routes to slots.
       demands: demand on each storage.
       rows: rows that come, by storage, once they are read; none if nothing moves.
+      new: whether it counts, unless it is refused: it was not here last, too.
     """
 
     batch: DeviceBatch
     routes: Routes
     demands: dict[str, Demand]
     rows: Future[dict[str, Incoming]]
+    new: bool = False
 
     @property
     def moves(self) -> dict[str, Moves]:
@@ -82,6 +84,8 @@ class CachedRows:
 
     Attributes:
       windows: the time windows of the batches so far, by which rows may expire.
+      halted: whether a batch was refused; until this is set back, batches change no
+        index, and those that come again are counted once.
 
     Raises:
       StoreError: if there is no room for a store.
@@ -102,10 +106,9 @@ class CachedRows:
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None
         self._written: Future | None = None
-        # What the indexes were asked for last, and what the figures have last.
-        self._routed: DeviceBatch | None = None
-        self._counted: DeviceBatch | None = None
+        self._routed: DeviceBatch | None = None  # what the indexes have counted last
         self.windows = WindowTurns()
+        self.halted = False
         self._stores = TableStores(collection, optimizer, key, scratch)
         self.use(collection)
         dynamic = {name: store.table for name, store in self._stores.dynamic.items()}
@@ -119,10 +122,10 @@ class CachedRows:
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
-        def resolve(indexes, batch, micro_batches, turns, again):
+        def resolve(indexes, batch, micro_batches, turns, again, halted):
             routes = route_batch(collection, batch, micro_batches)
             return resolve_routes(
-                collection, indexes, routes, micro_batches, turns, again
+                collection, indexes, routes, micro_batches, turns, again, halted
             )
 
         def lend(indexes, batch, micro_batches, turns):
@@ -244,6 +247,7 @@ class CachedRows:
           slots: tables that give the slots, whatever is in them.
         """
         self._pending = self._routed = None
+        self.halted = False
         self.windows = WindowTurns()
         self._indexes = init_indexes(self._collection)
         tables = self._stores.restored(slots, tables)
@@ -271,13 +275,18 @@ class CachedRows:
 
     def _route(self, batch: DeviceBatch) -> PendingBatch:
         """Starts the route of a batch, and waits for nothing."""
-        again = np.bool_(batch is self._routed)
-        self._routed = batch
-        self.windows.turn += not again
+        new = not self.halted and batch is not self._routed
+        self._routed = None if self.halted else batch
+        self.windows.turn += new
         self._indexes, routes, demands = self._resolve(
-            self._indexes, batch, self._micro_batches, self._turns_to_expire(), again
+            self._indexes,
+            batch,
+            self._micro_batches,
+            self._turns_to_expire(),
+            np.bool_(not new),
+            np.bool_(self.halted),
         )
-        return PendingBatch(batch, routes, demands, Future())
+        return PendingBatch(batch, routes, demands, Future(), new)
 
     def _turns_to_expire(self, ahead: int = 0) -> dict[str, np.int32]:
         """Returns after how many turns rows expire in tables that count days, for the
@@ -311,11 +320,18 @@ class CachedRows:
         """Brings rows into slots and starts to write those that leave, then to read
         those of the batch after, if it is given."""
         rows = pending.rows.result()
-        self._count(pending, tables)
-        homeless = [
-            np.asarray(demand.largest)[2] for demand in pending.demands.values()
-        ]
-        if any(homeless):
+        *_, homeless, refused = np.max(
+            [demand.largest for demand in pending.demands.values()], axis=0
+        )
+        if pending.new and refused:
+            self.halted, self._routed = True, None
+            self.windows.turn -= 1
+        elif pending.new:
+            # The devices waited for the rows if the tables, as the step before leaves
+            # them, are ready.
+            array: Any = next(iter(tables.storages.values()))
+            self._figures.count(pending.demands, late=array.is_ready())
+        if homeless:
             self._indexes = grow_directories(self._collection, self._indexes)
         if following is not None:
             self._pending = self._route(following)
@@ -340,15 +356,6 @@ class CachedRows:
         outgoing = self._take(*tables, moves, rows)
         storages, states = self._put(*tables, self._key, moves, rows)
         return TableState(storages, states), outgoing
-
-    def _count(self, pending: PendingBatch, tables: TableState) -> None:
-        """Counts a batch once its rows are there, unless it was routed again. The
-        devices waited for them if the tables, as the step before leaves them, are
-        ready."""
-        if pending.batch is not self._counted:
-            array: Any = next(iter(tables.storages.values()))
-            self._figures.count(pending.demands, late=array.is_ready())
-        self._counted = pending.batch
 
     def _wait_for_writes(self) -> None:
         if self._written is not None:

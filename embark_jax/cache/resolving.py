@@ -49,8 +49,9 @@ class Demand(NamedTuple):
 
     Attributes:
       moves: moves on each device.
-      largest: ``[3]`` int32 maximum over devices of the rows that come, the slots that
-        the batch needs, as in ``Resolved``, and the keys without room in the directory.
+      largest: ``[4]`` int32 maximum over devices of the rows that come, the slots that
+        the batch needs, as in ``Resolved``, and the keys without room in the directory;
+        and 1 of a batch that is refused, which asks for nothing, or 0.
       rows: ``[4]`` int32 numbers over all devices: rows that are asked for, those of
         them that had no slot, slots that hold a row, and keys that are not admitted.
     """
@@ -166,7 +167,8 @@ def resolve_routes(
     routes: Routes,
     micro_batches: int = 1,
     turns_to_expire: Mapping[str, jax.Array | np.int32] | None = None,
-    again: jax.Array | bool = False,
+    again: jax.Array | np.bool_ | bool = False,
+    halted: jax.Array | np.bool_ | bool = False,
     lend: bool = False,
 ) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
     """Lets owners say in which slots the rows of a batch lie; must run under jit.
@@ -180,6 +182,9 @@ def resolve_routes(
       turns_to_expire: ``[]`` int32, by storage: turns after which rows of tables that
         count days expire.
       again: ``[]`` bool: whether the indexes were asked for the same batch last.
+      halted: ``[]`` bool: whether a batch before this one was refused. So is this one
+        then, as it is if it does not fit the capacities or has bad ids: the indexes
+        stay as they are, since it comes again, or never.
       lend: whether rows may leave any slots, to come back.
 
     Returns:
@@ -189,7 +194,7 @@ def resolve_routes(
     cached = collection.cached
     clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
 
-    def resolve_all(indexes, routes, turns_to_expire, again):
+    def resolve_all(indexes, routes, turns_to_expire, again, refused):
         moves, counts = {}, []
         for name, cluster in clusters.items():
             words, present = routes[name].keys
@@ -206,9 +211,9 @@ def resolve_routes(
             resolved = resolve(
                 indexes[name],
                 words.reshape(-1, words.shape[-1]),
-                present.reshape(-1),
+                present.reshape(-1) & ~refused,
                 rules,
-                again,
+                again | refused,
                 group,
             )
             routes[name] = _with_slots(cluster, routes[name], resolved)
@@ -224,6 +229,7 @@ def resolve_routes(
                         resolved.moves.count,
                         resolved.needed,
                         resolved.homeless,
+                        refused.astype(jnp.int32)[None],
                         resolved.unique_keys,
                         resolved.missing,
                         resolved.index.filled,
@@ -232,7 +238,7 @@ def resolve_routes(
                 )
             )
         counts = gather(jnp.stack(counts)[None])  # of all devices, by one collective
-        largest, rows = counts[..., :3].max(axis=0), counts[..., 3:].sum(axis=0)
+        largest, rows = counts[..., :4].max(axis=0), counts[..., 4:].sum(axis=0)
         demands = {
             name: Demand(moves[name], largest[i], rows[i])
             for i, name in enumerate(clusters)
@@ -243,13 +249,14 @@ def resolve_routes(
     demand = Demand(BATCH, PartitionSpec(), PartitionSpec())  # pyright: ignore
     new_indexes, resolved, demands = collection.map(
         resolve_all,
-        (BATCH, batch, PartitionSpec(), PartitionSpec()),
+        (BATCH, batch, *[PartitionSpec()] * 3),
         (BATCH, batch, dict.fromkeys(clusters, demand)),
     )(
         dict(indexes),
         {name: routes.storages[name] for name in clusters},
         jax.tree.map(jnp.asarray, dict(turns_to_expire or {})),
         jnp.asarray(again),
+        halted | ~collection.fits(routes) | routes.any_bad.any(),
     )
     routes = routes._replace(storages={**routes.storages, **resolved})
     return new_indexes, routes, demands

@@ -45,7 +45,7 @@ def check_slots(
     for name, demand in demands.items():
         storage = storages[name]
         named = ", ".join(row_range.table.name for row_range in storage.ranges)
-        _, needed, _ = np.asarray(demand.largest).tolist()
+        _, needed, *_ = np.asarray(demand.largest).tolist()
         (row_range, *_) = storage.ranges
         limit = row_range.table.max_slots
         can_grow = limit is not None and row_range.table.slots != limit

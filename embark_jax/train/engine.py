@@ -159,6 +159,12 @@ class Engine:
             self.step, outcome.loss, report.logits, report.labels, used, batch.hot
         )
 
+    def resume(self) -> None:
+        """Lets steps change something again, once one was refused."""
+        self.state = self.state.without_halt()
+        if self.cached is not None:
+            self.cached.halted = False
+
     def make_room(self, needed: Mapping[str, int]) -> None:
         """Grows the capacities where a batch needs more."""
         plan = self.embeddings.plan

@@ -111,7 +111,7 @@ class StepsInFlight:
         """
         engine, refused = self._engine, list(self._flying)
         self._flying.clear()
-        engine.state = engine.state.without_halt()
+        engine.resume()
         first = refused[0].placed.batch
         if outcome.any_bad:
             refuse_bad_ids(first, refused[0].report.bad_ids, self._check)

@@ -98,8 +98,10 @@ class Trainer:
         self.cached = self._engine.cached
         self.growth = self._engine.growth
         self.check = self._checker()
-        # The look-ahead of cached tables brings the rows of every batch.
-        hot_steps = self.cached is None or not overlap
+        # The look-ahead of cached tables brings the rows of every batch, and dynamic
+        # tables count it.
+        dynamic = any(table.is_dynamic for table in embeddings.plan.tables)
+        hot_steps = self.cached is None or not (overlap or dynamic)
         self._placing = Placing(
             embeddings.mesh,
             self.batch_size,

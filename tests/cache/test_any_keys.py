@@ -83,12 +83,13 @@ def test_hosts_and_devices_hash_alike():
 
 
 def trainer_of(
-    mesh, cluster, slots, max_slots, table_options=None, **options
+    mesh, cluster, slots, max_slots, table_options=None, capacity=40, **options
 ) -> ej.Trainer:
     table = ej.TableSpec.dynamic(
         "user", DIM, slots, max_slots, init_scale=SCALE, **(table_options or {})
     )
-    devices = mesh[0] * mesh[1]
+    nodes, gpus = mesh
+    devices = nodes * gpus
     placed = [Placement(table, cluster, devices, 1, tuple(range(devices)))]
     features = [ej.FeatureSpec("user", hotness=HOTNESS)]
     model = ej.FunctionModel(
@@ -96,7 +97,7 @@ def trainer_of(
         lambda params, dense, embeddings: embeddings["user"] @ params["weight"],
     )
     return make_trainer(
-        make_plan(features, placed, *mesh, BATCH, 40),
+        make_plan(features, placed, nodes, gpus, BATCH, capacity),
         model,
         ej.SGD(RATE),
         dense_optimizer=optax.sgd(0.0),
@@ -348,6 +349,55 @@ def test_rows_expire_after_days_beside_a_dictionary(meshes, options, tmp_path):
     assert forgotten > 20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "max_slots"),
+    [
+        ({"admit_after": 2, "expire_after": 3, "evicted": "discard"}, 400),
+        ({"expire_after": "2d", "evicted": "discard"}, 400),
+        ({"evict": "lfu", "evicted": "discard"}, 48),
+    ],
+)
+def test_a_batch_that_is_replayed_is_counted_once(options, max_slots):
+    """With capacities that grow several times: with others behind it, and the next one
+    routed ahead of its step. Other batches are scored in between."""
+
+    def run(**trainer_options):
+        trainer = trainer_of((1, 2), "ub", 48, max_slots, options, **trainer_options)
+        rng, losses = np.random.default_rng(3), []
+        for day in range(4):
+            batches = [
+                batch_of(
+                    np.concatenate(
+                        [
+                            rng.integers(0, 12, 3 + day),
+                            100 * day + rng.integers(0, 30, 4 + 3 * (step % 2)),
+                            100 * max(day - 2, 0) + np.arange(3),
+                        ]
+                    ),
+                    rng,
+                )
+                for step in range(4)
+            ]
+            trainer.begin_window(day)
+            for result in trainer.iterate_batches(batches):
+                losses.append(result.loss)
+                if result.step % 3 == 0:
+                    list(trainer.predict([batches[0]]))
+        assert trainer.cached is not None
+        figures = trainer.cached.figures()
+        del figures["cache_late"]
+        table = trainer.table("user")
+        outcome = losses, figures, table.keys.tolist(), table.rows.tolist()
+        return outcome, trainer.recompilations
+
+    expected, recompilations = run()
+    for overlap in (False, True):
+        outcome, more_recompilations = run(capacity=1, overlap=overlap)
+        assert outcome == expected
+        assert more_recompilations >= recompilations + 2
+
+
 def test_days_must_be_told():
     trainer = trainer_of((1, 1), "ub", 64, 64, {"expire_after": "2d"})
     batch = batch_of(np.arange(3), np.random.default_rng(0))
@@ -374,6 +424,6 @@ def test_keys_travel_in_as_many_bytes_as_planned(cluster, exchange):
         if part.phase == "id exchange":
             size = part.fixed_bytes + part.sum_bytes + capacity * part.id_bytes
             expected[part.kind, int(size)] += 1
-    found = compiled_collectives(compiled.as_text())
+    found = compiled_collectives(str(compiled.as_text()))
     del found["all_reduce", 8]  # of the capacity that is needed, and of bad ids
     assert found == expected
