@@ -122,20 +122,18 @@ class CachedRows:
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
-        def resolve(indexes, batch, micro_batches, turns, again, halted):
-            routes = route_batch(collection, batch, micro_batches)
+        def resolve(indexes, batch, turns, again, halted):
+            routes = route_batch(collection, batch, self._micro_batches)
             return resolve_routes(
-                collection, indexes, routes, micro_batches, turns, again, halted
+                collection, indexes, routes, self._micro_batches, turns, again, halted
             )
 
-        def lend(indexes, batch, micro_batches, turns):
-            routes = route_batch(collection, batch, micro_batches)
-            return resolve_routes(
-                collection, indexes, routes, micro_batches, turns, lend=True
-            )[1:]
+        def lend(indexes, batch, turns):
+            routes = route_batch(collection, batch)
+            return resolve_routes(collection, indexes, routes, 1, turns, lend=True)[1:]
 
-        self._resolve = jax.jit(resolve, donate_argnums=0, static_argnums=2)
-        self._try_to_resolve = jax.jit(lend, static_argnums=2)
+        self._resolve = jax.jit(resolve, donate_argnums=0)
+        self._try_to_resolve = jax.jit(lend)
 
     def prepare(
         self, tables: TableState, batch: DeviceBatch, following: DeviceBatch | None
@@ -181,9 +179,8 @@ class CachedRows:
           TooFewSlotsError: if the slots cannot hold the rows; it has the tables.
         """
         tables = self.bring_pending(tables)
-        routes, demands = self._try_to_resolve(
-            self._indexes, batch, 1, self._turns_to_expire(1)
-        )
+        turns = self._turns_to_expire(1)
+        routes, demands = self._try_to_resolve(self._indexes, batch, turns)
         borrower = PendingBatch(batch, routes, demands, Future())
         self._start_reading(borrower)
         rows = borrower.rows.result()
@@ -281,7 +278,6 @@ class CachedRows:
         self._indexes, routes, demands = self._resolve(
             self._indexes,
             batch,
-            self._micro_batches,
             self._turns_to_expire(),
             np.bool_(not new),
             np.bool_(self.halted),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,9 +18,11 @@ class CacheFigures:
 
     def __init__(self, dynamic: Mapping[str, str]):
         self._dynamic = dynamic
-        self._needed, self._missed = Counter[str](), Counter[str]()
         self._filled: dict[str, int] = {}
-        self._guests = Counter[str]()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rows: dict[str, np.ndarray] = {}
         self._late: list[bool] = []
 
     def count(self, demands: Mapping[str, Demand], late: bool) -> None:
@@ -29,31 +30,24 @@ class CacheFigures:
         devices waited for them."""
         self._late.append(late)
         for name, demand in demands.items():
-            rows, missing, filled, guests = np.asarray(demand.rows).tolist()
+            rows = np.asarray(demand.rows, np.int64)
+            self._rows[name] = self._rows.get(name, 0) + rows
             if table := self._dynamic.get(name):
-                self._filled[table] = filled
-                self._guests[table] += guests
-            self._needed[name] += rows
-            self._missed[name] += missing
+                self._filled[table] = int(rows[2])
 
     def take(self) -> dict[str, float]:
         """Returns figures since the last call: for each storage the share of the rows
         asked for that already had a slot; for each dynamic table the slots that hold a
         row, and how often a batch asked for a key that was not admitted; and the share
         of steps whose rows were late."""
-        figures = {
-            f"cache_hits/{name}": 1 - self._missed[name] / needed
-            for name, needed in self._needed.items()
-            if needed
-        }
+        figures: dict[str, float] = {}
+        for name, (needed, missed, _, guests) in self._rows.items():
+            if needed:
+                figures[f"cache_hits/{name}"] = float(1 - missed / needed)
+            if guests:
+                figures[f"not_admitted/{self._dynamic[name]}"] = int(guests)
         figures |= {f"slots_filled/{table}": n for table, n in self._filled.items()}
-        figures |= {
-            f"not_admitted/{table}": n for table, n in self._guests.items() if n
-        }
         if self._late:
             figures["cache_late"] = sum(self._late) / len(self._late)
-        self._needed.clear()
-        self._missed.clear()
-        self._guests.clear()
-        self._late.clear()
+        self._begin()
         return figures

@@ -226,8 +226,8 @@ class StoredRows:
 
     def owned(self, keys: np.ndarray) -> np.ndarray:
         """Returns ``[n]`` bool: which of ``[n]`` int64 keys belong to these devices."""
-        shards = [shard for d in self._stores if (shard := self._shard(d)) is not None]
-        return np.isin(self._row_shard(keys), [row_shard for row_shard, _ in shards])
+        own = [row_shard for row_shard, _ in map(self._shard, self._stores)]
+        return np.isin(self._row_shard(keys), own)
 
     def take(
         self,
@@ -245,17 +245,16 @@ class StoredRows:
         """
         row_shard, width = self._row_shard(keys), self.storage.width
         for device, store in self._stores.items():
-            if (shard := self._shard(device)) is None:
-                continue
-            own = np.flatnonzero(row_shard == shard[0])
-            columns = slice(shard[1] * width, (shard[1] + 1) * width)
+            row, column = self._shard(device)
+            own = np.flatnonzero(row_shard == row)
+            columns = slice(column * width, (column + 1) * width)
             values = [
                 rows[name][own]
                 if rows[name].shape[1] == 1
                 else rows[name][own, columns]
                 for name in self._words
             ]
-            store.write(keys[own], np.concatenate(list(map(_words, values)), axis=1))
+            store.write(keys[own], np.concatenate(list(map(to_words, values)), axis=1))
             slot_values = {name: values[own] for name, values in slots.items()}
             self._taken[device].append((keys[own], slot_values))
 
@@ -349,13 +348,10 @@ class StoredRows:
             list(blocks),
         )
 
-    def _shard(self, device: Any) -> tuple[int, int] | None:
-        """Returns the row and column shard of a dynamic table that a device has, if it
-        has one."""
+    def _shard(self, device: Any) -> tuple[int, int]:
+        """Returns the row and column shard of a dynamic table that a device has."""
         (row_range,) = self.storage.ranges
         number = list(self._mesh.devices.flat).index(device)
-        if number not in row_range.devices:
-            return None
         return divmod(row_range.devices.index(number), row_range.column_shards)
 
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:
@@ -386,11 +382,3 @@ def _names(keys: np.ndarray) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=2)
 def _rows(array: jax.Array, first: jax.Array, count: int) -> jax.Array:
     return to_words(lax.dynamic_slice_in_dim(array, first, count))
-
-
-def _words(values: np.ndarray) -> np.ndarray:
-    """Returns what ``to_words`` does, on the host."""
-    if values.dtype == np.float32:
-        return values
-    values = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
-    return values.view(np.float32)

@@ -8,10 +8,11 @@ bits. They are float32 to NumPy and JAX, and nobody computes with them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -22,6 +23,8 @@ from embark_jax.embedding.initial import initial_rows
 from embark_jax.embedding.rules import AnyRule, rule_of
 from embark_jax.plans.storage import Storage
 from embark_jax.plans.wire import VALUE_BYTES
+
+A = TypeVar("A", jax.Array, np.ndarray)
 
 WORD_BYTES = 4
 INITIAL_ROWS_AT_ONCE = 1024
@@ -52,22 +55,17 @@ def row_words(optimizer: AnyRule, storage: Storage) -> dict[str, slice]:
     return slices
 
 
-def to_words(values: jax.Array) -> jax.Array:
-    """Returns ``[n, width]`` values as ``[n, words]``."""
-    per_word = WORD_BYTES // values.dtype.itemsize
-    if per_word == 1:
+def to_words(values: A) -> A:
+    """Returns ``[n, width]`` values, of JAX or NumPy, as ``[n, words]``."""
+    if values.dtype == np.float32:
         return values
-    values = jnp.pad(values, ((0, 0), (0, values.shape[1] % per_word)))
-    pairs = values.reshape(len(values), -1, per_word)
-    return lax.bitcast_convert_type(pairs, jnp.float32)
+    pad: Any = np.pad if isinstance(values, np.ndarray) else jnp.pad
+    return pad(values, ((0, 0), (0, values.shape[1] % 2))).view(np.float32)
 
 
 def from_words(words: jax.Array, like: jax.Array) -> jax.Array:
     """Returns the values of ``to_words``, of the type and width of an array."""
-    if like.dtype == words.dtype:
-        return words
-    values = lax.bitcast_convert_type(words, like.dtype)
-    return values.reshape(len(words), -1)[:, : like.shape[1]]
+    return words.view(like.dtype)[:, : like.shape[1]]
 
 
 def initial_values(
