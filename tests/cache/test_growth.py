@@ -28,7 +28,7 @@ def wanted(table: ej.TableSpec, needed: int, asked: int, new: int) -> dict[str, 
     demand = Demand(None, np.array([0, needed, 0, 0]), np.array([asked, new, 0, 0]))  # pyright: ignore
     with pytest.raises(TooFewSlotsError) as raised:
         check_slots({storage.name: demand}, {storage.name: storage}, None)  # pyright: ignore
-    return raised.value.slots
+    return dict(raised.value.slots)
 
 
 def test_a_table_grows_by_the_rate_of_new_keys():
