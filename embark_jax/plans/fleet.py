@@ -193,6 +193,7 @@ class Fleet:
 
     @property
     def devices(self) -> int:
+        """Number of devices of all nodes."""
         return self.nodes * self.gpus_per_node
 
 

@@ -13,7 +13,16 @@ from embark_jax.plans.tables import TableSpec
 @dataclasses.dataclass(frozen=True)
 class ForcedPlacement:
     """The parts of a placement that the user fixes; ``None`` leaves one to the
-    planner."""
+    planner.
+
+    Attributes:
+      cluster: "dp" replicates the table, "rb" pools at the owner of a row, "ub" at the
+        requester.
+      row_shards, column_shards: numbers of shards that rows and columns are split into.
+      devices: owner of shard (j, k) at ``j * column_shards + k``.
+      exchange: how ids, rows and gradients travel, such as "flat".
+      hot_rows: number of rows that are replicated on all devices; 0 forbids them.
+    """
 
     cluster: Cluster | None = None
     row_shards: int | None = None

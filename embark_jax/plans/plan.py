@@ -102,10 +102,12 @@ class Plan:
 
     @property
     def devices(self) -> int:
+        """Number of devices of the mesh."""
         return self.nodes * self.gpus_per_node
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
+        """The model's tables, in the order of ``placements``."""
         return tuple(placement.table for placement in self.placements)
 
     @functools.cached_property

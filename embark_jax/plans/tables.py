@@ -281,6 +281,7 @@ class TableSpec:
 
     @property
     def scale(self) -> float:
+        """Scale of the initial values: ``init_scale``, or what it is by default."""
         rows = self.max_slots or self.rows
         return rows**-0.5 if self.init_scale is None else self.init_scale
 
