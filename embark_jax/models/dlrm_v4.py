@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import Linear
-from embark_jax.models.sequence import STU, is_event, project
+from embark_jax.models.sequence import STU, apply_layers, is_event, project
 
 
 class NormedMLP(nnx.Module):
@@ -234,8 +234,7 @@ class DLRMv4(nnx.Module):
         for name in self.encodings:
             x = x + jnp.pad(whole[name], ((0, 0), (len(context), 0), (0, 0)))
         x = self.input_dropout(x) if self.input_dropout else x
-        for layer in self.layers:
-            x = layer(x, position, valid)
+        x = apply_layers(self.layers, x, position, valid)
         user = self.combine(jnp.concatenate([x[:, -1], dense], axis=-1))
         now = dict(self.history)
         names = (self.content, *self.others)

@@ -9,6 +9,7 @@ heads, length, length]`` is ever in memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import jax
@@ -22,6 +23,10 @@ from embark_jax.models.layers import Linear
 KEYS_AT_ONCE = 128
 """Keys of a block. Of 4,096 events of 32 samples and 4 heads, the scores by a block are
 256 MiB in float32; by all keys they would be 8 GiB."""
+EVENTS_OF_TILE = 16
+"""A sequence longer than a block is padded to a multiple of it: XLA's GPU compiler
+makes one product of the events of all samples, and finds no tiles that fit into samples
+of, for instance, 4,095 events (jax 0.10.2)."""
 
 
 def attend(
@@ -33,6 +38,7 @@ def attend(
     weights: Literal["silu", "softmax"],
     bias: jax.Array | None = None,
     keys_at_once: int = KEYS_AT_ONCE,
+    divisor: int | None = None,
 ) -> jax.Array:
     """Returns each event's sum of values, ``[batch, length, heads, dim]``.
 
@@ -41,13 +47,15 @@ def attend(
         Sums are float32.
       position: ``[batch, length]`` int32: an event sees those of no later position.
       valid: ``[batch, length]`` whether there is an event.
-      weights: ``silu``: SiLU of the scores, over the length, which does not compete
+      weights: ``silu``: SiLU of the scores, over the divisor, which does not compete
         (HSTU, https://arxiv.org/abs/2402.17152, section 3.2); or ``softmax``.
       bias: ``[distances]`` added to the score of two events by the distance of their
         positions; larger distances take the last.
       keys_at_once: number of keys of a block.
+      divisor: None is the length.
     """
     batch, length, heads, dim = query.shape
+    divisor = divisor or length
     blocks = -(-length // keys_at_once)
     padding = blocks * keys_at_once - length
 
@@ -67,7 +75,7 @@ def attend(
     def add_silu(total, block):
         block_key, block_value, *where = block
         score, seen = scores(block_key, *where)
-        weight = jnp.where(seen, nnx.silu(score), 0.0) / length
+        weight = jnp.where(seen, nnx.silu(score), 0.0) / divisor
         return total + _multiply("bhqk,bkhd->bqhd", weight, block_value), None
 
     def add_softmax(sums, block):
@@ -154,7 +162,9 @@ class STU(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(distances)) if distances else None
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(self, x: jax.Array, position: jax.Array, valid: jax.Array):
+    def __call__(
+        self, x: jax.Array, position: jax.Array, valid: jax.Array, length: int
+    ) -> jax.Array:
         made = project(self.uvqk, self.norm(x))
         if self.variant == "paper":
             made = nnx.silu(made)
@@ -166,7 +176,7 @@ class STU(nnx.Module):
             for array in heads
         )
         bias = None if self.bias is None else self.bias[...]
-        total = attend(query, key, value, position, valid, "silu", bias)
+        total = attend(query, key, value, position, valid, "silu", bias, divisor=length)
         total = total.reshape(gate.shape)
         if self.variant == "paper":
             gated = gate * self.gated_norm(total)
@@ -202,7 +212,9 @@ class TransformerLayer(nnx.Module):
         self.outer = Linear(width, width, **shared)
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(self, x: jax.Array, position: jax.Array, valid: jax.Array):
+    def __call__(
+        self, x: jax.Array, position: jax.Array, valid: jax.Array, length: int
+    ) -> jax.Array:
         query, key, value = (
             array.reshape(*array.shape[:2], self.heads, -1)
             for array in jnp.split(project(self.qkv, self.norm(x)), 3, axis=-1)
@@ -214,6 +226,26 @@ class TransformerLayer(nnx.Module):
 
     def _dropped(self, x: jax.Array) -> jax.Array:
         return self.dropout(x) if self.dropout else x
+
+
+def apply_layers(
+    layers: Iterable[STU | TransformerLayer],
+    x: jax.Array,
+    position: jax.Array,
+    valid: jax.Array,
+) -> jax.Array:
+    """Returns what layers make of sequences, as if one that is longer than a block of
+    keys were not padded; arguments as in ``attend``."""
+    length = x.shape[1]
+    padding = -length % EVENTS_OF_TILE if length > KEYS_AT_ONCE else 0
+    if padding:
+        x, position, valid = (
+            jnp.pad(array, [(0, 0), (0, padding)] + [(0, 0)] * (array.ndim - 2))
+            for array in (x, position, valid)
+        )
+    for layer in layers:
+        x = layer(x, position, valid, length)
+    return x[:, :length]
 
 
 class SequenceEncoder(nnx.Module):
@@ -271,9 +303,7 @@ class SequenceEncoder(nnx.Module):
         """
         x = events + jnp.asarray(self.position_vectors[...])[position]
         x = self.dropout(x) if self.dropout else x
-        for layer in self.layers:
-            x = layer(x, position, valid)
-        return self.norm(x)
+        return self.norm(apply_layers(self.layers, x, position, valid))
 
 
 def is_event(events: jax.Array) -> jax.Array:
