@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from embark_jax import planner
-from embark_jax.planner import ProgramModel, TableList, phases
+from embark_jax.planner import ProgramModel, Workload, phases
 from embark_jax.plans import fleet
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.traffic import all_reduce_bytes
@@ -37,11 +37,8 @@ def bytes_per_device(arrays: Any) -> int:
     )
 
 
-def planned_traffic(
-    plan: Plan, listed: TableList, machines: fleet.Fleet, parameters: int
-) -> dict[str, Any]:
+def planned_traffic(plan: Plan, workload: Workload, parameters: int) -> dict[str, Any]:
     """Buffers of a device, and bytes that it sends, by the cost model."""
-    workload = listed.workload(machines, plan.batch_size, overlap=False)
     model = ProgramModel(workload)
     parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
     by_kind: dict[str, float] = defaultdict(float)
@@ -115,7 +112,7 @@ def case(
         },
         "planned_memory": plan.prediction.device_bytes[0],
         "compiled": compiled_traffic(collectives(hlo), gpus_per_node),
-        "planned": planned_traffic(plan, listed, machines, parameters),
+        "planned": planned_traffic(plan, workload, parameters),
         "clusters": sorted(storage.name for storage in plan.storages),
         "versions": {p: version(p) for p in ("jax", "jaxlib", "flax")},
     }

@@ -65,7 +65,7 @@ def case(name: str, nodes: int, hot: bool) -> dict[str, Any]:
         "hot_rows": sum(each.hot_rows for each in plan.placements),
         "compile_s": time.perf_counter() - begin,
         "compiled": compiled_traffic(found, GPUS_PER_NODE),
-        "planned": planned_traffic(plan, listed, machines, parameters),
+        "planned": planned_traffic(plan, workload, parameters),
     }
 
 

@@ -129,9 +129,13 @@ def compile_step(
         return step.lower(state, batch, routes, following).compile(), state
 
 
-def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
+def abstract_routes(
+    collection: EmbeddingCollection, batch: DeviceBatch, micro_batches: int = 1
+) -> Routes:
     """Shapes and shardings of the routes of a batch."""
-    lowered = jax.jit(lambda batch: route_batch(collection, batch)).lower(batch)
+    lowered = jax.jit(
+        lambda batch: route_batch(collection, batch, micro_batches)
+    ).lower(batch)
     return jax.tree.map(
         lambda routed, sharding: jax.ShapeDtypeStruct(
             routed.shape, routed.dtype, sharding=sharding
