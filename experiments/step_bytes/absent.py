@@ -16,14 +16,15 @@ import pydantic
 from embark_kernels import Implementation
 from flax import nnx
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from embark_jax import models
 from embark_jax._base.config import ConfigError
+from embark_jax.cache.resolving import init_indexes, resolve_routes
 from embark_jax.config import EmbeddingOptimizerConfig, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.table_lists import experiment_of
-from embark_jax.embedding.arrays import Routes
+from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch, route_batch
 from embark_jax.planner import TableList
@@ -132,10 +133,20 @@ def compile_step(
 def abstract_routes(
     collection: EmbeddingCollection, batch: DeviceBatch, micro_batches: int = 1
 ) -> Routes:
-    """Shapes and shardings of the routes of a batch."""
-    lowered = jax.jit(
-        lambda batch: route_batch(collection, batch, micro_batches)
-    ).lower(batch)
+    """Shapes and shardings of the routes of a batch; of cached tables, to slots."""
+    by_device = NamedSharding(collection.mesh, BATCH)
+    indexes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=by_device),
+        jax.eval_shape(lambda: init_indexes(collection)),
+    )
+
+    def route(indexes, batch):
+        routes = route_batch(collection, batch, micro_batches)
+        if not collection.cached:
+            return routes
+        return resolve_routes(collection, indexes, routes, micro_batches)[1]
+
+    lowered = jax.jit(route).lower(indexes, batch)
     return jax.tree.map(
         lambda routed, sharding: jax.ShapeDtypeStruct(
             routed.shape, routed.dtype, sharding=sharding
