@@ -96,6 +96,8 @@ def case(
     compiled, state = compile_step(listed, plan, mesh, workload.optimizer)
     seconds = time.perf_counter() - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None
+    assert hlo is not None
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     assert plan.prediction is not None
     return {

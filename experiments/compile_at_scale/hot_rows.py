@@ -56,7 +56,9 @@ def case(name: str, nodes: int, hot: bool) -> dict[str, Any]:
     plan = planner.plan_for(workload, tables, features, forced=forced)
     begin = time.perf_counter()
     compiled, state = compile_step(listed, plan, plan.make_mesh(), workload.optimizer)
-    found = collectives(compiled.as_text())
+    hlo = compiled.as_text()
+    assert hlo is not None
+    found = collectives(hlo)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     return {
         "model": listed.name,

@@ -17,8 +17,10 @@ def test_ragged_histories_longer_than_a_block_of_keys():
     plan = plan_for(workload, tables, features)
     small = {"layers": 1, "input_dropout": 0.0, "dropout": 0.0}
     compiled, state = compile_plan(plan, model.model_copy(update=small), workload)
+    hlo = compiled.as_text()
+    assert hlo is not None
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    found = compiled_traffic(collectives(compiled.as_text()), 8)
+    found = compiled_traffic(collectives(hlo), 8)
     planned = planned_traffic(plan, workload, parameters)
     assert planned == {name: found[name] for name in planned}
-    assert arrays_of_all_scores(compiled.as_text(), EVENTS) == 0
+    assert arrays_of_all_scores(hlo, EVENTS) == 0
