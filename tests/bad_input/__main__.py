@@ -68,9 +68,9 @@ def row(case: Case, world: Path, folder: Path) -> str:
 
 def cell(text: str) -> str:
     """Text in which nothing is markup, lines apart."""
-    for character in "\\|*_<>[]`":
+    for character in "\\|*_>[]`":
         text = text.replace(character, f"\\{character}")
-    return text.replace("\n", "<br>")
+    return text.replace("<", "&lt;").replace("\n", "<br>")
 
 
 if __name__ == "__main__":
