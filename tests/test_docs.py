@@ -279,6 +279,12 @@ def test_every_key_of_the_metrics_and_every_file_of_a_run_is_explained(tmp_path)
         assert f"`{path.name}" in page
 
 
+def test_what_lies_in_a_list_is_indented_as_the_site_wants_it():
+    for page in [*PAGES, *ROOT.glob("e*/*/README.md")]:
+        lines = page.read_text().splitlines()
+        assert not [line for line in lines if re.match(r" {1,3}(\||```)", line)], page
+
+
 def test_pictures_are_as_their_program_draws_them():
     for draw in pictures.PICTURES:
         path = pictures.FOLDER / f"{draw.__name__}.svg"
