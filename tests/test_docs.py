@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import typer
 import yaml
+from typer.core import TyperGroup
 
 import embark_jax
 from docs import pictures, site_reference
@@ -75,11 +76,11 @@ def understood(words: list[str]) -> tuple[str, dict]:
     Raises:
       typer.BadParameter: if it does not take them.
     """
-    found, context = typer.main.get_command(cli.app), None
-    while hasattr(found, "commands"):
-        found, words = found.commands[words[0]], words[1:]
-    context = found.make_context(found.name, words)
-    return found.name, context.params
+    command = typer.main.get_command(cli.app)
+    while isinstance(command, TyperGroup):
+        command, words = command.commands[words[0]], words[1:]
+    name = str(command.name)
+    return name, dict(command.make_context(name, words).params)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -236,7 +237,7 @@ def test_every_public_name_is_in_the_reference():
     optimizers = "embark_kernels.optimizers"
     places = {
         optimizers if place.startswith(optimizers) else place
-        for place in embark_jax._PLACES.values()
+        for place in vars(embark_jax)["_PLACES"].values()
     }
     assert places == shown
 
