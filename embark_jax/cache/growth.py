@@ -5,50 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from embark_jax.plans.plan import Plan
-
-
-class Growth(NamedTuple):
-    """A dynamic table that grew before a step.
-
-    Attributes:
-      step: number of steps that were certain by then.
-      table: its name.
-      before, after: slots on all devices together.
-      seconds: time until the next step or scoring was under way, its compilation
-        included; tables that grow together share it.
-    """
-
-    step: int
-    table: str
-    before: int
-    after: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"dynamic table {self.table} grew from {self.before:,} to {self.after:,} "
-            f"slots after step {self.step:,}; growing and compiling anew took "
-            f"{self.seconds:.1f} s"
-        )
-
-
-def log_growth(growth: Growth) -> None:
-    """Logs it as a warning, which Python shows unless it is told otherwise."""
-    logging.getLogger(__name__).warning(str(growth))
 
 
 class TableGrowth:
     """The growth of all dynamic tables of a trainer.
 
     Attributes:
-      report: called with each growth, once the program after it is under way.
+      report: called with a sentence about each growth, once the program after it is
+        under way. Unless it is replaced, it logs a warning, which Python shows unless
+        it is told otherwise.
     """
 
-    def __init__(self, report: Callable[[Growth], None] = log_growth):
-        self.report = report
+    def __init__(self):
+        self.report: Callable[[str], None] = logging.getLogger(__name__).warning
         self._begun = 0.0
         self._grown: list[tuple[str, int, int]] = []
 
@@ -61,9 +32,12 @@ class TableGrowth:
                 self._grown.append((old.name, old.slots or 0, new.slots or 0))
 
     def end(self, step: int) -> None:
-        """Reports what grew, now that the next program is under way."""
-        if self._grown:
-            seconds = time.perf_counter() - self._begun
-            grown, self._grown = self._grown, []
-            for growth in grown:
-                self.report(Growth(step, *growth, seconds))
+        """Reports what grew before a step, now that the next program is under way, its
+        compilation included; tables that grow together share the seconds."""
+        seconds = time.perf_counter() - self._begun
+        grown, self._grown = self._grown, []
+        for table, before, after in grown:
+            self.report(
+                f"dynamic table {table} grew from {before:,} to {after:,} slots after "
+                f"step {step:,}; growing and compiling anew took {seconds:.1f} s"
+            )

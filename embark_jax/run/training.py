@@ -114,7 +114,7 @@ def _run(
             say(console, f"lookups and updates run in plain XLA: {reason}")
 
     trainer = setup.trainer()
-    trainer.growth.report = lambda growth: say(console, str(growth)) if main else None
+    trainer.growth.report = lambda grown: say(console, grown) if main else None
     check = trainer.check
     with Checkpointer(
         folder.checkpoints,
