@@ -12,7 +12,7 @@ rows are read while that step runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,13 +62,6 @@ class PendingBatch(NamedTuple):
     @property
     def moves(self) -> dict[str, Moves]:
         return {name: demand.moves for name, demand in self.demands.items()}
-
-
-class Loan(NamedTuple):
-    """Slots that a scored batch has borrowed: the moves that give them back."""
-
-    moves: dict[str, Moves]
-    rows: dict[str, Incoming]
 
 
 class CachedRows:
@@ -171,7 +164,7 @@ class CachedRows:
 
     def lend(
         self, tables: TableState, batch: DeviceBatch
-    ) -> tuple[TableState, Routes | None, Loan]:
+    ) -> tuple[TableState, Routes | None, Callable[[TableState], TableState]]:
         """Lends slots to the rows of a batch that is scored: indexes and stores do not
         change; see ``Router``.
 
@@ -192,11 +185,7 @@ class CachedRows:
             )
             for name, incoming in rows.items()
         }
-        return tables, routes, Loan(borrower.moves, back)
-
-    def give_back(self, tables: TableState, loan: Loan) -> TableState:
-        """Returns the tables as they were before ``lend``."""
-        return self._swap(tables, loan.moves, loan.rows)[0]
+        return tables, routes, lambda t: self._swap(t, borrower.moves, back)[0]
 
     def grow(self, tables: TableState, collection: EmbeddingCollection) -> TableState:
         """Returns the tables, which ``bring_pending`` gave, with more slots for a plan

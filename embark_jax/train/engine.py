@@ -129,7 +129,7 @@ class Engine:
         """Starts to score a batch by a method of the model, and waits for nothing; no
         row changes its slot."""
         batch = placed.on_devices
-        tables, routes, loan = self._with_room(
+        tables, routes, give_back = self._with_room(
             lambda tables: self._router.lend(tables, batch)
         )
         state = self.state = self.state.with_tables(tables)
@@ -137,7 +137,7 @@ class Engine:
             state.params, state.model_state, tables.storages, batch, routes
         )
         report.numbers.copy_to_host_async()
-        self.state = state.with_tables(self._router.give_back(tables, loan))
+        self.state = state.with_tables(give_back(tables))
         self.growth.end(self.step)
         return report
 

@@ -9,7 +9,8 @@ router, too.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import jax
 
@@ -17,12 +18,14 @@ from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 
+GiveBack = Callable[[TableState], TableState]
+
 
 class Router(Protocol):
     """The way in which the routes of batches are made.
 
-    ``prepare`` and ``keep`` are called before and after each step, ``lend`` and
-    ``give_back`` before and after a batch is scored.
+    ``prepare`` and ``keep`` are called before and after each step, ``lend`` before a
+    batch is scored.
     """
 
     def use(self, collection: EmbeddingCollection) -> None:
@@ -49,26 +52,15 @@ class Router(Protocol):
 
     def lend(
         self, tables: TableState, batch: DeviceBatch
-    ) -> tuple[TableState, Routes | None, Any]:
+    ) -> tuple[TableState, Routes | None, GiveBack]:
         """Returns what the scoring of a batch takes: tables and routes, as in
-        ``prepare``; and a loan, which ``give_back`` takes.
+        ``prepare``; and a function that makes of the tables what they were before.
 
         Args:
           tables: tables before the batch; consumed.
           batch: batch to score.
         """
         ...
-
-    def give_back(self, tables: TableState, loan: Any) -> TableState:
-        """Returns the tables as they were before ``lend``."""
-        ...
-
-
-class AheadRoutes(NamedTuple):
-    """Routes that a step has made for the batch after it."""
-
-    batch: DeviceBatch
-    routes: Routes
 
 
 class StepRouter:
@@ -87,7 +79,7 @@ class StepRouter:
         self.use(collection)
 
     def use(self, collection: EmbeddingCollection) -> None:
-        self._ahead: AheadRoutes | None = None
+        self._ahead: tuple[DeviceBatch, Routes] | None = None
         self._route = jax.jit(
             functools.partial(route_batch, micro_batches=self._micro_batches),
             static_argnums=0,
@@ -99,8 +91,8 @@ class StepRouter:
     ) -> tuple[TableState, Routes | None, DeviceBatch | None]:
         if not self._look_ahead:
             return tables, None, None
-        if self._ahead is not None and self._ahead.batch is batch:
-            routes = self._ahead.routes
+        if self._ahead is not None and self._ahead[0] is batch:
+            routes = self._ahead[1]
         else:
             routes = self._route(self._collection.for_batch(batch.hot), batch)
         # Where nothing follows, the step makes this route again, for nobody: another
@@ -110,12 +102,9 @@ class StepRouter:
     def keep(self, following: DeviceBatch | None, routes: Routes | None) -> None:
         self._ahead = None
         if following is not None and routes is not None:
-            self._ahead = AheadRoutes(following, routes)
+            self._ahead = following, routes
 
     def lend(
         self, tables: TableState, batch: DeviceBatch
-    ) -> tuple[TableState, Routes | None, Any]:
-        return tables, None, None
-
-    def give_back(self, tables: TableState, loan: Any) -> TableState:
-        return tables
+    ) -> tuple[TableState, Routes | None, GiveBack]:
+        return tables, None, lambda tables: tables
