@@ -22,9 +22,10 @@ def show_result(record: dict[str, Any], console: Console) -> None:
     console.print(table)
     if record.get("test_samples") == 0:
         say(console, "the data have no test set: nothing was measured")
+    elif record["test_accuracy"] is None:
+        say(console, "AUC and accuracy are left out: they need labels of 0 and 1 alone")
     elif record["test_auc"] is None:
-        rule = "need labels of both 0 and 1, and no others"
-        say(console, f"AUC and accuracy are left out: they {rule}")
+        say(console, "AUC is left out: it needs labels of both 0 and 1")
     for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):
         for name, count in record.items():
             if name.startswith(prefix):
