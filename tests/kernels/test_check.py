@@ -1,6 +1,7 @@
 """The check of the kernels: it passes right ones and finds wrong, hanging and dying
 ones; its verdict is kept, and decides what None takes."""
 
+import inspect
 import json
 import sys
 
@@ -16,8 +17,16 @@ from embark_kernels import (
     why_plain_xla,
 )
 from embark_kernels._mosaic import interpreted
-from embark_kernels.check import check_kernels, largest_error, run_case, run_group
+from embark_kernels.check import (
+    GROUPS,
+    check_kernels,
+    largest_error,
+    run_case,
+    run_group,
+)
 from embark_kernels.check_cases import cases
+
+from embark_jax.cli import bench
 
 ROWS = 97
 
@@ -66,6 +75,11 @@ def test_plain_xla_passes(width, monkeypatch):
     rows = [run_case(case) for case in cases(width)]
     assert len({row["op"] for row in rows}) == (2 if width is None else 5)
     assert [row for row in rows if row["problem"]] == []
+
+
+def test_the_help_counts_the_programs():
+    count = sum(len(list(cases(width))) for width in GROUPS.values())
+    assert f"Compiles {count} programs" in inspect.getsource(bench)
 
 
 @pytest.mark.usefixtures("small")
