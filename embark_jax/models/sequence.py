@@ -2,12 +2,13 @@
 
 A sequence lies in ``[batch, length, width]``; ``valid`` ``[batch, length]`` says which
 places hold an event. An event attends to itself and to those before it. Attention goes
-through the keys block by block, forward and backward, so that no array of ``[batch,
+through the queries block by block, forward and backward, so that no array of ``[batch,
 heads, length, length]`` is ever in memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Literal
@@ -20,9 +21,12 @@ from jax.typing import DTypeLike
 
 from embark_jax.models.layers import Linear
 
-KEYS_AT_ONCE = 128
-"""Keys of a block. Of 4,096 events of 32 samples and 4 heads, the scores by a block are
-256 MiB in float32; by all keys they would be 8 GiB."""
+QUERIES_AT_ONCE = 256
+"""Queries of a block. Of 8 samples, 4 heads and 4,096 keys, its scores are 64 MiB in
+bfloat16; those of all queries would be 1 GiB."""
+PREFIXES = 4
+"""Blocks of a quarter of the queries read the keys up to its end: 62.5 % of all scores,
+where 50 % are of events that are seen."""
 EVENTS_OF_TILE = 16
 """A sequence longer than a block is padded to a multiple of it: XLA's GPU compiler
 makes one product of the events of all samples, and finds no tiles that fit into samples
@@ -37,81 +41,79 @@ def attend(
     valid: jax.Array,
     weights: Literal["silu", "softmax"],
     bias: jax.Array | None = None,
-    keys_at_once: int = KEYS_AT_ONCE,
     divisor: int | None = None,
 ) -> jax.Array:
     """Returns each event's sum of values, ``[batch, length, heads, dim]``.
 
     Args:
       query, key, value: ``[batch, length, heads, dim]``; the dims of values may differ.
-        Sums are float32.
-      position: ``[batch, length]`` int32: an event sees those of no later position.
+        Scores and sums are rounded to their dtype, as are their gradients.
+      position: ``[batch, length]`` int32 place of each event in its sequence.
       valid: ``[batch, length]`` whether there is an event.
       weights: ``silu``: SiLU of the scores, over the divisor, which does not compete
         (HSTU, https://arxiv.org/abs/2402.17152, section 3.2); or ``softmax``.
       bias: ``[distances]`` added to the score of two events by the distance of their
         positions; larger distances take the last.
-      keys_at_once: number of keys of a block.
       divisor: None is the length.
     """
-    batch, length, heads, dim = query.shape
+    batch, length, _, dim = query.shape
     divisor = divisor or length
-    blocks = -(-length // keys_at_once)
-    padding = blocks * keys_at_once - length
+    size = min(QUERIES_AT_ONCE, length)
+    blocks = -(-length // size)
 
     def cut(array: jax.Array) -> jax.Array:
-        """Returns ``[blocks, batch, keys_at_once, …]``."""
-        padded = jnp.pad(array, [(0, 0), (0, padding)] + [(0, 0)] * (array.ndim - 2))
-        shape = batch, blocks, keys_at_once, *array.shape[2:]
-        return jnp.moveaxis(padded.reshape(shape), 1, 0)
+        """Returns ``[blocks, batch, size, …]``."""
+        padding = [(0, 0), (0, blocks * size - length)]
+        padded = jnp.pad(array, padding + [(0, 0)] * (array.ndim - 2))
+        return jnp.moveaxis(padded.reshape(batch, blocks, size, *array.shape[2:]), 1, 0)
 
-    def scores(block_key, block_position, block_valid):
-        score = _multiply("bqhd,bkhd->bhqk", query, block_key) / math.sqrt(dim)
-        distance = position[:, None, :, None] - block_position[:, None, None, :]
-        if bias is not None:
-            score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
-        return score, (distance >= 0) & block_valid[:, None, None, :]
+    def attend_to(key, value, position, valid):
+        """Returns a function of a block's queries, their places and positions."""
 
-    def add_silu(total, block):
-        block_key, block_value, *where = block
-        score, seen = scores(block_key, *where)
-        weight = jnp.where(seen, nnx.silu(score), 0.0) / divisor
-        return total + _multiply("bhqk,bkhd->bqhd", weight, block_value), None
+        def attend_block(queries):
+            some, place, some_position = queries
+            score = jnp.einsum("bqhd,bkhd->bhqk", some, key)
+            score = score.astype(jnp.float32) / math.sqrt(dim)
+            if bias is not None:
+                distance = some_position[:, None, :, None] - position[:, None, None]
+                score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
+            is_before = jnp.arange(key.shape[1])[None] <= place[:, None]
+            seen = valid[:, None, None] & is_before[None, None]
+            if weights == "silu":
+                share = jnp.where(seen, nnx.silu(score) / divisor, 0.0)
+                return add_up(share, value)
+            score = jnp.where(seen, score, -jnp.inf)
+            # No result depends on which number is subtracted from all scores.
+            largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
+            share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
+            whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
+            return add_up(share, value) / jnp.where(whole > 0, whole, 1.0)
 
-    def add_softmax(sums, block):
-        largest, weight_sum, total = sums
-        block_key, block_value, *where = block
-        score, seen = scores(block_key, *where)
-        score = jnp.where(seen, score, -jnp.inf)
-        # No result depends on which number is subtracted from all scores.
-        new_largest = jnp.maximum(largest, lax.stop_gradient(score).max(axis=-1))
-        shift = jnp.where(jnp.isfinite(new_largest), new_largest, 0.0)
-        shrink = jnp.exp(largest - shift)
-        weight = jnp.exp(score - shift[..., None])
-        weight_sum = shrink * weight_sum + weight.sum(axis=-1)
-        added = _multiply("bhqk,bkhd->bhqd", weight, block_value)
-        return (new_largest, weight_sum, shrink[..., None] * total + added), None
+        return attend_block
 
-    def over_blocks(add, sums):
-        events = key, value, position, valid
-        if blocks == 1:  # without a loop, which not every exporter takes
-            return add(sums, events)[0]
-        return lax.scan(jax.checkpoint(add), sums, tuple(map(cut, events)))[0]
+    queries = cut(query), jnp.arange(blocks * size).reshape(blocks, size), cut(position)
+    keys = key, value, position, valid
+    if blocks == 1:  # without a loop, which not every exporter takes
+        return attend_to(*keys)(jax.tree.map(lambda x: x[0], queries))
+    parts = min(PREFIXES, blocks)
+    edges = [part * blocks // parts for part in range(parts + 1)]
+    totals = []
+    for first, end in itertools.pairwise(edges):
 
-    if weights == "silu":
-        total = jnp.zeros((batch, length, heads, value.shape[-1]))
-        return over_blocks(add_silu, total)
-    sums = jnp.zeros((batch, heads, length))
-    total = jnp.zeros((batch, heads, length, value.shape[-1]))
-    nothing = jnp.full_like(sums, -jnp.inf), sums, total
-    _, weight_sum, total = over_blocks(add_softmax, nothing)
-    mean = total / jnp.where(weight_sum > 0, weight_sum, 1.0)[..., None]
-    return jnp.moveaxis(mean, 1, 2)
+        @jax.checkpoint  # or its slices would be kept until the gradient is taken
+        def attend_part(queries, keys, first=first, end=end):
+            some = jax.tree.map(lambda x: x[first:end], queries)
+            before = (x[:, : end * size] for x in keys)
+            return lax.map(jax.checkpoint(attend_to(*before)), some)
+
+        totals.append(attend_part(queries, keys))
+    total = jnp.moveaxis(jnp.concatenate(totals), 0, 1)
+    return total.reshape(batch, blocks * size, *total.shape[3:])[:, :length]
 
 
-def _multiply(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns a product of operands of the dtype of ``b``, summed in float32."""
-    return jnp.einsum(axes, a.astype(b.dtype), b, preferred_element_type=jnp.float32)
+def add_up(share: jax.Array, value: jax.Array) -> jax.Array:
+    """Returns the sums of values, ``[batch, queries, heads, dim]``, by their shares."""
+    return jnp.einsum("bhqk,bkhd->bqhd", share.astype(value.dtype), value)
 
 
 def project(layer: Linear, x: jax.Array) -> jax.Array:
@@ -177,7 +179,7 @@ class STU(nnx.Module):
         )
         bias = None if self.bias is None else self.bias[...]
         total = attend(query, key, value, position, valid, "silu", bias, divisor=length)
-        total = total.reshape(gate.shape)
+        total = total.reshape(gate.shape).astype(gate.dtype)
         if self.variant == "paper":
             gated = gate * self.gated_norm(total)
         else:
@@ -234,10 +236,10 @@ def apply_layers(
     position: jax.Array,
     valid: jax.Array,
 ) -> jax.Array:
-    """Returns what layers make of sequences, as if one that is longer than a block of
-    keys were not padded; arguments as in ``attend``."""
+    """Returns what layers make of sequences, as if one that is longer than a block
+    were not padded; arguments as in ``attend``."""
     length = x.shape[1]
-    padding = -length % EVENTS_OF_TILE if length > KEYS_AT_ONCE else 0
+    padding = -length % EVENTS_OF_TILE if length > QUERIES_AT_ONCE else 0
     if padding:
         x, position, valid = (
             jnp.pad(array, [(0, 0), (0, padding)] + [(0, 0)] * (array.ndim - 2))

@@ -95,8 +95,9 @@ def whole(query, key, value, position, valid, weights, bias):
 
 
 @pytest.mark.parametrize("weights", ["silu", "softmax"])
-@pytest.mark.parametrize("keys_at_once", thorough([1, 3, 8, 20], [3, 20]))
-def test_blocks_of_keys_are_exact(weights, keys_at_once):
+@pytest.mark.parametrize("queries_at_once", thorough([1, 3, 8, 20], [3, 20]))
+def test_blocks_of_queries_are_exact(weights, queries_at_once, monkeypatch):
+    monkeypatch.setattr(sequence, "QUERIES_AT_ONCE", queries_at_once)
     keys = jax.random.split(jax.random.key(0), 4)
     shape = 2, 11, 2, 4
     query, key, value = (jax.random.normal(k, shape) for k in keys[:3])
@@ -104,19 +105,17 @@ def test_blocks_of_keys_are_exact(weights, keys_at_once):
     valid = jnp.arange(11)[None] < jnp.array([[11], [4]])
     position = jnp.cumsum(valid, axis=1) - 1
 
-    def outputs(function, **options):
+    def outputs(function):
         def loss(query, key, value, bias):
-            summed = function(
-                query, key, value, position, valid, weights, bias, **options
-            )
+            summed = function(query, key, value, position, valid, weights, bias)
             summed = jnp.where(valid[:, :, None, None], summed, 0)
             return jnp.sum(jnp.sin(summed)), summed
 
         gradient = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)
         return jax.jit(gradient)(query, key, value, bias)
 
-    in_blocks, expected = outputs(attend, keys_at_once=keys_at_once), outputs(whole)
-    for one, other in zip(*map(jax.tree.leaves, (in_blocks, expected)), strict=True):
+    results = outputs(attend), outputs(whole)
+    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
@@ -146,7 +145,7 @@ def test_whole_tiles_of_events_are_exact(kind, monkeypatch):
         return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, events)
 
     as_it_is = results()
-    monkeypatch.setattr(sequence, "KEYS_AT_ONCE", 4)
+    monkeypatch.setattr(sequence, "QUERIES_AT_ONCE", 4)
     padded = jax.make_jaxpr(lambda p: nnx.merge(graph, p)(events, position, valid))
     assert "f32[2,16,8]" in str(padded(params))
     for one, other in zip(*map(jax.tree.leaves, (results(), as_it_is)), strict=True):
