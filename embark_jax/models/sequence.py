@@ -68,16 +68,16 @@ def attend(
         return jnp.moveaxis(padded.reshape(batch, blocks, size, *array.shape[2:]), 1, 0)
 
     def attend_to(key, value, position, valid):
-        """Returns a function of a block's queries, their places and positions."""
+        """Returns a function of a block's queries, their indices and positions."""
 
         def attend_block(queries):
-            some, place, some_position = queries
+            some, index, some_position = queries
             score = jnp.einsum("bqhd,bkhd->bhqk", some, key)
             score = score.astype(jnp.float32) / math.sqrt(dim)
             if bias is not None:
                 distance = some_position[:, None, :, None] - position[:, None, None]
                 score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
-            is_before = jnp.arange(key.shape[1])[None] <= place[:, None]
+            is_before = jnp.arange(key.shape[1])[None] <= index[:, None]
             seen = valid[:, None, None] & is_before[None, None]
             if weights == "silu":
                 share = jnp.where(seen, nnx.silu(score) / divisor, 0.0)
@@ -95,18 +95,18 @@ def attend(
     keys = key, value, position, valid
     if blocks == 1:  # without a loop, which not every exporter takes
         return attend_to(*keys)(jax.tree.map(lambda x: x[0], queries))
-    parts = min(PREFIXES, blocks)
-    edges = [part * blocks // parts for part in range(parts + 1)]
+    prefixes = min(PREFIXES, blocks)
+    edges = [i * blocks // prefixes for i in range(prefixes + 1)]
     totals = []
     for first, end in itertools.pairwise(edges):
 
         @jax.checkpoint  # or its slices would be kept until the gradient is taken
-        def attend_part(queries, keys, first=first, end=end):
+        def attend_prefix(queries, keys, first=first, end=end):
             some = jax.tree.map(lambda x: x[first:end], queries)
             before = (x[:, : end * size] for x in keys)
             return lax.map(jax.checkpoint(attend_to(*before)), some)
 
-        totals.append(attend_part(queries, keys))
+        totals.append(attend_prefix(queries, keys))
     total = jnp.moveaxis(jnp.concatenate(totals), 0, 1)
     return total.reshape(batch, blocks * size, *total.shape[3:])[:, :length]
 
