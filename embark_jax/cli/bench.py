@@ -143,8 +143,7 @@ def kernels(
         typer.Option(
             "--check",
             help="Check the GPU kernels against NumPy, and keep the verdict: where "
-            "they pass, embedding.kernels=auto takes them. Compiles 165 programs, in "
-            "some 4 minutes by estimate.",
+            "they pass, embedding.kernels=auto takes them. Compiles 165 programs.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -56,7 +56,7 @@ def attend(
         positions; larger distances take the last.
       divisor: None is the length.
     """
-    batch, length, _, dim = query.shape
+    batch, length = valid.shape
     divisor = divisor or length
     size = min(QUERIES_AT_ONCE, length)
     blocks = -(-length // size)
@@ -67,34 +67,11 @@ def attend(
         padded = jnp.pad(array, padding + [(0, 0)] * (array.ndim - 2))
         return jnp.moveaxis(padded.reshape(batch, blocks, size, *array.shape[2:]), 1, 0)
 
-    def attend_to(key, value, position, valid):
-        """Returns a function of a block's queries, their indices and positions."""
-
-        def attend_block(queries):
-            some, index, some_position = queries
-            score = jnp.einsum("bqhd,bkhd->bhqk", some, key)
-            score = score.astype(jnp.float32) / math.sqrt(dim)
-            if bias is not None:
-                distance = some_position[:, None, :, None] - position[:, None, None]
-                score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
-            is_before = jnp.arange(key.shape[1])[None] <= index[:, None]
-            seen = valid[:, None, None] & is_before[None, None]
-            if weights == "silu":
-                share = jnp.where(seen, nnx.silu(score) / divisor, 0.0)
-                return add_up(share, value)
-            score = jnp.where(seen, score, -jnp.inf)
-            # No result depends on which number is subtracted from all scores.
-            largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
-            share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
-            whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
-            return add_up(share, value) / jnp.where(whole > 0, whole, 1.0)
-
-        return attend_block
-
     queries = cut(query), jnp.arange(blocks * size).reshape(blocks, size), cut(position)
     keys = key, value, position, valid
+    rule = weights, bias, divisor
     if blocks == 1:  # without a loop, which not every exporter takes
-        return attend_to(*keys)(jax.tree.map(lambda x: x[0], queries))
+        return _attend_block(jax.tree.map(lambda x: x[0], queries), keys, *rule)
     prefixes = min(PREFIXES, blocks)
     edges = [i * blocks // prefixes for i in range(prefixes + 1)]
     totals = []
@@ -102,18 +79,51 @@ def attend(
 
         @jax.checkpoint  # or its slices would be kept until the gradient is taken
         def attend_prefix(queries, keys, first=first, end=end):
-            some = jax.tree.map(lambda x: x[first:end], queries)
-            before = (x[:, : end * size] for x in keys)
-            return lax.map(jax.checkpoint(attend_to(*before)), some)
+            queries = jax.tree.map(lambda x: x[first:end], queries)
+            keys = jax.tree.map(lambda x: x[:, : end * size], keys)
+            block = jax.checkpoint(lambda queries: _attend_block(queries, keys, *rule))
+            return lax.map(block, queries)
 
         totals.append(attend_prefix(queries, keys))
     total = jnp.moveaxis(jnp.concatenate(totals), 0, 1)
     return total.reshape(batch, blocks * size, *total.shape[3:])[:, :length]
 
 
-def add_up(share: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns the sums of values, ``[batch, queries, heads, dim]``, by their shares."""
-    return jnp.einsum("bhqk,bkhd->bqhd", share.astype(value.dtype), value)
+def _attend_block(
+    queries: tuple[jax.Array, jax.Array, jax.Array],
+    keys: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    weights: Literal["silu", "softmax"],
+    bias: jax.Array | None,
+    divisor: int,
+) -> jax.Array:
+    """Returns the sums of some queries, ``[batch, queries, heads, dim]``.
+
+    Args:
+      queries: queries, their ``[queries]`` indices in the sequence, and positions.
+      keys: keys, values, positions and ``valid``, from the first event on.
+      weights, bias, divisor: as in ``attend``.
+    """
+    query, index, query_position = queries
+    key, value, position, valid = keys
+
+    def add_up(share: jax.Array) -> jax.Array:
+        return jnp.einsum("bhqk,bkhd->bqhd", share.astype(value.dtype), value)
+
+    score = jnp.einsum("bqhd,bkhd->bhqk", query, key)
+    score = score.astype(jnp.float32) / math.sqrt(key.shape[-1])
+    if bias is not None:
+        distance = query_position[:, None, :, None] - position[:, None, None]
+        score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
+    is_before = jnp.arange(key.shape[1])[None] <= index[:, None]
+    seen = valid[:, None, None] & is_before[None, None]
+    if weights == "silu":
+        return add_up(jnp.where(seen, nnx.silu(score) / divisor, 0.0))
+    score = jnp.where(seen, score, -jnp.inf)
+    # No result depends on which number is subtracted from all scores.
+    largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
+    share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
+    whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
+    return add_up(share) / jnp.where(whole > 0, whole, 1.0)
 
 
 def project(layer: Linear, x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from experiments.yambda.compile import arrays_of_all_scores, compile_plan, reque
 EVENTS = 600
 
 
-def test_ragged_histories_longer_than_a_block_of_keys():
+def test_ragged_histories_longer_than_a_block():
     """Sequences of 609 events go through as 624: as they are, XLA finds no tiles."""
     workload, tables, features, model = request("dgx-h200", 1, 1, 32, EVENTS)
     plan = plan_for(workload, tables, features)
@@ -20,7 +20,7 @@ def test_ragged_histories_longer_than_a_block_of_keys():
     hlo = compiled.as_text()
     assert hlo is not None
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    found = compiled_traffic(collectives(hlo), 8)
+    traffic = compiled_traffic(collectives(hlo), 8)
     planned = planned_traffic(plan, workload, parameters)
-    assert planned == {name: found[name] for name in planned}
+    assert planned == {name: traffic[name] for name in planned}
     assert arrays_of_all_scores(hlo, EVENTS) == 0
