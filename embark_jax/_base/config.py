@@ -83,27 +83,3 @@ def nearest(name: str, names: Iterable[str]) -> str:
     if close := difflib.get_close_matches(name, names, n=1):
         return f"did you mean {close[0]}?"
     return f"known: {', '.join(names) or 'none'}"
-
-
-def differences(theirs: Any, ours: Any, there: str, where: str = "") -> list[str]:
-    """Returns where two JSON-like values differ, by dotted path.
-
-    Args:
-      theirs, ours: the values.
-      there: says whose ``theirs`` is, such as "in the checkpoint".
-      where: path of the values.
-    """
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        return [
-            difference
-            for key in sorted(theirs.keys() | ours.keys())
-            for difference in differences(
-                theirs.get(key, "nothing"),
-                ours.get(key, "nothing"),
-                there,
-                f"{where}.{key}",
-            )
-        ]
-    if theirs == ours:
-        return []
-    return [f"{where.lstrip('.')} is {theirs} {there}, {ours} here"]

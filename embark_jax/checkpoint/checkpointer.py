@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax._base.config import differences
+from embark_jax._base.agreement import differences
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.agreement import in_process_0, together

@@ -197,6 +197,12 @@ class Manifest(ChecksummedFile):
         )
 
     @property
+    def column_names(self) -> dict[str, list[str]]:
+        """Returns the names of the columns of a sample, in their order."""
+        names = {"dense": self.dense, "features": self.features, "labels": self.labels}
+        return {what: list(columns) for what, columns in names.items()}
+
+    @property
     def numbered_tables(self) -> set[str]:
         """Returns the tables whose row numbers are the values themselves."""
         columns = {} if self.columns is None else self.columns.features

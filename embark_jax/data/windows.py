@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from embark_jax._base.agreement import WINDOW, differences, parts
 from embark_jax._base.storage import local
 from embark_jax.config import EmbeddingConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
@@ -126,16 +127,13 @@ def check_follows(before: TimeWindow, window: TimeWindow) -> None:
         return
     there, here = before.manifest, window.manifest
     rule = f"prepare it with --extend {before.folder}"
-    for what in ("dense", "labels", "numbers", "columns", "hashed_tables"):
-        if getattr(there, what) != getattr(here, what):
-            raise DataError(
-                f"{window.folder}: has other {what} than {before.folder}; {rule}"
-            )
-    if there.features.keys() != here.features.keys():
-        raise DataError(
-            f"{window.folder}: has the features {', '.join(here.features)}, must have "
-            f"{', '.join(there.features)} as {before.folder}; {rule}"
-        )
+    theirs, ours = (
+        parts(manifest.model_dump(mode="json") | manifest.column_names, WINDOW)
+        for manifest in (there, here)
+    )
+    if lines := differences(theirs, ours, f"in {before.folder}"):
+        problem = "; ".join(lines)
+        raise DataError(f"{window.folder}: {problem}; {rule}")
     if here.made_from.get(EXTENDS) == there.digest():
         return
     old, new = (TableValues(w.folder, m) for w, m in ((before, there), (window, here)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 from embark_kernels import tuning, verdict
 
-from embark_jax._base.config import ConfigError, differences
+from embark_jax._base.agreement import differences
+from embark_jax._base.config import ConfigError
 from embark_jax.config import ExperimentConfig
 from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.process_group import listening_address

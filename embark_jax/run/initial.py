@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from embark_jax._base.config import ConfigError, differences
+from embark_jax._base.agreement import differences
+from embark_jax._base.config import ConfigError
 from embark_jax._base.files import read_json, write_json
 from embark_jax._base.storage import file_system_or_bucket, in_bucket
 from embark_jax.checkpoint import CheckpointError, chosen_steps

@@ -24,7 +24,8 @@ from typing import Any, Literal, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from embark_jax._base.config import ConfigError, differences
+from embark_jax._base.agreement import differences
+from embark_jax._base.config import ConfigError
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import replacing
 from embark_jax.config import ExperimentConfig, reading

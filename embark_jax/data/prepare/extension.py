@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embark_jax._base.agreement import EXTENSION, differences, parts
 from embark_jax._base.files import read_arrow
 from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
@@ -21,8 +22,6 @@ from embark_jax.data.manifest import Manifest
 from embark_jax.data.prepare.recipe import Recipe
 from embark_jax.data.prepare.vocabulary import is_text
 
-MUST_AGREE = ("dataset", "columns", "min_count", "hashed", "hash_columns")
-"""What data are made from that must be the same when they are extended."""
 EXTENDS = "extends"
 """The key of ``made_from`` with the digest of the data that these extend."""
 
@@ -54,19 +53,15 @@ class Earlier:
           DataError: if they are not wholly prepared, or otherwise than the new ones.
         """
         manifest = manifests.load(local(folder))
-        now = json.loads(json.dumps(dict(made_from)))
-        changed = [
-            f"{key} is {now.get(key)!r}, there {manifest.made_from.get(key)!r}"
-            for key in MUST_AGREE
-            if now.get(key) != manifest.made_from.get(key)
-        ]
-        names = [feature.name for feature in recipe.features]
-        if not changed and names != list(manifest.features):
-            changed = [f"features are {names}, there {list(manifest.features)}"]
-        if changed:
+        features = [feature.name for feature in recipe.features]
+        names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
+        now = json.loads(json.dumps({**made_from, **names}))
+        before = {**manifest.made_from, **manifest.column_names}
+        theirs, ours = parts(before, EXTENSION), parts(now, EXTENSION)
+        if changed := differences(theirs, ours, "there"):
             raise DataError(
                 f"--extend {folder}: was prepared otherwise ({'; '.join(changed)}), "
-                f"must agree in {', '.join(MUST_AGREE)}, so that its rows keep their "
+                f"must agree in {', '.join(EXTENSION)}, so that its rows keep their "
                 "meaning; prepare with its options, or anew without --extend"
             )
         return cls(local(folder), manifest)

@@ -14,6 +14,7 @@ from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.recipe import Extent, random_split
 from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.windows import TimeWindow, check_follows
 from tests.data.prepare.raw_files import everything, write_table
 from tests.runs import done
 
@@ -118,10 +119,13 @@ def test_a_bag_does_not_become_shorter(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_count": 2}, r"min_count is 2, there 1.*must agree in dataset, columns"),
-        ({"hashed": True, "max_rows": 10}, "hashed is True, there False"),
-        ({"hash_columns": {"user": 10}}, "hash_columns is"),
-        ({"columns": Columns(dense={"price": "log"})}, "columns is"),
+        (
+            {"min_count": 2},
+            r"min_count is 1 there, 2 here.*must agree in dataset, columns",
+        ),
+        ({"hashed": True, "max_rows": 10}, "hashed is False there, True here"),
+        ({"hash_columns": {"user": 10}}, "hash_columns.user is nothing there, 10 here"),
+        ({"columns": Columns(dense={"price": "log"})}, "columns.dense.age is"),
         ({"max_rows": 30}, r"table 'user': has more values than --max-rows 30.*raise"),
         (
             {"rows": [row | {"user": 7} for row in rows_of_day(1)]},
@@ -138,8 +142,48 @@ def test_what_was_prepared_otherwise_is_refused(tmp_path, options, message):
 def test_other_columns_are_refused(tmp_path):
     first = prepare_day(tmp_path, 0)
     rows = [row | {"place": 1} for row in rows_of_day(1)]
-    with pytest.raises(DataError, match=r"features are \['user', 'item', 'place'"):
+    with pytest.raises(DataError, match=r"here.*'place'"):
         prepare_day(tmp_path, 1, first.folder, rows)
+
+
+def of_dense(*names: str) -> dict:
+    """A day whose dense columns are named in an order."""
+    rows = [
+        {"label": i % 2, "user": i % 5, "price": i % 7, "age": i % 3, "weight": 1.0}
+        for i in range(40)
+    ]
+    return {"rows": rows, "columns": Columns(dense=dict.fromkeys(names, "none"))}
+
+
+OTHER_DENSE = {
+    "other order": ("age", "price"),
+    "other name": ("price", "weight"),
+    "one more": ("price", "age", "weight"),
+}
+
+
+@pytest.mark.parametrize("names", OTHER_DENSE.values(), ids=list(OTHER_DENSE))
+def test_days_agree_in_names_and_order_of_dense_columns(tmp_path, names):
+    first = prepare_day(tmp_path, 0, **of_dense("price", "age"))
+    with pytest.raises(DataError, match=r"dense.* is \['price', 'age'\] there"):
+        prepare_day(tmp_path, 1, first.folder, **of_dense(*names))
+    other = prepare_day(tmp_path, 2, **of_dense(*names))
+    yesterday, today = (
+        TimeWindow(d.folder.name, d.folder, None) for d in (first, other)
+    )
+    with pytest.raises(DataError, match=r"day 2: .*dense.* is \['price', 'age'\] in"):
+        check_follows(yesterday, today)
+
+
+def test_days_agree_in_the_order_of_labels(tmp_path):
+    rows = [{"bought": i % 2, "liked": i % 3 // 2, "user": i % 5} for i in range(40)]
+
+    def day(number, *labels, extend=None):
+        return prepare_day(tmp_path, number, extend, rows, Columns(labels=labels))
+
+    first = day(0, "liked", "bought")
+    with pytest.raises(DataError, match=r"labels is \['liked', 'bought'\] there"):
+        day(1, "bought", "liked", extend=first.folder)
 
 
 def test_hashed_tables_keep_their_rows(tmp_path):
