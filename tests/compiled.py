@@ -1,8 +1,6 @@
-"""Steps that are compiled from shapes alone, and what is in compiled programs."""
+"""Steps that are compiled from shapes alone."""
 
 import math
-import re
-from collections import Counter
 
 import jax
 import numpy as np
@@ -11,36 +9,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
+from embark_jax.cache.resolving import init_indexes, resolve_routes
 from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
-from embark_jax.embedding.arrays import BATCH
-from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.arrays import BATCH, Routes
+from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch, route_batch
 from embark_jax.planner import plan
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
-from experiments.step_bytes.absent import abstract_routes
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
-
-COLLECTIVE = re.compile(
-    r" = (?P<shapes>.+?) (?P<kind>all-to-all|all-reduce|all-gather|reduce-scatter"
-    r"|collective-permute|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
-)
-SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-BYTES = {
-    "pred": 1,
-    "u8": 1,
-    "bf16": 2,
-    "u16": 2,
-    "f32": 4,
-    "s32": 4,
-    "u32": 4,
-    "s64": 8,
-    "u64": 8,
-}
 
 
 def compile_step(
@@ -74,6 +55,32 @@ def compile_step(
     if overlap:
         routes, following = abstract_routes(collection, batch), batch
     return step.lower(state, batch, routes, following).compile(), state
+
+
+def abstract_routes(
+    collection: ej.EmbeddingCollection, batch: DeviceBatch, micro_batches: int = 1
+) -> Routes:
+    """Shapes and shardings of the routes of a batch; of cached tables, to slots."""
+    by_device = NamedSharding(collection.mesh, BATCH)
+    indexes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=by_device),
+        jax.eval_shape(lambda: init_indexes(collection)),
+    )
+
+    def route(indexes, batch):
+        routes = route_batch(collection, batch, micro_batches)
+        if not collection.cached:
+            return routes
+        return resolve_routes(collection, indexes, routes, micro_batches)[1]
+
+    lowered = jax.jit(route).lower(indexes, batch)
+    return jax.tree.map(
+        lambda routed, sharding: jax.ShapeDtypeStruct(
+            routed.shape, routed.dtype, sharding=sharding
+        ),
+        lowered.out_info,
+        lowered.compile().output_shardings,
+    )
 
 
 def bytes_per_device(arrays) -> int:
@@ -122,22 +129,3 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
         < 8 * moved * (values * 4)
         < slots // devices * values * 4 / 4
     )
-
-
-def compiled_collectives(hlo: str) -> Counter:
-    """How many of each ``(kind, bytes)`` there are in a compiled program."""
-    found = Counter()
-    for match in COLLECTIVE.finditer(hlo):
-        kind = match["kind"].replace("-", "_")
-        operands = [
-            BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
-            for dtype, dims in SHAPE.findall(match["shapes"])
-        ]
-        if kind == "ragged_all_to_all":  # operands, sizes, offsets, then the result
-            operands = operands[-1:]
-        elif match["start"] and kind != "all_reduce":  # operands, then results
-            operands = operands[len(operands) // 2 :]
-        if kind == "all_to_all":
-            operands = [sum(operands)]
-        found.update((kind, each) for each in operands)
-    return found

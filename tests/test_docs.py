@@ -27,7 +27,9 @@ from tests import runs
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "pages"
+EXPERIMENTS = sorted(ROOT.glob("experiments/*/README.md"))
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES += EXPERIMENTS
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)|^\[\w+\]: (\S+)", re.M)
 PLACEHOLDERS = {"CONFIG", "COMMAND", "DIR"}
@@ -281,7 +283,7 @@ def test_every_key_of_the_metrics_and_every_file_of_a_run_is_explained(tmp_path)
 
 
 def test_what_lies_in_a_list_is_indented_as_the_site_wants_it():
-    for page in [*PAGES, *ROOT.glob("e*/*/README.md")]:
+    for page in [*PAGES, *ROOT.glob("embark_jax/*/README.md")]:
         lines = page.read_text().splitlines()
         assert not [line for line in lines if re.match(r" {1,3}(\||```)", line)], page
 

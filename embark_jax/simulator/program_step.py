@@ -1,12 +1,11 @@
 """The train step of this package, one XLA program, as tasks.
 
-The order of the tasks is that of the scheduled program, which
-``experiments/compile_at_scale`` reads. The planner predicts how long the embeddings'
-tasks take, phase by phase. XLA runs kernels one after the other on one stream, and
-collectives beside them. Gradients of what every device has, the dense layers and rows
-of DP, are summed by all-reduces that XLA combines. Gradients of other rows leave after
-these: so the dense update, which decides whether the step is applied, runs beside
-them.
+The order of the tasks is that of the program that XLA schedules for H100s. The planner
+predicts how long the embeddings' tasks take, phase by phase. XLA runs kernels one after
+the other on one stream, and collectives beside them. Gradients of what every device
+has, the dense layers and rows of DP, are summed by all-reduces that XLA combines.
+Gradients of other rows leave after these: so the dense update, which decides whether
+the step is applied, runs beside them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from embark_jax.statistics.skew import Skew
 
 TIMES: dict[Evict, int] = {"lru": 1, "lfu": 4}
 """How often ids must have asked for a row that stays. That of "lfu" is fitted to
-replays of 4,000 batches: experiments/hit_rates/README.md."""
+replays of 4,000 batches: docs/pages/results.md."""
 POINTS = 48
 """Points of a curve of misses over slots."""
 LONGEST = 40.0

@@ -16,24 +16,19 @@ import pydantic
 from embark_kernels import Implementation
 from flax import nnx
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 
 from embark_jax import models
 from embark_jax._base.config import ConfigError
-from embark_jax.cache.resolving import init_indexes, resolve_routes
 from embark_jax.config import EmbeddingOptimizerConfig, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.table_lists import experiment_of
-from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch, route_batch
+from embark_jax.embedding.device_batch import abstract_batch
 from embark_jax.planner import TableList
 from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import DenseWire
 from embark_jax.plans.plan import MESH_AXES, Plan
-from embark_jax.plans.wire import FLOAT32, Wire
-from embark_jax.train.gradients import StepOptions
 from embark_jax.train.optimizers import (
     Optimizers,
     build_dense_optimizer,
@@ -85,9 +80,6 @@ def compile_step(
     optimizer: str,
     implementation: Implementation = "xla",
     compute_dtype: str = "float32",
-    wire: Wire = FLOAT32,
-    dense_wire: DenseWire = "float32",
-    look_ahead: bool = False,
 ) -> tuple[jax.stages.Compiled, TrainState]:
     """The compiled train step of a table list's model, and the shapes of its state.
 
@@ -98,13 +90,8 @@ def compile_step(
       optimizer: the row optimizer; the dense layers use the same rule.
       implementation: the implementation of lookups and updates.
       compute_dtype: dtype of the dense layers' matrix products.
-      wire: formats in which rows and their gradients travel.
-      dense_wire: format in which gradients of the dense layers travel.
-      look_ahead: whether the step makes the routes of the batch after its own.
     """
-    collection = EmbeddingCollection(
-        plan, mesh, wire=wire, implementation=implementation
-    )
+    collection = EmbeddingCollection(plan, mesh, implementation=implementation)
     described = experiment_of(listed)["model"] | {"compute_dtype": compute_dtype}
     config = pydantic.TypeAdapter(ModelConfig).validate_python(described)
     assert listed.dense is not None
@@ -119,38 +106,9 @@ def compile_step(
         build_embedding_optimizer(rows, steps=1),
     )
     state = abstract_state(model, collection, optimizers)
-    options = StepOptions(dense_wire=dense_wire)
-    step = make_train_step(model, collection, optimizers, state, options)
+    step = make_train_step(model, collection, optimizers, state)
     large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
     wide = {f.name for f in plan.features if f.table in large}
     batch = abstract_batch(plan, mesh, features, wide)
     with jax.enable_x64(bool(wide)):
-        routes = abstract_routes(collection, batch) if look_ahead else None
-        following = batch if look_ahead else None
-        return step.lower(state, batch, routes, following).compile(), state
-
-
-def abstract_routes(
-    collection: EmbeddingCollection, batch: DeviceBatch, micro_batches: int = 1
-) -> Routes:
-    """Shapes and shardings of the routes of a batch; of cached tables, to slots."""
-    by_device = NamedSharding(collection.mesh, BATCH)
-    indexes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=by_device),
-        jax.eval_shape(lambda: init_indexes(collection)),
-    )
-
-    def route(indexes, batch):
-        routes = route_batch(collection, batch, micro_batches)
-        if not collection.cached:
-            return routes
-        return resolve_routes(collection, indexes, routes, micro_batches)[1]
-
-    lowered = jax.jit(route).lower(indexes, batch)
-    return jax.tree.map(
-        lambda routed, sharding: jax.ShapeDtypeStruct(
-            routed.shape, routed.dtype, sharding=sharding
-        ),
-        lowered.out_info,
-        lowered.compile().output_shardings,
-    )
+        return step.lower(state, batch, None, None).compile(), state

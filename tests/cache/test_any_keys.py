@@ -20,7 +20,7 @@ from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import Wire
 from tests.builders import make_plan, make_trainer
 from tests.cache.initial_row import DIM, SCALE, initial_row
-from tests.compiled import compiled_collectives
+from tests.collectives import counted
 
 BATCH, RATE, HOTNESS, SLOTS = 16, 0.5, 2, 128
 EXTREME = [0, -1, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
@@ -424,6 +424,6 @@ def test_keys_travel_in_as_many_bytes_as_planned(cluster, exchange):
         if part.phase == "id exchange":
             size = part.fixed_bytes + part.sum_bytes + capacity * part.id_bytes
             expected[part.kind, int(size)] += 1
-    found = compiled_collectives(str(compiled.as_text()))
+    found = counted(str(compiled.as_text()))
     del found["all_reduce", 8]  # of the capacity that is needed, and of bad ids
     assert found == expected

@@ -9,8 +9,8 @@ import pytest
 import embark_jax as ej
 from embark_jax.planner import ProgramModel, Workload, phases
 from embark_jax.plans.options import Exchange
-from experiments.compile_at_scale.program import collectives
-from tests.compiled import compile_step, compiled_collectives
+from tests.collectives import collectives, counted
+from tests.compiled import compile_step
 from tests.gpu_compile.machines import h100_mesh
 
 GPUS_PER_NODE, BATCH_PER_DEVICE, WIDTH = 8, 1024, 128
@@ -66,7 +66,7 @@ def compiled(
 def test_a_ragged_exchange_has_the_buffers_of_a_padded_one(nodes):
     """Those that the cost model says, and in place of padded ones of equal size."""
     padded, ragged = compiled(nodes), compiled(nodes, of_unique="ragged")
-    found = compiled_collectives(ragged.as_text())
+    found = counted(ragged.as_text())
     ragged_plan = planned(nodes, "flat", "ragged")
     workload = Workload(ej.fleets.dgx_h100(nodes), ragged_plan.batch_size)
     predicted = Counter(
@@ -87,7 +87,7 @@ def test_a_ragged_exchange_has_the_buffers_of_a_padded_one(nodes):
     in_their_place = Counter(
         {("all_to_all", size): n for (_, size), n in unpadded.items()}
     )
-    expected = compiled_collectives(padded.as_text())
+    expected = counted(padded.as_text())
     assert found - unpadded - sizes == expected - in_their_place
     assert in_their_place <= expected
     temporaries = [

@@ -13,7 +13,7 @@ from embark_jax import cli
 from embark_jax.config import reading
 
 ROOT = Path(__file__).parents[2]
-LAUNCH = ROOT / "experiments" / "launch"
+LAUNCH = ROOT / "docs" / "launch"
 CONFIG = ROOT / "configs" / "quickstart.yaml"
 SLURM = {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "8"}
 

@@ -23,7 +23,7 @@ from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
-from experiments.compile_at_scale.program import collectives
+from tests.collectives import collectives
 from tests.compiled import bytes_per_device
 from tests.simulator.jobs import machines
 from tests.thorough import thorough

@@ -27,7 +27,8 @@ from embark_jax.train.state import abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
-from tests.compiled import DENSE_FEATURES, compiled_collectives
+from tests.collectives import counted
+from tests.compiled import DENSE_FEATURES
 
 OPTIMIZERS = {
     "sgd": SGD(0.1),
@@ -184,4 +185,4 @@ def compile_and_predict(
     expected.update(("all_reduce", 4 * size) for size in parameters)
     expected.update([("all_reduce", 4), ("all_reduce", 4)])
     expected.update([("all_reduce", needed)])
-    return compiled_collectives(compiled.as_text()), expected
+    return counted(compiled.as_text()), expected

@@ -23,7 +23,7 @@ from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
 from tests import runs
 from tests.builders import make_trainer
-from tests.compiled import compiled_collectives
+from tests.collectives import counted
 
 BATCH, DENSE, HOT = 32, 2, 20
 TABLES = (ej.TableSpec("a", 71, 4), ej.TableSpec("b", 64, 8), ej.TableSpec("c", 7, 4))
@@ -157,10 +157,7 @@ def test_no_sharded_table_is_in_the_program():
         step = make_train_step(*settings, state)
         lowered = step.lower(state, abstract_batch(PLAN, mesh, DENSE), None, None)
         texts[hot] = lowered.compile().as_text()
-    kinds = {
-        hot: {kind for kind, _ in compiled_collectives(text)}
-        for hot, text in texts.items()
-    }
+    kinds = {hot: {kind for kind, _ in counted(text)} for hot, text in texts.items()}
     assert "all_to_all" in kinds[False]
     assert kinds[True] <= {"all_reduce", "all_gather"}
     sharded = [s for s in PLAN.storages if not s.replicated]

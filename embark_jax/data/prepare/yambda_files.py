@@ -4,7 +4,7 @@ An artist has albums, and an album has items. A user has artists, drawn by popul
 listens to the first of them most, and prefers the first albums of an artist and the
 first items of an album: each by a power law. Exponents and the share of items without
 an album are fitted to what MLPerf's reference says of the real data
-(experiments/yambda); a table's ids are in random order, as there.
+(docs/pages/results.md); a table's ids are in random order, as there.
 """
 
 from __future__ import annotations
