@@ -28,7 +28,6 @@ COMMANDS = [
     "data prepare csv --raw s3://b/rows.csv --out out",
     "data prepare csv --raw rows.csv --out s3://b/out",
     "data synth --model t180 --rows 10 --out s3://b/out",
-    "data verify s3://b/out",
     "data stats gs://b/out",
     "data movielens-100k --out s3://b/out",
 ]

@@ -6,14 +6,15 @@ import contextlib
 import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
 from embark_jax._base.errors import DataError
+from embark_jax._base.storage import local
 
 
 @contextlib.contextmanager
@@ -29,6 +30,32 @@ def replacing(path: Path) -> Iterator[Path]:
             raise OSError(number, problem, str(path)) from error
         raise
     scratch.replace(path)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Gives a folder beside ``path`` to fill, which becomes ``path`` when the block
+    ends well, and is deleted when it does not.
+
+    Raises:
+      DataError: if ``path`` is a file, or a folder that holds something.
+    """
+    path = local(path).absolute()
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path}: is a file, must be a folder; take another --out")
+    if path.exists():
+        if any(path.iterdir()):
+            raise DataError(f"{path}: holds files; take another --out, or delete it")
+        path.rmdir()
+    scratch = path.with_name(f".{path.name}.part")
+    shutil.rmtree(scratch, ignore_errors=True)  # of a command that was killed
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    scratch.rename(path)
 
 
 def read_json(path: Path, mend: str) -> Any:
@@ -96,10 +123,3 @@ def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def xxh3_of(path: Path) -> str:
-    """Returns the 128-bit XXH3 of a file, in hexadecimal: as fast as disks, for large
-    files."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

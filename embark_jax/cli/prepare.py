@@ -67,7 +67,7 @@ def prepare(
     ],
     out: Annotated[
         Path,
-        typer.Option(help="Folder to write; if it is incomplete, the command resumes."),
+        typer.Option(help="New folder to write, which appears when all is done."),
     ],
     columns: Annotated[
         Path | None,
@@ -180,8 +180,6 @@ def prepare(
             recipe, out, options, made_from, threads, extend, vocabulary
         )
     manifest = prepared.manifest
-    if prepared.already:
-        say("already prepared, nothing was read: raw files and options are the same")
     _show(prepared.report)
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
@@ -249,7 +247,7 @@ def synth(
     rows: Annotated[int, typer.Option(min=1, help="Number of training samples.")],
     out: Annotated[
         Path,
-        typer.Option(help="Folder to write; if it is incomplete, the command resumes."),
+        typer.Option(help="New folder to write, which appears when all is done."),
     ],
     test_rows: Annotated[
         int | None,

@@ -28,7 +28,6 @@ POOLS = 3
 CANDIDATE_ACTION = POOLS
 TIME_BUCKETS = 2048
 SEQUENCES = ("past_item", "past_artist", "past_album", "past_time", "past_action")
-_OPEN_FILES = 256
 
 
 class EventFile(HashedFile):
@@ -67,9 +66,8 @@ class Histories:
 
     def __init__(self, folder: Path, lists: EventLists):
         self._folder, self._lists = folder, lists
-        path = lists.items.verified(folder)
-        self._items = _array(np.load(path), ITEM, path)
-        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_file)
+        self._items = np.load(lists.items.verified(folder))
+        self._open = functools.cache(self._open_file)
 
     def of(
         self, ranges: np.ndarray, spread: Callable[..., Iterable[Any]]
@@ -112,11 +110,6 @@ class Histories:
                 f"file {file}, which are not there; {MEND}"
             )
         events = self._open(file)[begin:end]
-        if (largest := int(events["item"].max())) >= len(self._items):
-            raise DataError(
-                f"{self._folder / files[file].file}: has item {largest}, must be below "
-                f"{len(self._items)}; {MEND}"
-            )
         if self._lists.history == "last":
             return events[-longest:]
         action = events["action"]
@@ -127,28 +120,8 @@ class Histories:
         return events[np.sort(np.concatenate(of_pools))]
 
     def _open_file(self, number: int) -> np.ndarray:
-        try:
-            file = self._lists.files[number]
-            path = file.sized(self._folder)
-            return _array(np.load(path, mmap_mode="r"), EVENT, path, file.rows)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self._folder}: {error}; {MEND}") from None
-
-
-def _array(
-    array: np.ndarray, dtype: np.dtype, path: Path, rows: int | None = None
-) -> np.ndarray:
-    """Returns an array that was read, if it has the type and the rows that it must.
-
-    Raises:
-      DataError: if it has not.
-    """
-    if array.dtype != dtype or array.ndim != 1 or rows not in (None, len(array)):
-        raise DataError(
-            f"{path}: holds {array.dtype} of shape {array.shape}, must be {dtype} of "
-            f"shape [{'rows' if rows is None else rows}]; {MEND}"
-        )
-    return array
+        path = self._lists.files[number].verified(self._folder)
+        return np.load(path, mmap_mode="r")
 
 
 def time_bucket(times: np.ndarray) -> np.ndarray:

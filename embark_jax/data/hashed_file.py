@@ -18,19 +18,16 @@ from embark_jax._base.files import confined, sha256_of, write_json
 MEND = "prepare the data again, in another folder"
 
 
-class HashedFile(Config):
-    """One file: its path in the folder, and what it must hold."""
+class SizedFile(Config):
+    """One file: its path in the folder, and its size."""
 
     file: str
     bytes: PositiveInt
-    sha256: str
 
     @classmethod
     def of(cls, folder: Path, file: str, **fields: Any) -> Self:
         """Describes a file as it is now; ``fields`` are further ones."""
-        path = folder / file
-        size = path.stat().st_size
-        return cls(file=file, bytes=size, sha256=sha256_of(path), **fields)
+        return cls(file=file, bytes=(folder / file).stat().st_size, **fields)
 
     def sized(self, folder: Path, mend: str = MEND) -> Path:
         """Returns the path of the file, which has the size that it was written with;
@@ -45,6 +42,17 @@ class HashedFile(Config):
             problem = "is missing" if size is None else f"has {size:,} bytes"
             raise DataError(f"{path}: {problem}, must have {self.bytes:,}; {mend}")
         return path
+
+
+class HashedFile(SizedFile):
+    """One file, and what it must hold."""
+
+    sha256: str
+
+    @classmethod
+    def of(cls, folder: Path, file: str, **fields: Any) -> Self:
+        digest = sha256_of(folder / file)
+        return super().of(folder, file, sha256=digest, **fields)
 
     def verified(self, folder: Path, mend: str = MEND) -> Path:
         """Returns the path of the file, which is as it was written.

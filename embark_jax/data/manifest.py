@@ -6,15 +6,15 @@ too. A block is ``block_rows`` samples of a file. ``vocabulary/`` says which val
 id stands for.
 
 Samples are checked when they are written; afterwards a checksum for each block shows
-that they have not changed. The manifest has a checksum, too, and the hash of each
-vocabulary, which whoever reads one compares.
+whoever reads it that they have not changed. The manifest has the hashes of vocabularies
+and of events, which whoever opens one compares.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
 from embark_jax.data.event_lists import RANGE_WORDS, SEQUENCES, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
-from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
+from embark_jax.data.hashed_file import ChecksummedFile, HashedFile, SizedFile
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.values import ValueRule
@@ -49,7 +49,7 @@ SMALL_BYTES = 4 * 2**20
 """Vocabularies up to this size are hashed whenever the data are opened."""
 
 
-class RecordFile(HashedFile):
+class RecordFile(SizedFile):
     """A file of samples.
 
     Attributes:
@@ -174,8 +174,10 @@ class Manifest(ChecksummedFile):
     def digest(self) -> str:
         """Identifies the samples and the values that their ids stand for: it differs if
         the files or the vocabularies differ."""
-        files = [*self.record_files, *self.vocabularies, *self.event_files]
-        hashes = "".join(file.sha256 for file in files)
+        hashed = [*self.vocabularies, *self.event_files]
+        hashes = "".join(
+            [*(file.xxh3 for file in self.record_files), *(f.sha256 for f in hashed)]
+        )
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
     def encoding_rules(self) -> dict[str, Any]:
@@ -288,36 +290,6 @@ def load(folder: Path) -> Manifest:
     return manifest
 
 
-def verify(
-    folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[HashedFile]:
-    """Reads every file of a folder, compares its hash with the manifest's, and returns
-    what was verified.
-
-    Args:
-      folder: a folder with a ``manifest.json``.
-      progress: called with how many bytes were read, of how many.
-
-    Raises:
-      DataError: if files are missing or damaged; the message names each.
-    """
-    manifest = read(folder)
-    files = [*manifest.record_files, *manifest.vocabularies, *manifest.event_files]
-    total = sum(file.bytes for file in files)
-    done = 0
-    problems = []
-    for file in files:
-        try:
-            file.verified(folder)
-        except (DataError, OSError) as error:
-            problems.append(str(error))
-        done += file.bytes
-        progress(done, total)
-    if problems:
-        raise DataError("\n  ".join([f"{folder}: is damaged; {MEND}", *problems]))
-    return files
-
-
 def read(folder: Path, mend: str = MEND) -> Manifest:
     """Reads the manifest of a folder, but no other file; ``mend`` says what to do about
     one that is damaged.
@@ -335,8 +307,8 @@ def read(folder: Path, mend: str = MEND) -> Manifest:
                 "data prepare --out` makes one"
             ) from None
         raise DataError(
-            f"{path}: no such file; `embark data prepare` writes it last: if it was "
-            "stopped, run it again to go on"
+            f"{path}: no such file; `embark data prepare --out` makes a folder that "
+            "has it"
         ) from None
 
 

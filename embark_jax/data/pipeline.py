@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections import deque
@@ -77,7 +78,8 @@ class Workers:
         self, stage: str, function: Callable[[S], T], items: Sequence[S]
     ) -> Iterator[T]:
         """Yields ``function(item)`` for each item, in order."""
-        results = in_order(function, items, workers=self.count, depth=self.count)
-        for done, result in enumerate(results, 1):
-            self.progress(stage, done, len(items))
-            yield result
+        made = in_order(function, items, workers=self.count, depth=self.count)
+        with contextlib.closing(made) as results:
+            for done, result in enumerate(results, 1):
+                self.progress(stage, done, len(items))
+                yield result

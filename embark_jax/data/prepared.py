@@ -207,8 +207,7 @@ class PreparedData:
             if records_.checksum(records) != blocks.checksums[block]:
                 raise DataError(
                     f"{path}, rows {first} to {first + size - 1}: are "
-                    "not as they were written, the file is damaged; `embark data "
-                    f"verify {self.folder}` looks for more such; {MEND}"
+                    f"not as they were written, the file is damaged; {MEND}"
                 )
             blocks.checked[block] = True
         return records

@@ -5,7 +5,6 @@ of ``avazu``, ``criteo``, ``taobao`` and ``movielens_files``; ``own_files`` has 
 a user's own files, whose ``columns`` the user describes; ``engine_files`` has what
 engines such as Spark write. In the order of the stages:
 
-- ``claim``, ``raw_contents``: a folder belongs to one data set and its options.
 - ``chunks``, ``delimited``: chunks of text become typed columns.
 - ``parsing``: recipes make samples of them; ``values`` says which values are the same.
 - ``user_groups``, ``sequences``: sequences of what a user met before.

@@ -23,20 +23,14 @@ class TextChunk:
     Attributes:
       path: path of the file.
       text: the lines, each with its newline; only the last of a file may lack it.
-      start: offset of ``text`` in the file, in bytes after decompression.
       first_line: number of its first line in the file, from 1.
       disk_position: bytes of the file on disk that were read up to the chunk's end.
     """
 
     path: Path
     text: bytes
-    start: int = 0
     first_line: int = 1
     disk_position: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
 
     @property
     def next_line(self) -> int:
@@ -48,25 +42,20 @@ class TextChunk:
         return self.next_line - self.first_line + (not self.text.endswith(b"\n"))
 
 
-def read_chunks(
-    path: Path, start: int, first_line: int, size: int
-) -> Iterator[TextChunk]:
-    """Yields the chunks of a file from an offset on, at which a line begins.
+def read_chunks(path: Path, size: int) -> Iterator[TextChunk]:
+    """Yields the chunks of a file, of about ``size`` bytes, in order.
 
     Raises:
       DataError: if the file cannot be read or is UTF-16 text, or its compressed data
         are cut or damaged.
     """
-    chunk = TextChunk(path, b"", start, first_line)
+    chunk = TextChunk(path, b"")
     try:
         with path.open("rb") as disk:
             file = _decompressed(disk)
-            chunk = TextChunk(
-                path, b"", max(start, _text_start(file, path)), first_line
-            )
-            file.seek(chunk.start)
+            file.seek(_text_start(file, path))
             while text := _whole_lines(file, size):
-                chunk = TextChunk(path, text, chunk.end, chunk.next_line, disk.tell())
+                chunk = TextChunk(path, text, chunk.next_line, disk.tell())
                 yield chunk
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(

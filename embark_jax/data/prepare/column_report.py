@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from embark_jax._base.config import Config
 from embark_jax.data.prepare.numbers import NumberSeen
 
-FILE_NAME = "report.json"
 SEPARATORS = "|;,"
 _NEARLY_ALL = 0.9
 _FEW_VALUES = 10

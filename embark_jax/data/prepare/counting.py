@@ -3,6 +3,7 @@ transforms of numbers."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embark_jax._base.config import Config
 from embark_jax._base.files import write_arrow
 from embark_jax.data.batch import DataError
 from embark_jax.data.hashed_file import HashedFile
@@ -41,7 +41,8 @@ class SplitChunk(NamedTuple):
     windows: Callable[[pa.Table], np.ndarray] | None = None
 
 
-class Counted(Config):
+@dataclasses.dataclass(frozen=True)
+class Counted:
     """What encoding needs.
 
     Attributes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from embark_jax._base.files import read_arrow, write_json
+from embark_jax._base.files import read_arrow
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL, SPLITS, Manifest, RecordFile
@@ -110,7 +109,6 @@ def read_keys(folders: Sequence[Path], table: str) -> pa.Array:
 def encode(
     chunks: Sequence[SplitChunk],
     out: Path,
-    work: Path,
     manifest: Manifest,
     workers: Workers,
 ) -> Iterator[dict[str, list[RecordFile]]]:
@@ -119,23 +117,13 @@ def encode(
     Args:
       chunks: the samples of the data set.
       out: folder for the files, with the vocabularies that ``count`` wrote.
-      work: folder that keeps what is known of finished files.
       manifest: the manifest, complete but for the files.
       workers: threads; progress is a number of chunks.
     """
-    for file in manifest.vocabularies:  # an earlier command may have written them
-        file.verified(out)
     records_of = SampleEncoder(manifest, out)
 
     def encode_chunk(chunk: SplitChunk) -> dict[str, list[RecordFile]]:
         name = chunk.samples.path.stem
-        done = work / f"{name}.json"
-        if done.exists():
-            saved = json.loads(done.read_text())
-            return {
-                split: [RecordFile(**file) for file in files]
-                for split, files in saved.items()
-            }
         samples = chunk.samples.read()
         records, splits = records_of(samples), chunk.splits(samples)
         windows = None if chunk.windows is None else chunk.windows(samples)
@@ -148,8 +136,6 @@ def encode(
                     out, f"{folder}/{name}.npy", records[rows], manifest, window
                 )
                 written.setdefault(split, []).append(file)
-        saved = {split: [f.model_dump() for f in fs] for split, fs in written.items()}
-        write_json(done, saved)
         return written
 
     return workers.map("encode", encode_chunk, chunks)

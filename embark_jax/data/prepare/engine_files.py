@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from embark_jax._base.files import xxh3_of
 from embark_jax.data.batch import DataError
 from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.prepare.vocabulary import ValueCounter
@@ -112,13 +111,6 @@ class Vocabularies:
                 f"--vocabulary {folder}: has no TABLE.parquet, and no folder TABLE, of "
                 f"the tables {', '.join(tables)}"
             )
-
-    def contents(self) -> dict[str, list[str]]:
-        """Identifies the files of each table by what they hold."""
-        return {
-            table: [xxh3_of(Path(file)) for file in sorted(self._dataset(table).files)]
-            for table in self._paths
-        }
 
     def read(self, rule: ValueRule, max_rows: int) -> dict[str, pa.Table]:
         """Returns ``key`` and ``count`` of the values of each table, the most frequent

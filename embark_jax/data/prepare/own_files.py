@@ -22,7 +22,6 @@ from embark_jax.data.prepare.recipe import (
     WEIGHT,
     DelimitedFile,
     ParquetFile,
-    Position,
     RawFile,
     Recipe,
     given_split,
@@ -157,7 +156,7 @@ def as_they_are(path: Path, columns: Columns, wanted: Sequence[str]) -> pa.Table
     tables = [
         chunk.read("error").table.select(list(wanted))
         for file in files.readers(wanted, Column, missing=())
-        for chunk in file.chunks(Position())
+        for chunk in file.chunks()
     ]
     if not tables:
         return pa.table({name: [] for name in wanted})
@@ -364,7 +363,7 @@ def _split_named(text: str) -> int | None:
 
 
 def _header(path: Path, separator: str) -> list[str]:
-    line = next((c.text for c in read_chunks(path, 0, 1, 1)), b"")
+    line = next((c.text for c in read_chunks(path, 1)), b"")
     if not line.strip():
         raise DataError(f"{path}, line 1: is empty, must name the columns")
     try:

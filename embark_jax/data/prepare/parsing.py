@@ -3,27 +3,27 @@ of a raw file."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_arrow, write_arrow
 from embark_jax.data.pipeline import Workers, in_order
-from embark_jax.data.prepare.recipe import Position, RawChunk, Recipe
+from embark_jax.data.prepare.recipe import RawChunk, Recipe
 from embark_jax.data.prepare.vocabulary import flat, is_text
 from embark_jax.plans.options import OnBadLine
 
 _EXAMPLES = 3
 """How many bad lines of each chunk are kept in words."""
-_META = b"embark"
 
 
-class SampleChunk(Config):
+@dataclasses.dataclass(frozen=True)
+class SampleChunk:
     """Typed samples.
 
     Attributes:
@@ -41,20 +41,17 @@ class SampleChunk(Config):
         return read_arrow(self.path)
 
 
+@dataclasses.dataclass(frozen=True)
 class ParsedChunk(SampleChunk):
     """Typed samples of a chunk of a raw file.
 
     Attributes:
-      after: where the next chunk of the raw file begins.
-      progress: bytes of the raw file on disk up to there.
       skipped: number of bad lines that are left out.
       examples: some of these, in words.
       missing: for each dense feature, how many values are missing.
       raw_rows: number of lines or rows of the chunk.
     """
 
-    after: Position
-    progress: int
     skipped: int
     examples: tuple[str, ...]
     missing: dict[str, int]
@@ -67,7 +64,7 @@ def parse(
     on_bad_line: OnBadLine,
     workers: Workers,
 ) -> Iterator[ParsedChunk]:
-    """Makes all chunks of a data set, in order, unless the folder has them.
+    """Makes all chunks of a data set, in order.
 
     Args:
       recipe: the recipe of the data set.
@@ -81,25 +78,18 @@ def parse(
     before, total = 0, sum(raw.path.stat().st_size for raw in recipe.raw)
     for number, raw in enumerate(recipe.raw):
         paths = (folder / f"{number:03}-{i:06}.arrow" for i in itertools.count())
-        after = Position()
-        for path in paths:
-            if not path.exists():
-                paths = itertools.chain([path], paths)
-                break
-            saved = json.loads(_schema(path).metadata[_META])  # by an earlier run
-            chunk = ParsedChunk(path=path, **saved)
-            after = chunk.after
-            workers.progress("parse", before + chunk.progress, total)
-            yield chunk
 
         def parse_chunk(work: tuple[Path, RawChunk], number: int = number):
-            return _parse(recipe, number, *work, on_bad_line)
+            path, chunk = work
+            return _parse(recipe, number, path, chunk, on_bad_line), chunk.progress
 
-        work = zip(paths, raw.chunks(after), strict=False)
+        work = zip(paths, raw.chunks(), strict=False)
         threads = workers.count
-        for chunk in in_order(parse_chunk, work, workers=threads, depth=threads):
-            workers.progress("parse", before + chunk.progress, total)
-            yield chunk
+        made = in_order(parse_chunk, work, workers=threads, depth=threads)
+        with contextlib.closing(made) as parsed:
+            for chunk, progress in parsed:
+                workers.progress("parse", before + progress, total)
+                yield chunk
         before += raw.path.stat().st_size
 
 
@@ -112,7 +102,7 @@ def _parse(
     samples = recipe.samples(columns, file)
     if len(samples) + len(bad) != raw.rows:
         raise DataError(
-            f"{raw_path}: {raw.rows:,} lines or rows up to {raw.after.line - 1:,} "
+            f"{raw_path}: {raw.rows:,} lines or rows "
             f"became {len(samples):,} samples and {len(bad):,} bad lines, which is a "
             "mistake of embark_jax; tell its makers, with this file"
         )
@@ -120,20 +110,16 @@ def _parse(
     if recipe.history:
         samples = recipe.history.by_hash(samples)
     examples = itertools.islice(bad.items(), _EXAMPLES)
-    chunk = ParsedChunk(
+    write_arrow(path, samples)
+    return ParsedChunk(
         path=path,
         file=file,
         rows=len(samples),
-        after=raw.after,
-        progress=raw.progress,
         skipped=len(bad),
         examples=tuple(f"{raw_path}, line {line}: {text}" for line, text in examples),
         missing=missing,
         raw_rows=raw.rows,
     )
-    metadata = {_META: chunk.model_dump_json(exclude={"path"})}
-    write_arrow(path, samples.replace_schema_metadata(metadata))
-    return chunk
 
 
 def check_kinds(recipe: Recipe, chunks: Sequence[ParsedChunk]) -> None:

@@ -25,7 +25,6 @@ from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest, vocabulary_fi
 from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.column_report import bags_seen
 from embark_jax.data.prepare.encoding import SampleEncoder
-from embark_jax.data.prepare.recipe import Position
 from embark_jax.data.prepare.values import ValueRule, without_nulls
 from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID
 from embark_jax.data.table_values import TableValues
@@ -171,7 +170,7 @@ class RowEncoder:
     def _tables(self, rows: Any) -> Iterator[tuple[pa.Table, Path]]:
         if isinstance(rows, str | Path):
             for file in own_files.raw_rows(Path(rows), self._columns):
-                for chunk in file.chunks(Position()):
+                for chunk in file.chunks():
                     yield chunk.read("error").table, file.path
             return
         table = _table(rows)

@@ -45,25 +45,16 @@ Split = Callable[[pa.Table, int, Extent], np.ndarray]
 """Returns the split of each row, uint8, of a table of samples from a position on."""
 
 
-class Position(NamedTuple):
-    """How far a raw file was read: where to continue, and the next line's number."""
-
-    start: int = 0
-    line: int = 1
-
-
 class RawChunk(NamedTuple):
     """A chunk of a raw file, read when called.
 
     Attributes:
       read: returns its typed columns and its bad lines.
-      after: where the next chunk begins.
-      progress: bytes of the file on disk up to there.
+      progress: bytes of the file on disk up to its end.
       rows: number of its lines, without the header, or of its rows.
     """
 
     read: Callable[[OnBadLine], Parsed]
-    after: Position
     progress: int
     rows: int
 
@@ -74,8 +65,8 @@ class RawFile(Protocol):
     @property
     def path(self) -> Path: ...
 
-    def chunks(self, after: Position) -> Iterator[RawChunk]:
-        """Yields the chunks from a position on."""
+    def chunks(self) -> Iterator[RawChunk]:
+        """Yields the chunks in order."""
         ...
 
 
@@ -86,12 +77,11 @@ class DelimitedFile:
     path: Path
     layout: Layout
 
-    def chunks(self, after: Position) -> Iterator[RawChunk]:
-        for text in read_chunks(self.path, *after, chunks.CHUNK_BYTES):
+    def chunks(self) -> Iterator[RawChunk]:
+        for text in read_chunks(self.path, chunks.CHUNK_BYTES):
             header_lines = text.first_line == 1 and bool(self.layout.header)
             yield RawChunk(
                 functools.partial(parse, text, self.layout),
-                Position(text.end, text.next_line),
                 text.disk_position,
                 text.lines - header_lines,
             )
@@ -102,7 +92,7 @@ class DelimitedFile:
         Raises:
           DataError: if the file cannot be read, is empty, or a line is bad.
         """
-        tables = [chunk.read("error").table for chunk in self.chunks(Position())]
+        tables = [chunk.read("error").table for chunk in self.chunks()]
         if not tables:
             raise DataError(f"{self.path}: is empty")
         return pa.concat_tables(tables).combine_chunks()
@@ -117,16 +107,15 @@ class ParquetFile:
     columns: tuple[str, ...]
     partition: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def chunks(self, after: Position) -> Iterator[RawChunk]:
+    def chunks(self) -> Iterator[RawChunk]:
         try:
             metadata = pq.ParquetFile(self.path).metadata
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"{self.path}: {error}") from None
         size, groups = self.path.stat().st_size, metadata.num_row_groups
-        for group in range(after.start, groups):
+        for group in range(groups):
             yield RawChunk(
                 functools.partial(self._read, group),
-                Position(group + 1),
                 size * (group + 1) // groups,
                 metadata.row_group(group).num_rows,
             )

@@ -1,9 +1,8 @@
 """Turns raw files into prepared data, out of core and in stages: parse, group if
 samples have a history, count, encode.
 
-Finished work is on disk, whole or not at all, and is not repeated: a command that was
-stopped resumes. Memory grows with a chunk of a file and the vocabularies, not with the
-data.
+The folder appears when all is done. Memory grows with a chunk of a file and the
+vocabularies, not with the data.
 """
 
 from __future__ import annotations
@@ -17,17 +16,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pydantic
 
 from embark_jax._base.config import nearest
-from embark_jax._base.files import write_json
-from embark_jax._base.storage import local
-from embark_jax.data import manifest as manifests
+from embark_jax._base.files import new_folder
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
 from embark_jax.data.pipeline import Workers
-from embark_jax.data.prepare import column_report as reports
-from embark_jax.data.prepare.claim import claim
 from embark_jax.data.prepare.column_report import Report
 from embark_jax.data.prepare.counting import Counted, SplitChunk, count
 from embark_jax.data.prepare.encoding import encode
@@ -40,7 +34,6 @@ from embark_jax.data.prepare.parsing import (
     check_kinds,
     parse,
 )
-from embark_jax.data.prepare.raw_contents import Stamp, check_unchanged
 from embark_jax.data.prepare.recipe import (
     TIME,
     TRAIN,
@@ -93,13 +86,11 @@ class Prepared:
       manifest: the folder's manifest.
       report: what the data hold.
       skipped: some of the bad lines that are left out, in words.
-      already: whether an earlier command had prepared them, so that nothing was read.
     """
 
     manifest: Manifest
     report: Report
     skipped: Sequence[str] = ()
-    already: bool = False
 
 
 def prepare(
@@ -111,12 +102,11 @@ def prepare(
     extend: Path | None = None,
     vocabulary: Path | None = None,
 ) -> Prepared:
-    """Prepares a data set in the folder ``out``, or resumes there.
+    """Prepares a data set in the folder ``out``.
 
     Args:
       recipe: the recipe of the data set.
-      out: a new folder, or one from an earlier command with the same data set and
-        options.
+      out: a new or empty folder.
       options: the user's options.
       made_from: what else determines the samples; it is kept in the manifest.
       workers: threads, which tell how far the work is; None takes one per core.
@@ -125,13 +115,13 @@ def prepare(
         describes it.
 
     Raises:
-      DataError: if a raw file is bad, ``out`` holds something else, or the earlier data
-        were prepared otherwise.
+      DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
+        prepared otherwise.
     """
-    out, workers = local(out), workers or Workers()
-    work, before = out / ".work", [Stamp.of(path) for path in recipe.paths]
+    workers = workers or Workers()
     hashed = _hashed_tables(recipe, options)
-    made_from = {**made_from, **dataclasses.asdict(options)}
+    raw = {str(path): path.stat().st_size for path in recipe.paths}
+    made_from = {**made_from, **dataclasses.asdict(options), "raw": raw}
     earlier = None
     if extend is not None:
         earlier = Earlier.open(extend, recipe, made_from)
@@ -141,13 +131,26 @@ def prepare(
     if vocabulary is not None:
         tables = {f.table for f in recipe.features if f.name not in recipe.numbers}
         vocabularies = Vocabularies(vocabulary, sorted(tables - hashed.keys()))
-        made_from["vocabularies"] = vocabularies.contents()
-    hashing = functools.partial(workers.progress, "hash")
-    made_from, finished = claim(out, work, made_from, recipe.paths, hashing)
-    if finished:
-        return Prepared(finished, _read_report(out), already=True)
+        made_from["vocabularies"] = str(vocabulary)
+    with new_folder(out) as folder:
+        return _prepare(
+            recipe, folder, options, made_from, workers, hashed, earlier, vocabularies
+        )
+
+
+def _prepare(
+    recipe: Recipe,
+    out: Path,
+    options: Options,
+    made_from: Mapping[str, Any],
+    workers: Workers,
+    hashed: Mapping[str, int],
+    earlier: Earlier | None,
+    vocabularies: Vocabularies | None,
+) -> Prepared:
+    """Fills a new folder."""
+    work = out / ".work"
     parsed = list(parse(recipe, work / "parsed", options.on_bad_line, workers))
-    check_unchanged(recipe.paths, before, out)
     if recipe.columns is not None:
         check_kinds(recipe, parsed)
     samples: Sequence[SampleChunk] = parsed
@@ -155,25 +158,21 @@ def prepare(
         folder = work / "grouped"
         samples = list(with_histories(recipe.history, parsed, folder, workers))
     chunks = _split(recipe, options, samples)
-    saved = work / "counted.json"
-    if not saved.exists():
-        counted = count(
-            recipe,
-            chunks,
-            out,
-            min_count=options.min_count,
-            max_rows=options.max_rows,
-            hashed=hashed,
-            earlier=earlier,
-            vocabularies=(
-                vocabularies.read(ValueRule(), options.max_rows) if vocabularies else {}
-            ),
-            workers=workers,
-        )
-        write_json(saved, counted.model_dump(mode="json"))
-    counted = Counted.model_validate_json(saved.read_bytes())
+    counted = count(
+        recipe,
+        chunks,
+        out,
+        min_count=options.min_count,
+        max_rows=options.max_rows,
+        hashed=hashed,
+        earlier=earlier,
+        vocabularies=(
+            vocabularies.read(ValueRule(), options.max_rows) if vocabularies else {}
+        ),
+        workers=workers,
+    )
     manifest = _manifest(recipe, counted, made_from, parsed)
-    encoded = list(encode(chunks, out, work / "encoded", manifest, workers))
+    encoded = list(encode(chunks, out, manifest, workers))
     files = {
         split: tuple(
             sorted(
@@ -186,25 +185,13 @@ def prepare(
     if not files[SPLITS[TRAIN]]:
         raise DataError(
             f"{recipe.raw[0].path}: no sample is in the training split; take another "
-            "--split, or delete " + str(out)
+            "--split"
         )
     manifest = manifest.model_copy(update={"files": files})
-    write_json(out / reports.FILE_NAME, counted.report.model_dump(mode="json"))
     manifest.save(out)
     shutil.rmtree(work)
     examples = [line for chunk in parsed for line in chunk.examples]
     return Prepared(manifest, counted.report, examples)
-
-
-def _read_report(out: Path) -> Report:
-    """Returns the report of prepared data."""
-    path = out / reports.FILE_NAME
-    try:
-        return Report.model_validate_json(path.read_bytes())
-    except pydantic.ValidationError as error:
-        raise DataError(
-            f"{path}: is damaged ({error.errors()[0]['msg']}); {manifests.MEND}"
-        ) from None
 
 
 def _split(

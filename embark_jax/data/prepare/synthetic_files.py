@@ -3,16 +3,14 @@ data."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from embark_jax._base.files import write_json
+from embark_jax._base.files import new_folder
 from embark_jax.data import manifest as manifests
 from embark_jax.data.manifest import Manifest, PreparedFeature, RecordFile
 from embark_jax.data.pipeline import Workers
-from embark_jax.data.prepare.claim import claim
 from embark_jax.data.synthetic import SyntheticClicks
 
 _Split = Literal["train", "test"]
@@ -25,25 +23,21 @@ def write(
     made_from: Mapping[str, Any],
     workers: Workers | None = None,
 ) -> Manifest:
-    """Writes all samples of a synthetic data set, or resumes.
+    """Writes all samples of a synthetic data set.
 
     Args:
       data: the data set, without weights, which the files do not hold.
-      out: a new folder, or one from an earlier command with the same ``made_from``.
+      out: a new or empty folder.
       made_from: what determines the samples; it is kept in the manifest.
       workers: threads; progress is a number of files. None takes one per core.
 
     Raises:
-      DataError: if ``out`` holds something else.
+      DataError: if ``out`` holds something.
       ValueError: if a feature is weighted.
     """
     for feature in data.features:
         if feature.weighted:
             raise ValueError(f"feature {feature.name!r} is weighted, must not be")
-    work = out / ".work"
-    made_from, finished = claim(out, work, made_from)
-    if finished:
-        return finished
     manifest = Manifest.of(
         made_from=made_from,
         dense=tuple(f"x{i}" for i in range(data.dense_features)),
@@ -67,21 +61,16 @@ def write(
     def make(job: tuple[_Split, int, int]) -> RecordFile:
         split, number, count = job
         file = f"{split}/{number:06}.npy"
-        done = work / f"{split}-{number:06}.json"
-        if done.exists():
-            return RecordFile.model_validate_json(done.read_bytes())
         batch = data.batch(split, number * rows, count)
-        written = manifests.write_records(out, file, batch.to_records(), manifest)
-        write_json(done, written.model_dump())
-        return written
+        return manifests.write_records(folder, file, batch.to_records(), manifest)
 
     files: dict[str, tuple[RecordFile, ...]] = dict.fromkeys(manifests.SPLITS, ())
-    made = (workers or Workers()).map("write", make, jobs)
-    for file, (split, _, _) in zip(made, jobs, strict=True):
-        files[split] += (file,)
-    manifest = manifest.model_copy(
-        update={"files": files, "bayes_auc": data.bayes_auc()}
-    )
-    manifest.save(out)
-    shutil.rmtree(work)
+    with new_folder(out) as folder:
+        made = (workers or Workers()).map("write", make, jobs)
+        for file, (split, _, _) in zip(made, jobs, strict=True):
+            files[split] += (file,)
+        manifest = manifest.model_copy(
+            update={"files": files, "bayes_auc": data.bayes_auc()}
+        )
+        manifest.save(folder)
     return manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embark_jax._base.files import read_arrow, write_arrow
+from embark_jax._base.files import write_arrow
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare.parsing import SampleChunk
 from embark_jax.data.prepare.sequences import History
@@ -25,8 +25,7 @@ def with_histories(
     folder: Path,
     workers: Workers,
 ) -> Iterator[SampleChunk]:
-    """Makes chunks with the same samples and their sequences, unless the folder has
-    them.
+    """Makes chunks with the same samples and their sequences.
 
     Args:
       history: which sequences to make.
@@ -43,13 +42,13 @@ def with_histories(
 
     def make(number: int) -> SampleChunk:
         path = folder / f"{number:06}.arrow"
-        if not path.exists():
-            slices = [
-                chunk.read().slice(begins[number], begins[number + 1] - begins[number])
-                for chunk, begins in zip(chunks, cuts, strict=True)
-            ]
-            write_arrow(path, history.add_to(pa.concat_tables(slices).combine_chunks()))
-        return SampleChunk(path=path, file=0, rows=len(read_arrow(path)))
+        slices = [
+            chunk.read().slice(begins[number], begins[number + 1] - begins[number])
+            for chunk, begins in zip(chunks, cuts, strict=True)
+        ]
+        samples = history.add_to(pa.concat_tables(slices).combine_chunks())
+        write_arrow(path, samples)
+        return SampleChunk(path=path, file=0, rows=len(samples))
 
     made = workers.map("group", make, range(count))
     return (chunk for chunk in made if chunk.rows)

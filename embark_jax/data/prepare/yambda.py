@@ -10,7 +10,6 @@ user, and crosses of these; its history is a range of the user's events before i
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,12 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embark_jax._base.files import (
-    read_arrow,
-    replacing,
-    write_arrow,
-)
-from embark_jax._base.storage import local
+from embark_jax._base.files import new_folder, replacing, write_arrow
 from embark_jax.data import event_lists as lists
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
@@ -34,8 +28,7 @@ from embark_jax.data.event_lists import EventLists
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import Manifest, PreparedFeature
 from embark_jax.data.pipeline import Workers
-from embark_jax.data.prepare.claim import claim
-from embark_jax.data.prepare.recipe import ParquetFile, Position
+from embark_jax.data.prepare.recipe import ParquetFile, RawChunk
 from embark_jax.data.prepare.yambda_samples import (
     CROSSES,
     EVENT_TYPES,
@@ -82,37 +75,42 @@ def prepare(
     made_from: Mapping[str, Any],
     workers: Workers | None = None,
 ) -> Manifest:
-    """Prepares Yambda in the folder ``out``, or resumes there.
+    """Prepares Yambda in the folder ``out``.
 
     Args:
       raw: folder with the files as they are downloaded, of one size.
-      out: a new folder, or one from an earlier command with the same options.
+      out: a new or empty folder.
       options: the user's options.
       made_from: what else determines the samples; it is kept in the manifest.
       workers: threads, which tell how far the work is; None takes one per core.
 
     Raises:
-      DataError: if a raw file is bad, or ``out`` holds something else.
+      DataError: if a raw file is bad, or ``out`` holds something.
     """
-    out, workers = local(out), workers or Workers()
-    files, work = _find(raw), out / ".work"
-    hashing = functools.partial(workers.progress, "hash")
-    made_from, finished = claim(
-        out, work, {**made_from, **options.model_dump()}, files, hashing
-    )
-    if finished:
-        return finished
-    row_groups = list(
-        workers.map("parse", _parser(work / "parsed"), _chunks(files.events))
-    )
+    files = _find(raw)
+    sizes = {str(path): path.stat().st_size for path in files}
+    made_from = {**made_from, **options.model_dump(), "raw": sizes}
+    with new_folder(out) as folder:
+        return _prepare(files, folder, options, made_from, workers or Workers())
+
+
+def _prepare(
+    files: _Raw,
+    out: Path,
+    options: Options,
+    made_from: Mapping[str, Any],
+    workers: Workers,
+) -> Manifest:
+    """Fills a new folder."""
+    work = out / ".work"
+    parser = _parser(files.events, work / "parsed")
+    row_groups = list(workers.map("parse", parser, _chunks(files.events)))
     items = _items(files, 1 + max(row_group.largest_item for row_group in row_groups))
     with replacing(out / "items.npy") as scratch, scratch.open("wb") as file:
         np.save(file, items)
     manifest = _manifest(out, made_from, options, items, row_groups)
     count = -(-sum(row_group.rows for row_group in row_groups) // GROUP_EVENTS)
-    write = GroupWriter(
-        out, work / "groups", manifest, options, items, row_groups, count
-    )
+    write = GroupWriter(out, manifest, options, items, row_groups, count)
     groups = list(workers.map("group", write, range(count)))
     records = [file for group in groups for file in group.records]
     if not records:
@@ -160,25 +158,20 @@ def _find(raw: Path) -> _Raw:
     return _Raw(event_files[0], *sides)
 
 
-def _chunks(path: Path) -> list[tuple[ParquetFile, int]]:
+def _chunks(path: Path) -> list[tuple[int, RawChunk]]:
     missing = {*COLUMNS} - {*pq.read_schema(path).names}
     if missing:
         raise DataError(f"{path}: has no column {', '.join(sorted(missing))}")
-    file = ParquetFile(path, COLUMNS)
-    return [(file, number) for number in range(pq.ParquetFile(path).num_row_groups)]
+    return list(enumerate(ParquetFile(path, COLUMNS).chunks()))
 
 
-def _parser(folder: Path):
-    def parse(job: tuple[ParquetFile, int]) -> RowGroup:
-        file, number = job
+def _parser(events: Path, folder: Path):
+    def parse(job: tuple[int, RawChunk]) -> RowGroup:
+        number, chunk = job
         path = folder / f"{number:06}.arrow"
-        if not path.exists():
-            chunk = next(iter(file.chunks(Position(number))))
-            table = _typed(
-                chunk.read("error").table, f"{file.path}, row group {number}"
-            )
-            write_arrow(path, USERS.by_hash(table))
-        table = read_arrow(path)
+        raw = chunk.read("error").table
+        table = USERS.by_hash(_typed(raw, f"{events}, row group {number}"))
+        write_arrow(path, table)
         largest = [int(table[name].to_numpy().max()) for name in ("item_id", "uid")]
         return RowGroup(path, len(table), *largest)
 

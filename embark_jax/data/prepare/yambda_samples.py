@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
-from embark_jax._base.files import read_arrow, read_json, replacing, write_json
+from embark_jax._base.files import read_arrow, replacing
 from embark_jax.data import event_lists as lists
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import id_dtype
@@ -64,7 +64,7 @@ class RowGroup(NamedTuple):
     largest_user: int
 
 
-class Group(Config):
+class Group(NamedTuple):
     """What was written of a group of users."""
 
     events: EventFile
@@ -72,19 +72,18 @@ class Group(Config):
 
 
 class GroupWriter:
-    """Writes the events and samples of a group of users, unless they are there."""
+    """Writes the events and samples of a group of users."""
 
     def __init__(
         self,
         out: Path,
-        work: Path,
         manifest: Manifest,
         options: Options,
         items: np.ndarray,
         row_groups: Sequence[RowGroup],
         count: int,
     ):
-        self._out, self._work = out, work
+        self._out = out
         self._manifest, self._options = manifest, options
         self._items, self._row_groups = items, row_groups
         hashes = (np.arange(1, count) / count * 2.0**64).astype(np.uint64)
@@ -94,19 +93,13 @@ class GroupWriter:
         ]
 
     def __call__(self, number: int) -> Group:
-        done = self._work / f"{number:06}.json"
-        if done.exists():
-            content = read_json(done, f"delete {self._out}, and run the command again")
-            return Group.model_validate(content)
         slices = [
             read_arrow(row_group.path).slice(
                 cuts[number], cuts[number + 1] - cuts[number]
             )
             for row_group, cuts in zip(self._row_groups, self._cuts, strict=True)
         ]
-        group = self._write(number, pa.concat_tables(slices))
-        write_json(done, group.model_dump(mode="json"))
-        return group
+        return self._write(number, pa.concat_tables(slices))
 
     def _write(self, number: int, table: pa.Table) -> Group:
         raw = {name: table[name].to_numpy() for name in table.column_names}

@@ -198,9 +198,7 @@ def test_the_command_extends(tmp_path):
     first, second = (tmp_path / f"prepared {day}" for day in (0, 1))
     command = "data", "prepare", "csv", "dense.price=log", "--raw"
     done(*command, tmp_path / "0.csv", "--out", first)
-    for _ in range(2):  # the second time its work is done
-        more = "--out", second, "--extend", first
-        done(*command, tmp_path / "1.csv", *more)
+    done(*command, tmp_path / "1.csv", "--out", second, "--extend", first)
     yesterday, today = PreparedData(first), PreparedData(second)
     for column in ("user", "item", "age"):
         values = vocabulary(yesterday, column)

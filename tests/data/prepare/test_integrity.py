@@ -9,7 +9,7 @@ import pytest
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import checksum_of
-from embark_jax.data.prepare import own_files, raw_rows, run
+from embark_jax.data.prepare import own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import prepared, write_rows
 from tests.runs import assert_refused, embark, snapshot
@@ -108,23 +108,6 @@ def test_a_table_with_a_vocabulary_is_never_taken_for_a_hashed_one(folder, tmp_p
     path.write_text(json.dumps(content | {"checksum": checksum_of(content)}))
     with pytest.raises(DataError, match=r"lists no vocabulary of table"):
         raw_rows.RowEncoder(out.parent)
-
-
-def test_a_vocabulary_that_changed_while_the_command_was_stopped(tmp_path, monkeypatch):
-    rows = [(i % 2, f"a{i % 5}", f"b{i % 5}") for i in range(40)]
-    write_rows(tmp_path / "rows.csv", ["label", "a", "b"], rows)
-    recipe = own_files.csv(tmp_path / "rows.csv", Columns())
-
-    def stop(*args, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "encode", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepared(recipe, tmp_path / "out", "time")
-    exchange(tmp_path / "out" / "vocabulary")
-    with pytest.raises(DataError, match=r"[ab]\.arrow: is not as it was written"):
-        prepared(recipe, tmp_path / "out", "time")
 
 
 def test_an_encoding_is_copied_to_its_folder_alone(folder, tmp_path):

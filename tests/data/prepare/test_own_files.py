@@ -244,10 +244,6 @@ def test_what_a_person_would_say(tmp_path):
         (mine,) = [line for line in said if line.startswith(start(repr(name)))]
         assert text in mine
     assert not [line for line in said if "'city'" in line]
-    # The report is kept, and told again by a second run, which has nothing to do.
-    first, again = embark(*command, "dense.count=none").out.split("\n", 1)
-    assert first.startswith("already prepared, nothing was read")
-    assert again == outcome.out
 
 
 def test_arguments_and_a_file_say_the_same(rows, tmp_path):

@@ -19,7 +19,6 @@ from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.data.prepare.sequences import History
 from embark_jax.data.prepare.user_groups import with_histories
 from embark_jax.run import experiment
-from tests import runs
 from tests.data.prepare.raw_files import samples, write_rows
 
 CONFIGS = sorted(
@@ -158,35 +157,6 @@ def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
     (batch,) = data.test_batches(300)
     ids = batch.ids["past_cate_id"]
     assert (np.diff((ids >= 0).astype(int), axis=1) >= 0).all()
-
-
-def test_a_stopped_run_goes_on(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(user_groups, "CHUNK_SAMPLES", 80)
-
-    def run(out, progress):
-        prepare(
-            taobao.taobao(raw),
-            out,
-            Options(split="time"),
-            {},
-            Workers(progress=progress),
-        )
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(stage, done, total):
-        if stage == "group" and done > 1:
-            raise StoppedError
-
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    run(whole, lambda stage, done, total: None)
-    with pytest.raises(StoppedError):
-        run(out, stop)
-    kept = sorted((out / ".work" / "grouped").iterdir())
-    assert kept
-    run(out, lambda stage, done, total: None)
-    assert list(runs.snapshot(out).values()) == list(runs.snapshot(whole).values())
 
 
 @pytest.mark.slow

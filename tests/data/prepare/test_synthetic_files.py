@@ -9,7 +9,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import synthetic_files
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run import experiment
-from tests.runs import done, embark
+from tests.runs import done
 
 TABLES = [TableSpec("big", 10**10, 4), TableSpec("small", 50, 4)]
 FEATURES = [
@@ -64,5 +64,3 @@ def test_the_command(tmp_path):
     assert [(t.rows, t.dim) for t in setup.tables] == [(900, 4)]
     assert [(f.hotness, f.pooling) for f in setup.features] == [(3, "mean")]
     assert (setup.plan.batch_size, setup.config.model.kind) == (3, "dlrm")
-    again = embark("data", "synth", "--model", tables, *options, "--seed", "1")
-    assert "was begun with other options (seed); take another --out" in again.err

@@ -113,22 +113,11 @@ def test_windows_are_days_whose_samples_keep_their_order(raw, tmp_path):
     np.testing.assert_array_equal(again.ids["uid"][:, 0], users)
 
 
-def test_preparing_resumes_and_finds_damage(raw, tmp_path):
+def test_preparing_again_gives_the_same_and_finds_damage(raw, tmp_path):
     out = tmp_path / "out"
-
-    def interrupted(stage, done, total):
-        if stage == "group":
-            raise KeyboardInterrupt
-
-    stopped = Workers(1, interrupted)
-    options = Options.model_validate(OPTIONS)
-    with pytest.raises(KeyboardInterrupt):
-        yambda.prepare(raw, out, options, {}, stopped)
     manifest = prepared(raw, out)
-    whole = prepared(raw, tmp_path / "whole")
-    assert manifest.digest() == whole.digest()
-    with pytest.raises(DataError, match=r"begun with other options \(longest\)"):
-        prepared(raw, out, longest=12)
+    again = prepared(raw, tmp_path / "again")
+    assert manifest.digest() == again.digest()
     assert manifest.events is not None
     events = out / manifest.events.files[0].file
     events.write_bytes(events.read_bytes()[:-1])
@@ -189,10 +178,7 @@ def test_histories_that_are_not_there_are_refused(raw, tmp_path):
     events = np.load(path)
     events["item"][0] = 2**31
     np.save(path, events)
-    with pytest.raises(DataError, match=r"000000.npy: has item 2147483648, must be"):
-        Histories(tmp_path / "out", manifest.events).of(np.array([[0, 0, 2]]), map)
-    np.save(path, events.view([("item", "<u4"), ("tide", "<u4"), ("action", "u1")]))
-    with pytest.raises(DataError, match=r"000000.npy: holds .*tide.* of shape"):
+    with pytest.raises(DataError, match=r"000000.npy: is not as it was written"):
         Histories(tmp_path / "out", manifest.events).of(np.array([[0, 0, 2]]), map)
 
 
