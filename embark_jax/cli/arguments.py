@@ -58,6 +58,13 @@ TrustCode = Annotated[
         help="Let a model of your own run the code that the folder brings along.",
     ),
 ]
+Step = Annotated[
+    int | None,
+    typer.Option(
+        help="Step of the checkpoint; by default the best of a run that stopped early, "
+        "by its validation set, or the newest."
+    ),
+]
 Rounds = Annotated[
     int, typer.Option(min=1, help="Rounds to time; the median is shown.")
 ]

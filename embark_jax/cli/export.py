@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from embark_jax.cli.arguments import TrustCode, console, say
+from embark_jax.cli.arguments import Step, TrustCode, console, say
 from embark_jax.plans.options import RowFormat
 from embark_jax.plans.tables import TableSpec
 
@@ -17,26 +17,15 @@ from embark_jax.plans.tables import TableSpec
 def export(
     workdir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="New folder for the export.")],
-    step: Annotated[
-        int | None,
-        typer.Option(help="Step of the checkpoint to export; the newest by default."),
-    ] = None,
+    step: Step = None,
     since: Annotated[
-        str | None,
+        list[Path] | None,
         typer.Option(
-            metavar="STEP|FOLDER",
-            help="Only rows that have changed since a step, or since a checkpoint or "
-            "an export in a folder.",
+            metavar="EXPORT",
+            help="Make a delta: only rows that have changed since this export. Deltas "
+            "that follow it already are given after it, each with --since.",
         ),
     ] = None,
-    append: Annotated[
-        bool,
-        typer.Option(
-            "--append",
-            help="OUT is a chain of exports, which gets one more: a whole one if it "
-            "has none, or else what has changed since the last of them.",
-        ),
-    ] = False,
     rows: Annotated[
         RowFormat,
         typer.Option(
@@ -60,21 +49,24 @@ def export(
             tables, "tables", console=console, transient=True, disable=len(tables) < 2
         )
 
-    written = export_run(
+    exported = export_run(
         workdir,
         out,
         step,
         progress=show,
-        since=since,
+        since=since or (),
         trust_code=trust_code,
         row_format=rows,
         onnx=onnx,
-        append=append,
     )
-    if append:
-        say(f"{written} added to {out}; Scorer.refresh takes it over")
+    if since:
+        deltas = " ".join(f"--delta {delta}" for delta in [*since[1:], out])
+        say(
+            f"what changed up to step {exported} written to {out}; score rows with "
+            f"`embark predict {since[0]} {deltas} --in FILE`"
+        )
         return
-    if since is not None:
-        say(f"changes since {since} written to {out}; Scorer.update takes them over")
-        return
-    say(f"model written to {out}; score rows with `embark predict {out} --in FILE`")
+    say(
+        f"model of step {exported} written to {out}; score rows with "
+        f"`embark predict {out} --in FILE`"
+    )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from embark_jax.cli.arguments import TrustCode, say
+from embark_jax.cli.arguments import Step, TrustCode, say
 from embark_jax.cli.errors import printable
 
 
@@ -25,10 +25,13 @@ def predict(
         Path | None,
         typer.Option(help="A .csv or .parquet file to write; the terminal by default."),
     ] = None,
-    step: Annotated[
-        int | None,
+    step: Step = None,
+    delta: Annotated[
+        list[Path] | None,
         typer.Option(
-            help="Step of the checkpoint; by default the best, if known, or the newest."
+            metavar="EXPORT",
+            help="What `embark export --since` wrote since; several are given in the "
+            "order in which they follow each other.",
         ),
     ] = None,
     keep: Annotated[
@@ -48,7 +51,7 @@ def predict(
 
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"{out}: must end in .csv or .parquet")
-    scorer = load_scorer(folder, step, trust_code=trust_code)
+    scorer = load_scorer(folder, step, deltas=delta or (), trust_code=trust_code)
     names = list(scorer.tasks or ["probability"])
     if taken := sorted({*names} & {*(keep or ())}):
         raise ConfigError(
@@ -71,7 +74,10 @@ def predict(
                 f"warning: {name}: left out {count:,} values of lists that are too long"
             )
     if out is not None:
-        say(f"probabilities of {len(columns):,} rows written to {out}")
+        say(
+            f"probabilities of {len(columns):,} rows written to {out}, by the model of "
+            f"step {scorer.step}"
+        )
         tasks = (metrics.tasks or (metrics,)) if metrics else ()
         for name, task in zip(scorer.tasks or ["their labels"], tasks, strict=False):
             if task.auc is not None:

@@ -13,7 +13,14 @@ import typer
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
-from embark_jax.cli.arguments import ConfigFile, Overrides, TrustCode, console, say
+from embark_jax.cli.arguments import (
+    ConfigFile,
+    Overrides,
+    Step,
+    TrustCode,
+    console,
+    say,
+)
 from embark_jax.cli.errors import FIXABLE, complain, show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
@@ -169,10 +176,11 @@ def evaluate(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="The checkpoints folder of a run, or one checkpoint in it; those of "
-            "RUN by default."
+            help="The folder of a run, its checkpoints, or one checkpoint in it; those "
+            "of RUN by default."
         ),
     ] = None,
+    step: Step = None,
     group_by: Annotated[
         str | None,
         typer.Option(
@@ -190,25 +198,37 @@ def evaluate(
     """Evaluate a checkpoint on the test set, on any mesh and with any plan."""
     folder = None
     if in_bucket(config_file) or config_file.is_dir():
-        run = RunFolder(config_file)
-        checkpoint = checkpoint or run.checkpoints
-        folder = run.read()
+        checkpoint = checkpoint or config_file
+        folder = RunFolder(config_file).read()
         config_file = folder / "config.yaml"
     elif checkpoint is None:
         raise typer.BadParameter(
             f"--checkpoint is missing: name a run's checkpoints, or give the folder "
             f"of the run in place of {config_file}"
         )
-    elif not in_bucket(checkpoint) and (checkpoint / CHECKPOINTS).is_dir():
-        checkpoint = checkpoint / CHECKPOINTS
+    if checkpoint.name.isdecimal() and checkpoint.parent.name == CHECKPOINTS:
+        if step is not None:
+            raise typer.BadParameter(f"--checkpoint {checkpoint}: leave out --step")
+        checkpoint, step = checkpoint.parent, int(checkpoint.name)
+    if checkpoint.name == CHECKPOINTS:
+        checkpoint = checkpoint.parent
+    run = RunFolder(checkpoint)
     config = reading.load(config_file, overrides or ())
     set_up_xla(say)
     from embark_jax.run import evaluation, experiment
+    from embark_jax.run.saved import best_step
 
+    if step is None:
+        step = best_step(run.read())
+        if step is not None:
+            say(
+                f"step {step:,} is the best by the validation set; --step takes another"
+            )
+    checkpoints = run.checkpoints
     if folder is None:
-        evaluation.evaluate_checkpoint(config, checkpoint, console, group_by, k)
+        evaluation.evaluate_checkpoint(config, checkpoints, console, group_by, k, step)
         return
     for kind in experiment.named_code(config):
         trusted(folder, kind, trust_code)
     with code_of(folder):
-        evaluation.evaluate_checkpoint(config, checkpoint, console, group_by, k)
+        evaluation.evaluate_checkpoint(config, checkpoints, console, group_by, k, step)

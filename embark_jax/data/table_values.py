@@ -33,12 +33,11 @@ class Meaning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TableValues:
-    """The manifest of prepared data, or of a run's or an export's encoding, its folder,
-    and those of the encodings before it in a chain, whose values come first."""
+    """The manifest of prepared data, or of a run's or an export's encoding, and its
+    folder."""
 
     folder: Path
     manifest: Manifest
-    earlier: tuple[Path, ...] = ()
 
     def meaning(self, table: str) -> Meaning:
         """Returns what the rows of a table stand for."""
@@ -93,4 +92,4 @@ class TableValues:
         name = vocabulary_file(table)
         file = next(f for f in self.manifest.vocabularies if f.file == name)
         file.verified(self.folder)
-        return read_keys([*self.earlier, self.folder], table)
+        return read_keys(self.folder, table)

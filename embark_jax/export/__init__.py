@@ -1,11 +1,10 @@
 """Exports trained models as plain files, and scores with them.
 
 - ``scorer``, ``id_scorer``: score raw rows, and ids. With an export, and what they
-  import (``description``, ``arrays``, ``lookup``, ``initial_rows``,
-  ``dense_layers``), they need neither JAX nor the model's code.
+  import (``description``, ``arrays``, ``lookup``, ``onnx_layers``), they need neither
+  JAX nor the model's code.
 - ``run_scorer``: scores with a checkpoint, in JAX (``dense_model``, ``jax_layers``).
-- ``writing``: makes exports, with dense layers in ONNX (``onnx_graph``) and in JAX, or
-  with what has changed (``delta``).
+- ``writing``: makes exports, with dense layers in ONNX (``onnx_graph``) and in JAX.
 """
 
 from embark_jax.export.description import ExportError as ExportError

@@ -12,11 +12,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
-from embark_jax.plans.options import Dtype, Pooling, RowFormat
+from embark_jax.plans.options import Pooling, RowFormat
 from embark_jax.plans.tables import FeatureSpec
 
 FILE_NAME = "model.json"
-VERSION = 3
+VERSION = 4
 DENSE = "dense.safetensors"
 ONNX = "model.onnx"
 JAX = "dense.jax"
@@ -27,28 +27,11 @@ class ExportError(DataError):
     """A run that cannot be exported, or an export that cannot be used so."""
 
 
-class InitialRows(Config):
-    """The rows that keys of a dynamic table begin with.
-
-    Attributes:
-      key: the two words of the random key of all tables.
-      table: number of the table.
-      scale: largest absolute value.
-      dtype: number format in which training holds the rows.
-    """
-
-    key: tuple[NonNegativeInt, NonNegativeInt]
-    table: NonNegativeInt
-    scale: float
-    dtype: Dtype = "float32"
-
-
 class ExportedTable(Config):
-    """A table; a dynamic one has no number of rows, but initial rows."""
+    """A table; a dynamic one, whose rows have keys, has no number of rows."""
 
     rows: PositiveInt | None = None
     dim: PositiveInt
-    initial: InitialRows | None = None
 
 
 class ExportedFeature(Config):
@@ -65,19 +48,19 @@ class Description(ChecksummedFile):
 
     Attributes:
       name, step: of the run, and of its checkpoint.
-      since: step of an earlier export; this one has only the rows that have changed.
-      parent: SHA-256 of the ``model.json`` of that export, in a chain of exports.
+      follows: ``checksum`` of an earlier export; of the rows, this one has only those
+        that have changed since. It names the export with all its files, of which it
+        covers the SHA-256.
       model: the ``model`` section of the run's config.
       dense_features: number of columns of the dense input.
       row_format: format of the rows in the files of tables.
       files: all other files.
     """
 
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
     name: str
     step: NonNegativeInt
-    since: NonNegativeInt | None = None
-    parent: str | None = None
+    follows: str | None = None
     model: Mapping[str, Any]
     dense_features: NonNegativeInt
     row_format: RowFormat
@@ -91,13 +74,8 @@ class Description(ChecksummedFile):
         for name, feature in self.features.items():
             if feature.table not in self.tables:
                 raise ValueError(f"features.{name}: has no table {feature.table!r}")
-        for name, table in self.tables.items():
-            if (table.rows is None) != (table.initial is not None):
-                raise ValueError(f"tables.{name}: must have either rows or initial")
         listed = {file.file for file in self.files}
-        needed = {DENSE, *map(table_file, self.tables)}
-        if self.since is None:
-            needed.add(JAX)
+        needed = {DENSE, JAX, *map(table_file, self.tables)}
         if missing := sorted(needed - listed):
             raise ValueError(f"files: lack {', '.join(missing)}")
         return self
@@ -125,16 +103,7 @@ def read_description(folder: Path) -> Description:
     Raises:
       DataError: if one is missing, damaged, or outside the folder.
     """
-    description = parse_description(folder)
+    description = Description.of_file(folder / FILE_NAME, MEND)
     for file in description.files:
         file.verified(folder, MEND)
     return description
-
-
-def parse_description(folder: Path) -> Description:
-    """Reads ``model.json``, but no other file.
-
-    Raises:
-      DataError: if it is damaged.
-    """
-    return Description.of_file(folder / FILE_NAME, MEND)

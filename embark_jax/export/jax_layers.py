@@ -10,27 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from embark_jax.export.dense_layers import BATCH, Arrays
+from embark_jax.export.dense_layers import BATCH, Arrays, DenseLayers
 from embark_jax.export.dense_model import DenseModel
-from embark_jax.export.description import JAX, ExportError
+from embark_jax.export.description import JAX, MEND, ExportError
 from embark_jax.train.step import MATMUL_PRECISION
 
 PLATFORMS = ("cpu", "cuda")
 
 
-class JaxLayers:
-    """Dense layers that are compiled once, for BATCH samples: fewer are filled up.
+def jax_layers(model: Callable[..., jax.Array], params: Arrays) -> DenseLayers:
+    """Returns dense layers that are compiled once, for BATCH samples: fewer are filled
+    up.
 
     Args:
       model: ``(params, dense, embeddings) -> logits``.
       params: parameters by dotted path.
     """
+    compiled = jax.jit(model)
+    on_device = jax.tree.map(jnp.asarray, dict(params))
 
-    def __init__(self, model: Callable[..., jax.Array], params: Arrays):
-        self._model = jax.jit(model)
-        self._params = jax.tree.map(jnp.asarray, dict(params))
-
-    def __call__(self, dense: np.ndarray, embeddings: Arrays) -> np.ndarray:
+    def layers(dense: np.ndarray, embeddings: Arrays) -> np.ndarray:
         samples = len(dense)
 
         def filled(array: np.ndarray) -> np.ndarray:
@@ -38,11 +37,10 @@ class JaxLayers:
 
         inputs = jax.tree.map(filled, (dense, dict(embeddings)))
         with jax.default_matmul_precision(MATMUL_PRECISION):
-            logits = self._model(self._params, *inputs)
+            logits = compiled(on_device, *inputs)
         return np.asarray(logits)[:samples]
 
-    def with_params(self, params: Arrays) -> JaxLayers:
-        return JaxLayers(self._model, params)
+    return layers
 
 
 def serialized(model: DenseModel) -> bytes:
@@ -64,5 +62,14 @@ def serialized(model: DenseModel) -> bytes:
 
 
 def read_serialized(path: Path) -> Callable[..., jax.Array]:
-    """Reads what ``serialized`` made."""
-    return export.deserialize(bytearray(path.read_bytes())).call
+    """Reads what ``serialized`` made.
+
+    Raises:
+      ExportError: if it is something else.
+    """
+    try:
+        return export.deserialize(bytearray(path.read_bytes())).call
+    except Exception as error:  # of any class, as bytes make flatbuffers fail
+        raise ExportError(
+            f"{path}: jax.export does not take it ({error}); {MEND}"
+        ) from error

@@ -2,173 +2,151 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
-from embark_jax.export.arrays import checked_array, read_arrays
-from embark_jax.export.description import (
-    Description,
-    ExportError,
-    InitialRows,
-    table_file,
-)
-from embark_jax.export.initial_rows import draw_initial_rows
 from embark_jax.plans.options import Pooling, RowFormat
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID
 
-ROWS = "rows"
-SCALES = "scales"
-KEYS = "keys"
-"""Names of the arrays in a table's file: scales are there of rows in 8 bits, keys (or
-row numbers) of a dynamic table, and of changes."""
 INT8_MAX = 127
+COMPARED_ROWS = 2**20
+"""Number of rows that are compared at once."""
 
 
+@dataclasses.dataclass(frozen=True)
 class LookupTable:
     """Rows that ids select: ``table[ids]``.
 
-    Args:
+    Attributes:
       values: ``[n, dim]`` float32, or int8.
       scales: ``[n]`` float32 of int8 values: those of row i are ``scales[i] *
         values[i]``.
-      keys: ``[n]`` int64, ascending: the ids of the rows. None says that ids are row
-        numbers.
-      initial: rows of all other keys.
+      keys: ``[n]`` int64, ascending: the ids of the rows; the row of another id is
+        zeros. None says that ids are row numbers.
     """
 
-    def __init__(
-        self,
-        values: np.ndarray,
-        scales: np.ndarray | None = None,
-        keys: np.ndarray | None = None,
-        initial: InitialRows | None = None,
-    ):
-        self.values, self.scales = values, scales
-        self.keys, self.initial = keys, initial
+    values: np.ndarray
+    scales: np.ndarray | None = None
+    keys: np.ndarray | None = None
 
     @property
     def ids(self) -> int:
         """Number of ids; they count from 0."""
         return len(self.values) if self.keys is None else DYNAMIC_KEYS
 
-    @property
-    def row_format(self) -> RowFormat:
-        """Format of the rows."""
-        return "float32" if self.scales is None else "int8"
-
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the ``[…, dim]`` float32 rows of ``[…]`` row numbers."""
-        values = self.values.take(numbers, axis=0)  # a fourth of the time of [numbers]
+        """Returns the ``[…, dim]`` float32 rows of these numbers, which are no keys."""
+        values = self.values[numbers]
         if self.scales is None:
             return values
-        return values * self.scales.take(numbers)[..., None]
+        return values * self.scales[numbers][..., None]
 
     def __getitem__(self, ids: np.ndarray) -> np.ndarray:
         """Returns the ``[…, dim]`` float32 rows of ``[…]`` ids."""
         if self.keys is None:
             return self.rows(ids)
         numbers, present = self.find(ids)
-        rows = np.empty((*ids.shape, self.values.shape[1]), np.float32)
+        rows = np.zeros((*ids.shape, self.values.shape[1]), np.float32)
         rows[present] = self.rows(numbers[present])
-        if self.initial is not None:
-            dim = self.values.shape[1]
-            rows[~present] = draw_initial_rows(self.initial, ids[~present], dim)
         return rows
 
-    def update(self, changes: LookupTable, rows: int | None = None) -> None:
-        """Takes over the rows of ``changes``, which has keys, in the same format.
-
-        Args:
-          changes: the rows that have changed.
-          rows: number of rows of a table that may have had fewer; None leaves it.
-        """
-        assert changes.keys is not None
+    def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns for each id the number of its row, and whether it has one."""
         if self.keys is None:
-            if rows is not None:
-                self.values = _grown(self.values, rows)
-                if self.scales is not None:
-                    self.scales = _grown(self.scales, rows)
-            self.values[changes.keys] = changes.values
-            if self.scales is not None:
-                self.scales[changes.keys] = changes.scales
-            return
-        numbers, present = self.find(changes.keys)
-        keys = np.concatenate([self.keys, changes.keys[~present]])
-        order = np.argsort(keys, kind="stable")
-
-        def merged(array, changed):
-            array[numbers[present]] = changed[present]
-            if present.all():
-                return array
-            return np.concatenate([array, changed[~present]])[order]
-
-        self.values = merged(self.values, changes.values)
-        if self.scales is not None:
-            self.scales = merged(self.scales, changes.scales)
-        self.keys = keys[order]
-
-    def arrays(self, row_format: RowFormat) -> dict[str, np.ndarray]:
-        """Returns the contents of a file of the table, whose rows are float32 here."""
-        arrays = {} if self.keys is None else {KEYS: self.keys}
-        if row_format == "float32":
-            return arrays | {ROWS: self.values}
-        values, scales = quantized(self.values)
-        return arrays | {ROWS: values, SCALES: scales}
-
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns for each key the number of its row, and whether it has one."""
-        assert self.keys is not None
-        numbers = np.searchsorted(self.keys, keys)
+            return ids, ids < len(self.values)
+        numbers = np.searchsorted(self.keys, ids)
         present = numbers < len(self.keys)
-        present[present] = self.keys[numbers[present]] == keys[present]
+        present[present] = self.keys[numbers[present]] == ids[present]
         return numbers, present
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the contents of a file of the table: ``rows``, ``scales`` of rows in
+        8 bits, and ``keys``."""
+        arrays = {"rows": self.values, "scales": self.scales, "keys": self.keys}
+        return {name: array for name, array in arrays.items() if array is not None}
 
-def _grown(array: np.ndarray, rows: int) -> np.ndarray:
-    """Returns an array with more rows, of zeros."""
-    if len(array) == rows:
-        return array
-    more = np.zeros((rows - len(array), *array.shape[1:]), array.dtype)
-    return np.concatenate([array, more])
+    def in_format(self, row_format: RowFormat) -> LookupTable:
+        """Returns the table, whose rows are float32, in a format.
 
+        In int8 the largest absolute value of a row is 127 scales; others are rounded to
+        the nearest multiple of it, so that they change by half of it at most.
+        """
+        if row_format == "float32":
+            return self
+        largest = np.abs(self.values).max(axis=1, initial=0)
+        scales = (largest / INT8_MAX).astype(np.float32)
+        divisors = np.where(scales > 0, scales, 1)  # also of what float32 rounds to 0
+        values = np.rint(self.values / divisors[:, None]).clip(-INT8_MAX, INT8_MAX)
+        return LookupTable(values.astype(np.int8), scales, self.keys)
 
-def quantized(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns int8 ``[n, dim]`` and float32 scales ``[n]`` of float32 rows.
+    def changes_since(self, before: LookupTable) -> LookupTable:
+        """Returns the rows that differ from those of an earlier table of the same
+        format, bit by bit, with their ids as keys. Of a dynamic table, rows of keys
+        that it no longer has become zeros."""
+        ids = np.arange(len(self.values)) if self.keys is None else self.keys
+        blocks = [
+            self._differ(before, ids, range(start, start + COMPARED_ROWS))
+            for start in range(0, len(ids), COMPARED_ROWS)
+        ]
+        changed = np.flatnonzero(np.concatenate([np.empty(0, bool), *blocks]))
+        changes = self._chosen(changed, ids[changed])
+        if before.keys is None:
+            return changes
+        gone = np.flatnonzero(~np.isin(before.keys, ids))
+        return before._chosen(gone, before.keys[gone])._zeros().updated(changes)
 
-    The largest absolute value of a row is 127 scales; others are rounded to the nearest
-    multiple of it, so that they change by half of it at most.
-    """
-    largest = np.abs(rows).max(axis=1, initial=0)
-    scales = (largest / INT8_MAX).astype(np.float32)
-    divisors = np.where(scales > 0, scales, 1)  # also where it is too small for float32
-    values = np.rint(rows / divisors[:, None]).clip(-INT8_MAX, INT8_MAX)
-    return values.astype(np.int8), scales
+    def updated(self, changes: LookupTable) -> LookupTable:
+        """Returns the table with the rows of ``changes``, which has keys. Rows of a
+        table that is not dynamic are changed in place; new ones follow its last."""
+        assert changes.keys is not None
+        if self.keys is None:
+            old = changes.keys < len(self.values)
 
+            def merged(array: np.ndarray, changed: np.ndarray) -> np.ndarray:
+                array[changes.keys[old]] = changed[old]
+                return array if old.all() else np.concatenate([array, changed[~old]])
 
-def read_table(folder: Path, description: Description, name: str) -> LookupTable:
-    """Returns the rows of a table of an export; of one made with ``--since``, the rows
-    that have changed, by key or row number.
+            return self._merged(changes, merged)
+        kept = ~np.isin(self.keys, changes.keys)
+        keys = np.concatenate([self.keys[kept], changes.keys])
+        order = np.argsort(keys)
+        return self._merged(
+            changes,
+            lambda array, changed: np.concatenate([array[kept], changed])[order],
+            keys[order],
+        )
 
-    Raises:
-      ExportError: if they are not what the description says.
-    """
-    table, path = description.tables[name], folder / table_file(name)
-    arrays = read_arrays(path)
-    has_keys = table.rows is None or description.since is not None
-    shape = None if has_keys else table.rows, table.dim
-    values = checked_array(path, arrays, ROWS, shape, description.row_format)
-    scales = keys = None
-    if description.row_format == "int8":
-        scales = checked_array(path, arrays, SCALES, values.shape[:1], "float32")
-    if has_keys:
-        keys = checked_array(path, arrays, KEYS, values.shape[:1], "int64")
-        ascending, end = (keys[1:] > keys[:-1]).all(), table.rows
-        fits = end is None or not len(keys) or (keys[0] >= 0 and keys[-1] < end)
-        if not (ascending and fits):
-            limits = "" if end is None else f", and from 0 to {end - 1:,}"
-            raise ExportError(f"{path}: {KEYS} must be ascending{limits}")
-    return LookupTable(values, scales, keys, table.initial)
+    def _merged(
+        self,
+        changes: LookupTable,
+        merged: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        keys: np.ndarray | None = None,
+    ) -> LookupTable:
+        values = merged(self.values, changes.values)
+        if self.scales is None or changes.scales is None:
+            return LookupTable(values, keys=keys)
+        return LookupTable(values, merged(self.scales, changes.scales), keys)
+
+    def _differ(self, before: LookupTable, ids: np.ndarray, block: range) -> np.ndarray:
+        """Returns which rows of a block differ from those before, or are new."""
+        ids = ids[block.start : block.stop]
+        numbers, present = before.find(ids)
+        changed = ~present
+        rows = self.rows(block.start + np.flatnonzero(present))
+        earlier = before.rows(numbers[present])
+        differ = rows.view(np.uint32) != earlier.view(np.uint32)
+        changed[present] = differ.any(axis=1)
+        return changed
+
+    def _chosen(self, numbers: np.ndarray, keys: np.ndarray) -> LookupTable:
+        scales = None if self.scales is None else self.scales[numbers]
+        return LookupTable(self.values[numbers], scales, keys)
+
+    def _zeros(self) -> LookupTable:
+        scales = None if self.scales is None else np.zeros_like(self.scales)
+        return LookupTable(np.zeros_like(self.values), scales, self.keys)
 
 
 def pooled(

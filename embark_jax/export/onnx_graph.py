@@ -1,8 +1,4 @@
-"""The dense layers as an ONNX graph, by jax2onnx.
-
-A graph holds no numbers of the model: it names those of ``dense.safetensors`` beside
-it, so that other numbers are another file, and the same graph.
-"""
+"""The dense layers as an ONNX graph, by jax2onnx."""
 
 from __future__ import annotations
 
@@ -17,20 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.export.arrays import locations
 from embark_jax.export.dense_layers import (
     EMBEDDING,
     EXTRA,
-    PARAM,
     Arrays,
-    OnnxLayers,
+    onnx_layers,
 )
 from embark_jax.export.dense_model import DenseModel
-from embark_jax.export.description import DENSE, ONNX, ExportError
+from embark_jax.export.description import ONNX, ExportError
 from embark_jax.train.step import MATMUL_PRECISION
 from embark_jax.train.step_model import CALL
 
 OTHERWISE = "or leave the graph out with --no-onnx: dense.jax takes any model"
+PARAM = "params."
+"""Prefix of the names of parameters in a graph."""
 SAMPLES = 3
 """Samples on which each graph is compared with JAX."""
 TOLERANCE = 1e-4
@@ -56,9 +52,9 @@ def write_graphs(folder: Path, model: DenseModel, arrays: Arrays) -> None:
     reads. All is computed in float32.
 
     Args:
-      folder: an export that has ``dense.safetensors``.
+      folder: the export.
       model: the dense part of the model.
-      arrays: the contents of that file.
+      arrays: its parameters, by dotted path.
 
     Raises:
       ExportError: if jax2onnx has no form of an operation of the model, onnxruntime
@@ -67,12 +63,12 @@ def write_graphs(folder: Path, model: DenseModel, arrays: Arrays) -> None:
     model = model.in_float32()  # onnxruntime has few operations in bfloat16 on CPUs
     for method in model.methods:
         path = folder / (ONNX if method == CALL else f"{method}.onnx")
-        path.write_bytes(_graph(path, model, method))
+        path.write_bytes(_graph(path, model, method, arrays))
         _compare(path, model, method, arrays)
 
 
-def _graph(path: Path, model: DenseModel, method: str) -> bytes:
-    """Returns a graph beside ``dense.safetensors``."""
+def _graph(path: Path, model: DenseModel, method: str, params: Arrays) -> bytes:
+    """Returns a graph with the model's parameters."""
     import jax2onnx
 
     # An ONNX graph cannot have an input without elements that it reshapes.
@@ -99,18 +95,18 @@ def _graph(path: Path, model: DenseModel, method: str) -> bytes:
                 input_names=list(inputs),
                 output_names=["logits" if method == CALL else "vectors"],
             )
+        _fill(graph, params, keep_inputs=method == CALL)
+        return graph.SerializeToString()
     except Exception as error:  # of any class, for want of one of jax2onnx's own
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise ExportError(
             f"{path.name}: jax2onnx cannot convert it: {first}; compute it otherwise, "
             f"{OTHERWISE}"
         ) from error
-    _link(graph, path.with_name(DENSE), keep_inputs=method == CALL)
-    return graph.SerializeToString()
 
 
-def _link(model: Any, path: Path, keep_inputs: bool) -> None:
-    """Makes inputs for arrays name those of a file; inputs for samples that nothing
+def _fill(model: Any, arrays: Arrays, keep_inputs: bool) -> None:
+    """Makes inputs for parameters constants of a graph; inputs for samples that nothing
     reads go, but for ``keep_inputs``."""
     import onnx
 
@@ -124,23 +120,9 @@ def _link(model: Any, path: Path, keep_inputs: bool) -> None:
     ]
     del graph.input[:]
     graph.input.extend(samples)
-    for name, array in locations(path).items():
-        if PARAM + name not in read:
-            continue
-        tensor = onnx.TensorProto(
-            name=PARAM + name,
-            dims=array.shape,
-            data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
-            data_location=onnx.TensorProto.EXTERNAL,
-        )
-        for key, value in (
-            ("location", path.name),
-            ("offset", array.offset),
-            ("length", array.bytes),
-        ):
-            tensor.external_data.add(key=key, value=str(value))
-        graph.initializer.append(tensor)
-        model.metadata_props.add(key=PARAM + name)
+    for name, array in arrays.items():
+        if (name := PARAM + name) in read:
+            graph.initializer.append(onnx.numpy_helper.from_array(array, name))
 
 
 def _compare(path: Path, model: DenseModel, method: str, arrays: Arrays) -> None:
@@ -153,7 +135,7 @@ def _compare(path: Path, model: DenseModel, method: str, arrays: Arrays) -> None
     with jax.default_matmul_precision(MATMUL_PRECISION):
         on_device = jax.tree.map(jnp.asarray, dict(arrays))
         expected = np.asarray(model(on_device, *drawn, method=method), np.float32)
-    results = OnnxLayers(path)(*drawn)
+    results = onnx_layers(path)(*drawn)
     scale = np.abs(expected).max(initial=1, where=np.isfinite(expected))
     if results.shape != expected.shape or not np.allclose(
         results, expected, rtol=0, atol=TOLERANCE * scale, equal_nan=True

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from embark_jax.config import code_of, trusted
-from embark_jax.embedding.initial import table_seed
 from embark_jax.export.dense_model import DenseModel
-from embark_jax.export.description import InitialRows
 from embark_jax.export.id_scorer import IdScorer
-from embark_jax.export.jax_layers import JaxLayers
+from embark_jax.export.jax_layers import jax_layers
 from embark_jax.export.lookup import LookupTable
 from embark_jax.plans.tables import TableSpec
 from embark_jax.run.folder import RunFolder
@@ -44,8 +41,7 @@ def load_run_scorer(
             saved.features,
             saved.dense_features,
             {table.name: lookup_table(saved, table) for table in saved.tables},
-            JaxLayers(model, params),
-            params,
+            jax_layers(model, params),
             saved.step,
         )
 
@@ -63,18 +59,4 @@ def lookup_table(saved: SavedModel, table: TableSpec) -> LookupTable:
         return LookupTable(rows)
     keys = saved.keys(table)
     order = np.argsort(keys)
-    initial = initial_rows(saved, table)
-    return LookupTable(rows[order], keys=keys[order], initial=initial)
-
-
-def initial_rows(saved: SavedModel, table: TableSpec) -> InitialRows | None:
-    """Returns what the rows of a dynamic table begin with."""
-    if not table.is_dynamic:
-        return None
-    key = np.asarray(jax.random.key_data(jax.random.key(saved.seed)))
-    return InitialRows(
-        key=tuple(key.tolist()),
-        table=table_seed(table.name),
-        scale=table.scale,
-        dtype=table.dtype,
-    )
+    return LookupTable(rows[order], keys=keys[order])

@@ -6,6 +6,7 @@ Tables are in host memory. Neither mesh nor plan are needed; an export needs no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,11 @@ import pyarrow as pa
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
-from embark_jax.data import Batch, DataError
+from embark_jax.data import Batch
 from embark_jax.data.prepare.raw_rows import RowEncoder
-from embark_jax.export.chain import Chain, is_chain
 from embark_jax.export.description import FILE_NAME
-from embark_jax.export.id_scorer import IdScorer, load_id_scorer
+from embark_jax.export.id_scorer import IdScorer, scorer_of
+from embark_jax.export.reading import ExportedModel
 
 if TYPE_CHECKING:
     from embark_jax.metrics.pointwise import Metrics
@@ -30,18 +31,15 @@ class Scorer:
     Args:
       rows: makes batches from raw rows.
       model: scores batches.
-      chain: folder of a chain of exports that the model is of, if it is.
 
     Attributes:
       tasks: names of the model's tasks, if it has several.
+      step: step of the model.
     """
 
-    def __init__(
-        self, rows: RowEncoder, model: IdScorer, chain: str | Path | None = None
-    ):
-        self.tasks = rows.labels
+    def __init__(self, rows: RowEncoder, model: IdScorer):
+        self.tasks, self.step = rows.labels, model.step
         self._rows, self._model = rows, model
-        self._chain = chain
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns probabilities of label 1, float64 ``[rows]`` in the order of the
@@ -82,47 +80,13 @@ class Scorer:
         """
         return self._rows.kept(Path(rows), names)
 
-    def update(self, folder: str | Path) -> None:
-        """Takes over what has changed since the model's step, as ``IdScorer.update``
-        does."""
-        self._model.update(folder)
-
-    def refresh(self) -> int:
-        """Takes over what was added to the chain of exports that the model is of, and
-        returns how many exports; threads that score meanwhile go on.
-
-        Raises:
-          DataError: if the scorer is of no chain, or the chain is broken; the model is
-            as it was after the last export that is good.
-        """
-        if self._chain is None:
-            raise DataError(
-                "refresh: the model was not loaded from a chain of exports, as embark "
-                "export --append makes it; use update"
-            )
-        chain = Chain.read(self._chain)
-        links = chain.after(self._model.digest)
-        for link in links:
-            self._model.update(link.folder)
-            # Later values have later rows: the new encoder comes after the rows.
-            if link.folder in chain.encoded:
-                earlier = chain.encoded[: chain.encoded.index(link.folder)]
-                self._rows = RowEncoder(link.folder, earlier)
-        return len(links)
-
-    @property
-    def step(self) -> int:
-        """Step of the model."""
-        return self._model.step
-
     @property
     def cut(self) -> Mapping[str, int]:
         """For each feature, how many values of too long lists were left out so far."""
         return self._rows.cut
 
     def _scored(self, rows: Any) -> Iterator[tuple[Batch, np.ndarray, bool]]:
-        encoder = self._rows
-        for batch, has_labels in encoder.batches(rows):
+        for batch, has_labels in self._rows.batches(rows):
             logits = self._model.logits(batch.dense, batch.ids, batch.weights)
             yield batch, logits, has_labels
 
@@ -132,36 +96,37 @@ class Scorer:
 
 
 def load_scorer(
-    folder: str | Path, step: int | None = None, *, trust_code: bool = False
+    folder: str | PathLike[str],
+    step: int | None = None,
+    *,
+    deltas: Sequence[str | PathLike[str]] = (),
+    trust_code: bool = False,
 ) -> Scorer:
     """Loads the model of a run or an export, to score raw rows.
 
     Args:
-      folder: the run folder, the export, or a chain of exports, for the model after
-        the last of them; each may be in a bucket.
-      step: step of a run's checkpoint; None takes the newest, or the best of a run that
-        stopped early.
+      folder: the run folder or the export; it may be in a bucket.
+      step: step of a run's checkpoint; None takes the best of a run that stopped
+        early, or the newest.
+      deltas: what ``embark export --since`` wrote since the export, in the order in
+        which they follow each other.
       trust_code: whether a model of the user's own may run: the code in a run's
         ``code/`` does whatever it says. An export has none.
 
     Raises:
       ConfigError, CheckpointError, DataError: if the folder does not hold a model that
         was trained on a user's own files, or is damaged, or its code is not trusted.
+      ExportError: if a delta does not follow what is before it.
     """
     files = local_copy(folder, without=["checkpoints"])
-    if is_chain(files):
-        chain = Chain.read(folder)
-        first = chain.links[0].folder
-        scorer = Scorer(RowEncoder(first), load_id_scorer(first), folder)
-        scorer.refresh()
-        return scorer
+    if (files / FILE_NAME).exists() or deltas:
+        if step is not None:
+            raise ConfigError(
+                f"{folder}: is an export, which has one step: leave out --step"
+            )
+        model = ExportedModel.read(folder, deltas)
+        return Scorer(RowEncoder(model.last.folder), scorer_of(model))
     rows = RowEncoder(files)
-    if not (files / FILE_NAME).exists():
-        from embark_jax.export.run_scorer import load_run_scorer
+    from embark_jax.export.run_scorer import load_run_scorer
 
-        return Scorer(rows, load_run_scorer(folder, step, trust_code))
-    if step is not None:
-        raise ConfigError(
-            f"{folder}: is an export, which has one step: leave out --step"
-        )
-    return Scorer(rows, load_id_scorer(files))
+    return Scorer(rows, load_run_scorer(folder, step, trust_code))

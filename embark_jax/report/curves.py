@@ -11,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-Records = Sequence[Mapping[str, Any]]
+from embark_jax.report.display import TEST_STEP
+
+Records = Sequence[dict[str, Any]]
 """The records of one run, as ``logs.read_metrics`` gives them."""
 
 CAPACITY = "capacity_used/"
@@ -19,6 +21,8 @@ HITS = "cache_hits/"
 LATE = "cache_late"
 MOST_COLUMNS, MOST_SHOWN = 4, 90
 """Columns of the legend, and characters of a name there: these fit into one column."""
+STEPS = {"validation": "step", "test": TEST_STEP}
+"""Keys of the steps that the splits were evaluated at."""
 MARKERS = {"validation": "o", "test": "x"}
 """Markers of the splits that are evaluated."""
 
@@ -44,8 +48,9 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
         _line(loss, records, "loss", color)
         _line(auc, records, "train_auc", color)
         for split, marker in MARKERS.items():
-            _dots(loss, records, f"{split}_log_loss", color, marker)
-            _dots(auc, records, f"{split}_auc", color, marker)
+            evaluated = [r | {"step": r.get(STEPS[split], r["step"])} for r in records]
+            _dots(loss, evaluated, f"{split}_log_loss", color, marker)
+            _dots(auc, evaluated, f"{split}_auc", color, marker)
         _line(speed, records, "samples_per_s", color)
         if cached:
             _line(cache[1], records, LATE, color)

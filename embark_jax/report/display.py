@@ -8,6 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+TEST_STEP = "test_step"
+"""Key of the step whose model was tested, in the record of a run's end."""
+
 
 def show_result(record: dict[str, Any], console: Console) -> None:
     """Shows the final record: test metrics, and the ids that were dropped or hashed."""

@@ -23,7 +23,7 @@ from embark_jax.metrics.pointwise import to_host
 from embark_jax.metrics.ranking import Ranking, rank
 from embark_jax.metrics.retrieval import ItemIndex, at_k, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
-from embark_jax.report.display import show_result
+from embark_jax.report.display import TEST_STEP, show_result
 from embark_jax.run import experiment
 from embark_jax.run.experiment import Experiment
 from embark_jax.train.trainer import Trainer
@@ -31,34 +31,33 @@ from embark_jax.train.trainer import Trainer
 
 def evaluate_checkpoint(
     config: ExperimentConfig,
-    checkpoint: Path,
+    checkpoints: Path,
     console: Console,
     group_by: str | None = None,
     k: int = 10,
+    step: int | None = None,
 ) -> dict[str, Any]:
     """Returns test metrics of a checkpoint, on the config's own mesh and plan.
 
     Args:
       config: config that describes the model of the checkpoint.
-      checkpoint: one checkpoint, or a run's ``checkpoints`` folder, for its newest one.
+      checkpoints: a run's ``checkpoints`` folder.
       console: console that shows the result.
       group_by: feature, such as the user, within whose samples ranking is measured,
         too; None measures no ranking.
       k: number of first samples of each group that ranking counts.
+      step: step of the checkpoint; None takes the newest.
 
     Raises:
       ConfigError, DataError, CheckpointError: as ``train`` does.
     """
-    folder, step = checkpoint, None
-    if checkpoint.name.isdecimal():
-        folder, step = checkpoint.parent, int(checkpoint.name)
-    if not in_bucket(folder) and not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
+    if not in_bucket(checkpoints) and not checkpoints.is_dir():
+        raise CheckpointError(f"{checkpoints}: no such folder")
     experiment.make_host_devices(config)
     setup = experiment.build(config)
     trainer = setup.trainer()
-    with Checkpointer(folder, setup.identity, keep=None) as checkpoints:
-        trainer.load(checkpoints, step)
+    with Checkpointer(checkpoints, setup.identity, keep=None) as opened:
+        trainer.load(opened, step)
     record = on_test_set(setup, trainer)
     if group_by is not None:
         record |= _ranked(setup, trainer, group_by, k)
@@ -110,13 +109,14 @@ def on_test_set(
     trainer: Trainer,
     during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
 ) -> dict[str, Any]:
-    """Returns the test metrics, and the best ones that any model could reach; without
-    values if the data have no test set."""
+    """Returns the test metrics, the step of the model, and the best AUC that any model
+    could reach; without values if the data have no test set."""
     batches = during(setup.dataset.test_batches(setup.plan.batch_size))
     if (first := next(batches, None)) is None:
         return {"test_samples": 0, "test_auc": None, "test_log_loss": None}
     batches = itertools.chain([first], batches)
-    record = on_split(setup, trainer, "test", batches)
+    record = {TEST_STEP: trainer.step}
+    record |= on_split(setup, trainer, "test", batches)
     bayes_auc = setup.dataset.bayes_auc()
     return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
 
@@ -124,7 +124,7 @@ def on_test_set(
 def of_last_window(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the metrics of the last time window, which was evaluated before it was
     trained on, as test metrics."""
-    return {
+    return {TEST_STEP: evaluations[-1]["step"]} | {
         f"test_{name.removeprefix('validation_')}": value
         for name, value in evaluations[-1].items()
         if name.startswith("validation_")

@@ -16,7 +16,7 @@ from embark_jax.run import experiment, history, initial
 from embark_jax.run.early_stopping import Plateau
 from embark_jax.run.experiment import Experiment, named_code
 from embark_jax.run.folder import RunFolder
-from embark_jax.run.saved import read_config
+from embark_jax.run.saved import best_step, read_config
 from embark_jax.train.optimizers import build_optimizers
 from embark_jax.train.trainer import Trainer
 
@@ -78,7 +78,8 @@ def load_run(
       changes: overrides of its config, such as "mesh.nodes=1", of keys that may change
         when a run is resumed. Without any the tables are placed by the run's plan, with
         some by a new one.
-      step: step of the checkpoint; None takes the newest that is not damaged.
+      step: step of the checkpoint; None takes the best of a run that stopped early, or
+        the newest that is not damaged.
       trust_code: whether to run code that the config names: the copies in the folder,
         or else modules that Python finds.
 
@@ -103,7 +104,7 @@ def load_run(
         setup = dataclasses.replace(setup, first_step=first)
         trainer = setup.trainer()
     with Checkpointer(run.checkpoints, setup.identity, keep=None) as checkpoints:
-        trainer.load(checkpoints, step)
+        trainer.load(checkpoints, best_step(folder) if step is None else step)
         plateau = Plateau(config.train.plateau, checkpoints.evaluations)
     if plateau.factor < 1:  # the rates that the run had at this step
         optimizers = build_optimizers(config, setup.steps, plateau.factor)

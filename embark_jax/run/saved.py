@@ -38,7 +38,8 @@ def read_config(workdir: Path) -> ExperimentConfig:
 
 
 def best_step(workdir: Path) -> int | None:
-    """Returns the step that a run was tested at, if it stopped early; else None."""
+    """Returns the best step of a run that stopped early, by its validation set, which
+    is tested, evaluated, scored and exported; else None, for the newest."""
     with contextlib.suppress(LogError):
         for record in reversed(read_metrics(workdir)):
             if record.get("final"):

@@ -1,22 +1,20 @@
-"""A whole export and the changes after it are the later whole export."""
+"""A whole export and the deltas after it are the later whole export."""
 
 import re
-import shutil
 from pathlib import Path
-from typing import Any
 
-import chex
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
 from embark_jax.data import DataError
-from embark_jax.export import ExportError, IdScorer, load_id_scorer
-from embark_jax.export.run_scorer import load_run_scorer
+from embark_jax.export import ExportError, IdScorer, load_id_scorer, load_scorer
 from embark_jax.run import experiment
 from tests import runs
+from tests.days import config_of, prepare_days, table_of
 from tests.export.changed import sign
 from tests.runs import done, embark
 
@@ -28,7 +26,7 @@ mesh: {nodes: 1, gpus_per_node: 2}
 embedding:
   dim: 4
   tables:
-    user: {rows: 400, slots: 40, max_slots: 60}
+    user: {rows: 400, slots: 30, max_slots: 30, evicted: discard}
     item: {rows: 300, tier: host, slots: 80}
     city: {rows: 200}
   features:
@@ -43,8 +41,11 @@ STEPS = (2, 4, 5)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A run with a checkpoint, and a whole export, of each of its steps."""
-    workdir = tmp_path_factory.mktemp("run")
-    config = reading.load(runs.write_config(workdir, CONFIG))
+    return trained(tmp_path_factory.mktemp("run"))
+
+
+def trained(workdir: Path, *overrides: str) -> Path:
+    config = reading.load(runs.write_config(workdir, CONFIG), overrides)
     setup = experiment.build(config)
     trainer = setup.trainer()
     reading.save(config, workdir / "config.yaml")
@@ -59,85 +60,79 @@ def run(tmp_path_factory) -> Path:
 
 
 def export(workdir: Path, out: Path, *args) -> Path:
-    done("export", workdir, "--out", out, *args)
+    done("export", workdir, "--out", out, "--no-onnx", *args)
     return out
 
 
 def assert_same_model(model: IdScorer, folder: Path) -> None:
-    """All that a whole export has, and initial rows elsewhere."""
+    """All that a whole export has, and zeros for keys without a row."""
     expected = load_id_scorer(folder)
     assert model.step == expected.step
     for name in ("item", "city"):
+        ids = np.arange(len(expected.tables[name].values))
         np.testing.assert_array_equal(
-            model.tables[name].values, expected.tables[name].values
+            model.tables[name][ids], expected.tables[name][ids]
         )
     users, others = model.tables["user"], expected.tables["user"]
     for keys in (users.keys, others.keys):
         assert keys is not None
         keys = np.append(keys, 2**62)
         np.testing.assert_array_equal(others[keys], users[keys])
-    chex.assert_trees_all_equal(
-        dict(model.params), load_file(folder / "dense.safetensors")
-    )
+    assert not users[np.array([2**62])].any()
     rng = np.random.default_rng(0)
     dense = rng.normal(size=(64, 2)).astype(np.float32)
     ids = {name: rng.integers(200, size=(64, 1)) for name in ("user", "item", "city")}
     np.testing.assert_array_equal(model.logits(dense, ids), expected.logits(dense, ids))
 
 
-@pytest.mark.parametrize("since", ["2", "checkpoints/2", "whole2"])
-def test_a_whole_export_and_changes_are_the_later_whole_export(run, since, tmp_path):
-    if since != "2":
-        since = run / since
-    delta = export(run, tmp_path / "delta", "--step", 4, "--since", since)
-    assert not list(delta.glob("*.onnx"))
-    assert not (delta / "dense.jax").exists()
-    city = load_file(delta / "tables/city.safetensors")
-    assert 0 < len(city["keys"]) <= 2 * 16  # two steps of 16 samples
+@pytest.mark.parametrize("row_format", ["float32", "int8"])
+def test_a_whole_export_and_deltas_are_the_later_whole_export(
+    run, row_format, tmp_path
+):
+    base, later, last = (
+        export(run, tmp_path / f"{step}", "--step", step, "--rows", row_format)
+        for step in STEPS
+    )
+    since = "--rows", row_format, "--since", base
+    first = export(run, tmp_path / "first", "--step", 4, *since)
+    second = export(run, tmp_path / "second", *since, "--since", first)
+    city = load_file(first / "tables/city.safetensors")
     before, after = (
-        load_file(run / f"whole{step}/tables/city.safetensors")["rows"]
-        for step in STEPS[:2]
+        load_file(folder / "tables/city.safetensors")["rows"]
+        for folder in (base, later)
     )
     changed = np.flatnonzero((before != after).any(axis=1))
     assert city["keys"].tolist() == changed.tolist()
-    model = load_id_scorer(run / "whole2")
-    model.update(delta)
-    assert_same_model(model, run / "whole4")
-    further = export(run, tmp_path / "further", "--since", delta)
-    model.update(further)
-    assert_same_model(model, run / "whole5")
-    # Nothing was written into the export.
-    assert_same_model(load_id_scorer(run / "whole2"), run / "whole2")
+    assert 0 < len(changed) <= 2 * 16  # two steps of 16 samples
+    forgotten = set(load_id_scorer(base).tables["user"].keys)
+    forgotten -= set(load_id_scorer(later).tables["user"].keys)
+    assert forgotten <= set(load_file(first / "tables/user.safetensors")["keys"])
+    assert forgotten
+    assert_same_model(load_id_scorer(base, [first]), later)
+    assert_same_model(load_id_scorer(base, [first, second]), last)
+    assert_same_model(load_id_scorer(base), base)  # its files are as they were
 
 
-def test_changes_of_rows_in_eight_bits(run, tmp_path):
-    int8 = "--rows", "int8"
-    whole, later = (
-        export(run, tmp_path / f"whole{step}", "--step", step, *int8)
-        for step in STEPS[:2]
+def test_a_delta_names_what_it_follows(run, tmp_path):
+    """A scorer refuses the changes of another run, of another step, and of another
+    order, and says which export they follow."""
+    other = trained(tmp_path, "seed=1")
+    since = "--since", run / "whole2"
+    first = export(run, tmp_path / "first", "--step", 4, *since)
+    second = export(run, tmp_path / "second", *since, "--since", first)
+    others = export(
+        other, tmp_path / "others", "--step", 4, "--since", other / "whole2"
     )
-    delta = export(run, tmp_path / "delta", "--step", 4, "--since", whole, *int8)
-    city = load_file(delta / "tables/city.safetensors")
-    assert 0 < len(city["keys"]) <= 2 * 16
-    assert city["rows"].dtype == np.int8
-    model = load_id_scorer(whole)
-    model.update(delta)
-    assert_same_model(model, later)
-    delta = export(run, tmp_path / "float32", "--step", 4, "--since", whole)
-    with pytest.raises(ExportError, match="float32, but the model has them in int8"):
-        load_id_scorer(whole).update(delta)
-
-
-def test_what_is_no_change_of_the_model(run, tmp_path):
-    delta = export(run, tmp_path / "delta", "--step", 4, "--since", 2)
-    for folder, update, message in (
-        ("whole4", delta, r"since step 2, but the model is of step 4"),
-        ("whole2", run / "whole4", "is a whole export"),
+    for base, deltas, message in (
+        ("whole2", [others], r"others: follows the export \w{32}, must follow \w{32}"),
+        ("whole4", [second], r"second: follows .* which is .*whole4; give an export"),
+        ("whole2", [second, first], "second: follows the export"),
+        ("whole2", [first, first], "first: follows the export"),
+        ("whole2", [run / "whole4"], "whole4: follows the export none, since it is"),
+        (first, [], r"has only the rows that have changed since the export \w{32}"),
     ):
-        with pytest.raises(ValueError, match=message):
-            load_id_scorer(run / folder).update(update)
-    with pytest.raises(ValueError, match="has changes since step 2 alone"):
-        load_id_scorer(delta)
+        with pytest.raises(ExportError, match=message):
+            load_id_scorer(run / base, deltas)
 
     def refused(*args) -> str:
         outcome = embark("export", run, "--out", tmp_path / "new", *args)
@@ -145,12 +140,17 @@ def test_what_is_no_change_of_the_model(run, tmp_path):
         assert not (tmp_path / "new").exists()
         return outcome.err
 
-    assert "no complete checkpoint of step 3" in refused("--since", 3)
-    assert "--since nope: must be a step, or the folder" in refused("--since", "nope")
-    assert "later than the step 2" in refused("--since", 4, "--step", 2)
-    other = shutil.copytree(run / "whole2", tmp_path / "other")
-    sign(other, lambda description: description["tables"]["city"].update(rows=100))
-    assert "has tables of another model" in refused("--since", other)
+    assert "must follow" in refused(*since, "--since", second)
+    assert "No such file" in refused("--since", tmp_path)
+    assert "rows are int8, but float32 in" in refused(*since, "--rows", "int8")
+    for change, message in (
+        ({"rows": 200, "dim": 8}, "table 'city' has dim 4, but 8 in"),
+        ({"rows": 201, "dim": 4}, "table 'city' has 200 rows, but 201 in"),
+        ({"rows": None, "dim": 4}, "table 'city' is dynamic either here or in"),
+    ):
+        sign(others, lambda it, city=change: it["tables"].update(city=city))
+        sign(others, lambda it: it.update(follows=None))
+        assert message in refused("--since", others)
 
 
 def city_keys(change):
@@ -179,29 +179,50 @@ def set_first(key: int):
         lambda delta: (delta / "tables/city.safetensors").write_bytes(b"12345678"),
         lambda delta: (delta / "dense.safetensors").unlink(),
         lambda delta: sign(delta, lambda it: it["files"][0].update(file="../x")),
+        lambda delta: sign(delta, lambda it: it["tables"]["city"].update(rows=10**12)),
+        lambda delta: sign(delta, lambda it: it["tables"]["city"].update(dim=5)),
         city_keys(set_first(-1)),
         city_keys(lambda keys: keys + 200),
         city_keys(lambda keys: keys[::-1].copy()),
         city_keys(lambda keys: keys[:-1]),
     ],
 )
-def test_damaged_changes_change_nothing(run, tmp_path, damage):
-    delta = export(run, tmp_path / "delta", "--step", 4, "--since", 2)
+def test_a_damaged_delta_is_refused(run, tmp_path, damage):
+    since = "--since", run / "whole2"
+    delta = export(run, tmp_path / "delta", "--step", 4, *since)
     damage(delta)
-    model = load_id_scorer(run / "whole2")
     with pytest.raises(DataError, match=re.escape(str(delta))):
-        model.update(delta)
-    assert_same_model(model, run / "whole2")
+        load_id_scorer(run / "whole2", [delta])
 
 
-def test_a_scorer_of_a_run_is_updated(run, tmp_path):
-    delta: Any = export(run, tmp_path / "delta", "--step", 5, "--since", 2)
-    config = reading.load(run / "config.yaml")
-    batch = experiment.build(config).training_data.train_batch(30, 16)
-    scorer = load_run_scorer(run, 2)
-    before = scorer.logits(batch.dense, batch.ids)
-    scorer.update(delta)
-    assert scorer.step == 5
-    expected = load_run_scorer(run).logits(batch.dense, batch.ids)
-    np.testing.assert_array_equal(scorer.logits(batch.dense, batch.ids), expected)
-    assert (before != expected).any()
+@pytest.mark.slow
+def test_vocabularies_and_tables_grow_with_deltas(tmp_path):
+    """Three runs on a day each, each from the one before; raw rows of all days, and of
+    one that no run has seen, are scored as by the whole export of each day."""
+    prepared, rows = prepare_days(tmp_path), tmp_path / "rows.parquet"
+    rows.mkdir()
+    for day in range(4):
+        pq.write_table(table_of(day), rows / f"{day}.parquet")
+    base, deltas = tmp_path / "whole 0", []
+    for day in range(3):
+        data = f"data={{kind: prepared, path: {prepared / f'day {day}'}}}"
+        # Tables grow with the vocabulary.
+        overrides = [data, "embedding.tables={user: {}, item: {}}", "train.steps=3"]
+        if day:
+            overrides.append(f"train.init_from={tmp_path / f'run {day - 1}'}")
+        workdir = tmp_path / f"run {day}"
+        done("train", config_of(tmp_path, prepared), *overrides, "--workdir", workdir)
+        whole = export(workdir, tmp_path / f"whole {day}")
+        if day:
+            since = [word for each in (base, *deltas) for word in ("--since", each)]
+            deltas.append(export(workdir, tmp_path / f"delta {day}", *since))
+        scorer, expected = load_scorer(base, deltas=deltas), load_scorer(whole)
+        assert scorer.step == expected.step == 3 * (day + 1)
+        found = scorer.predict(rows)
+        np.testing.assert_array_equal(found, expected.predict(rows))
+    assert load_scorer(base).predict(rows).tolist() != found.tolist()
+    out = tmp_path / "scores.parquet"
+    words = [word for delta in deltas for word in ("--delta", delta)]
+    outcome = done("predict", base, *words, "--in", rows, "--out", out)
+    assert "by the model of step 9" in outcome.out
+    np.testing.assert_array_equal(pq.read_table(out)["probability"], found)

@@ -1,4 +1,4 @@
-"""Exports of dynamic tables: rows by key, and initial rows of all other keys."""
+"""Exports of dynamic tables: rows by key, and zeros for all other keys."""
 
 import dataclasses
 import json
@@ -12,9 +12,8 @@ from safetensors.numpy import load_file
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
 from embark_jax.data import Batch
-from embark_jax.export.description import InitialRows
-from embark_jax.export.initial_rows import threefry
-from embark_jax.export.lookup import LookupTable, quantized
+from embark_jax.export import load_id_scorer
+from embark_jax.export.lookup import LookupTable
 from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
@@ -41,7 +40,7 @@ FAR = 2**62 + 2**33
 
 
 class Exported(NamedTuple):
-    """A run, its export, and a batch, half of whose users are new, with its logits."""
+    """A run, its export, and a batch that was trained, with its logits."""
 
     workdir: Path
     folder: Path
@@ -68,7 +67,6 @@ def exported(tmp_path_factory, request) -> Exported:
         known |= set(users.tolist())
     with Checkpointer(workdir / "checkpoints", setup.identity, keep=1) as checkpoints:
         checkpoints.save(trainer.whole_state(), trainer.step, trainer.embeddings, {})
-    batch = far(setup.dataset.train_batch(100, 32))
     ((batch, logits),) = trainer.predict([batch])
     done("export", workdir, "--out", workdir / "exported")
     known -= {-1}
@@ -93,7 +91,6 @@ def test_rows_lie_beside_their_keys(exported):
     arrays = load_file(exported.folder / "tables/user.safetensors")
     assert arrays["keys"].tolist() == sorted(exported.known)
     assert arrays["rows"].shape == (len(exported.known), 4)
-    assert not set(exported.batch.ids["user"].ravel()) <= exported.known | {-1}
 
 
 def test_a_run_and_an_export_score_alike(exported, tmp_path):
@@ -106,36 +103,39 @@ def test_a_run_and_an_export_score_alike(exported, tmp_path):
         np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
 
 
-def test_threefry_is_the_published_one():
-    """Known answers of Random123, kat_vectors: threefry2x32, 20 rounds."""
-    zero, ones = np.uint32(0), np.uint32(0xFFFFFFFF)
-    assert threefry(zero, zero, zero, zero) == (0x6B200159, 0x99BA4EFE)
-    assert threefry(ones, ones, ones, ones) == (0x1CB996FC, 0xBB002BE7)
+def test_a_key_without_a_row_scores_as_one_of_zeros(exported):
+    """As no key does, where rows are summed."""
+    batch, scorer = exported.batch, load_id_scorer(exported.folder)
+    logits = [
+        scorer.logits(batch.dense, {**batch.ids, "friend": np.full((32, 1), key)})
+        for key in (-1, FAR + 2**40)
+    ]
+    np.testing.assert_array_equal(*logits)
+    assert (logits[0] != scorer.logits(batch.dense, batch.ids)).any()
 
 
-@pytest.mark.parametrize("row_format", ["float32", "int8"])
-def test_rows_by_key_are_updated(row_format):
-    initial = InitialRows(key=(0, 1), table=5, scale=0.5)
+def test_rows_by_key_are_updated():
+    """By the changes of a later table, from which keys have gone."""
 
     def table(keys, rows) -> LookupTable:
-        rows = np.array(rows, np.float32)
-        values, scales = quantized(rows) if row_format == "int8" else (rows, None)
-        return LookupTable(values, scales, np.array(keys, np.int64), initial)
+        return LookupTable(np.array(rows, np.float32), keys=np.array(keys, np.int64))
 
-    rows = table([3, 7, 20], np.ones((3, 2)))
-    first = rows[np.array([30])]
-    assert (np.abs(first) < 0.5).all()
-    rows.update(table([1, 7, 30], [[127, 64], [7, 7], [3, 3]]))
-    assert rows.keys is not None
-    assert rows.keys.tolist() == [1, 3, 7, 20, 30]
-    expected = [[127, 64], [1, 1], [7, 7], [1, 1], [3, 3]]
-    np.testing.assert_allclose(rows[rows.keys], expected, rtol=1e-6)
-    np.testing.assert_allclose(rows.rows(np.arange(5)), expected, rtol=1e-6)
+    before = table([3, 7, 20], np.ones((3, 2)))
+    later = table([1, 7, 20, 30], [[127, 64], [7, 7], [1, 1], [3, 3]])
+    changes = later.changes_since(before)
+    assert changes.keys is not None
+    assert changes.keys.tolist() == [1, 3, 7, 30]
+    rows = before.updated(changes)
+    keys = np.array([1, 2, 3, 7, 20, 30])
+    np.testing.assert_array_equal(rows[keys], later[keys])
+    assert not rows[np.array([2, 3])].any()
 
 
 def test_quantized_rows_of_any_size():
     rows = np.array([[0, 0], [1e-45, 0], [-3e38, 1e38], [0.5, -1]], np.float32)
-    values, scales = quantized(rows)
+    table = LookupTable(rows).in_format("int8")
+    values, scales = table.values, table.scales
+    assert scales is not None
     assert (values.dtype, scales.dtype) == (np.int8, np.float32)
     change = np.abs(values * scales[:, None].astype(np.float64) - rows)
     assert (change <= 0.5001 * scales[:, None] + 1e-44).all()

@@ -22,7 +22,7 @@ from embark_jax.config import reading
 from embark_jax.data import Batch, DataError
 from embark_jax.export import ExportError, load_id_scorer
 from embark_jax.export.arrays import save_arrays
-from embark_jax.export.dense_layers import OnnxLayers
+from embark_jax.export.dense_layers import onnx_layers
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.jax_layers import serialized
 from embark_jax.export.onnx_graph import write_graphs
@@ -307,7 +307,7 @@ def test_every_model_scores_alike_in_onnx_and_jax(
 
     save_arrays(tmp_path / "dense.safetensors", params)
     write_graphs(tmp_path, model, params)
-    in_onnx = OnnxLayers(tmp_path / "model.onnx")(dense, embeddings)
+    in_onnx = onnx_layers(tmp_path / "model.onnx")(dense, embeddings)
     in_jax = jax_export.deserialize(bytearray(serialized(model))).call
     for logits in (in_onnx, in_jax(params, dense, embeddings)):
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
@@ -348,5 +348,5 @@ def test_layers_in_bfloat16_are_scored_in_float32(tmp_path):
             lambda leaf, draw=generator: draw.normal(size=leaf.shape).astype("f4"),
             model.shapes(5),
         )
-        logits[dtype] = OnnxLayers(folder / "model.onnx")(*inputs)
+        logits[dtype] = onnx_layers(folder / "model.onnx")(*inputs)
     np.testing.assert_allclose(logits["bfloat16"], logits["float32"], rtol=1e-5)

@@ -34,12 +34,12 @@ sys.modules["jax"] = sys.modules["jaxlib"] = None
 from pathlib import Path
 
 import numpy as np
-from embark_jax.export.dense_layers import OnnxLayers
+from embark_jax.export.dense_layers import onnx_layers
 
 for folder in Path(".").iterdir():
     inputs = dict(np.load(folder / "inputs.npz"))
     expected = inputs.pop("expected")
-    logits = OnnxLayers(folder / "model.onnx")(inputs.pop("dense"), inputs)
+    logits = onnx_layers(folder / "model.onnx")(inputs.pop("dense"), inputs)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     print(folder)
 """

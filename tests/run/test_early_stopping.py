@@ -1,5 +1,6 @@
 """When training stops early: on made-up curves, and in a run."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,11 @@ import pytest
 from embark_jax._base.config import ConfigError
 from embark_jax.config import EarlyStoppingConfig, PlateauConfig
 from embark_jax.data import SyntheticClicks
+from embark_jax.export.run_scorer import load_run_scorer
+from embark_jax.report.curves import MARKERS, run_curves
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
+from embark_jax.run.loading import load_run
+from embark_jax.run.logs import read_metrics
 from tests import runs
 from tests.runs import done, embark
 
@@ -103,7 +108,7 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     outcome = done(*command, "--workdir", workdir)
     assert "training ends at step 4" in outcome.out
     final = runs.final(workdir)
-    assert (final["step"], final["best_step"]) == (4, 2)
+    assert (final["step"], final["best_step"], final["test_step"]) == (4, 2, 2)
     folders = sorted(each.name for each in (workdir / "checkpoints").glob("[0-9]*"))
     assert folders == ["2", "4"]
     by_step = {each["step"]: each for each in runs.records(workdir)}
@@ -111,6 +116,26 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     flip_last(workdir / "metrics.jsonl")
     done(*command, "--workdir", workdir, "--resume")
     assert runs.final(workdir) == final
+    # Whoever takes the run up takes this step, says so, and takes another if asked.
+    auc = f"{final['test_auc']:.5f}"
+    for named in (workdir,), (config, "--checkpoint", workdir / "checkpoints"):
+        of_best = done("evaluate", *named).out
+        assert re.search(r"step\W+2\W", of_best)
+        assert auc in of_best
+    of_last = done("evaluate", workdir, "--step", 4).out
+    assert re.search(r"step\W+4\W", of_last)
+    assert auc not in of_last
+    assert load_run_scorer(workdir).step == load_run(workdir).trainer.step == 2
+    assert load_run(workdir, step=4).trainer.step == 4
+    exported = done("export", workdir, "--no-onnx", "--out", tmp_path / "export").out
+    assert "model of step 2 written" in exported
+    # The mark of the test set lies where its step is.
+    curves = run_curves({"run": read_metrics(workdir)})
+    (mark,) = [
+        line for line in curves.axes[1].lines if line.get_marker() == MARKERS["test"]
+    ]
+    assert mark.get_xdata().tolist() == [2]
+    assert mark.get_ydata().tolist() == [final["test_auc"]]
 
 
 @pytest.mark.slow

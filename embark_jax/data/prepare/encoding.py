@@ -31,13 +31,13 @@ class SampleEncoder:
 
     Args:
       manifest: describes the records.
-      folders: hold ``vocabulary/``, whose files were verified, as in ``read_keys``.
+      folder: holds ``vocabulary/``, whose files were verified.
 
     Raises:
       DataError: if a vocabulary is another table's.
     """
 
-    def __init__(self, manifest: Manifest, *folders: Path):
+    def __init__(self, manifest: Manifest, folder: Path):
         self._manifest = manifest
         self._layout = manifest.layout()
         self._ids_of = {}
@@ -50,12 +50,12 @@ class SampleEncoder:
                 self._ids_of[feature.table] = row_numbers
                 continue
             if feature.table not in manifest.hashed_tables:
-                keys = read_keys(folders, feature.table)
+                keys = read_keys(folder, feature.table)
                 if len(keys) - keys.null_count != rows - FIRST_ID:
-                    path = folders[-1] / manifests.vocabulary_file(feature.table)
+                    path = folder / manifests.vocabulary_file(feature.table)
                     raise DataError(
                         f"{path}: must have a column 'key' with {rows - FIRST_ID:,} "
-                        f"values, with those before it; has {len(keys):,}"
+                        f"values, has {len(keys):,}"
                     )
             self._ids_of[feature.table] = Vocabulary(keys, rows).ids
 
@@ -87,23 +87,16 @@ class SampleEncoder:
         return records
 
 
-def read_keys(folders: Sequence[Path], table: str) -> pa.Array:
-    """Returns the values of a table, in the order of their ids: those of the vocabulary
-    in the first folder, then what the vocabulary in each other one adds.
+def read_keys(folder: Path, table: str) -> pa.Array:
+    """Returns the values of a table, in the order of their ids.
 
     Raises:
-      DataError: if a vocabulary has no values.
+      DataError: if its vocabulary has no values.
     """
-    keys = []
-    for folder in folders:
-        vocabulary = read_arrow(path := folder / manifests.vocabulary_file(table))
-        if "key" not in vocabulary.column_names:
-            raise DataError(f"{path}: must have a column 'key'")
-        keys.append(vocabulary["key"].combine_chunks())
-    filled = [array for array in keys if len(array)] or keys[:1]
-    if len({array.type for array in filled}) > 1:  # integers of other widths
-        filled = [array.cast(pa.int64()) for array in filled]
-    return pa.concat_arrays(filled)
+    vocabulary = read_arrow(path := folder / manifests.vocabulary_file(table))
+    if "key" not in vocabulary.column_names:
+        raise DataError(f"{path}: must have a column 'key'")
+    return vocabulary["key"].combine_chunks()
 
 
 def encode(

@@ -17,17 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.bucket_copy import local_copy
-from embark_jax._base.files import confined, write_arrow
+from embark_jax._base.files import confined
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest, vocabulary_file
+from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.column_report import bags_seen
 from embark_jax.data.prepare.encoding import SampleEncoder
 from embark_jax.data.prepare.values import ValueRule, without_nulls
-from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID
-from embark_jax.data.table_values import TableValues
+from embark_jax.data.prepare.vocabulary import RARE_ID
 
 FOLDER = "encoding"
 FEWEST_WARNED = 10
@@ -87,26 +85,6 @@ def copy_encoding(run: Path, out: Path) -> None:
         save_encoding(run / FOLDER, read_encoding(run / FOLDER), out / FOLDER)
 
 
-def write_added(before: TableValues, now: TableValues, out: Path) -> None:
-    """Writes an encoding whose vocabularies have only the values that were added.
-
-    Args:
-      before: an encoding, whose values all have the same rows now.
-      now: the encoding to write.
-      out: the folder to fill.
-    """
-    files = []
-    for table, rows in before.manifest.table_rows.items():
-        name = vocabulary_file(table)
-        if any(file.file == name for file in now.manifest.vocabularies):
-            added = now.keys(table)[rows - FIRST_ID :]
-            write_arrow(out / name, pa.table({"key": added}))
-            files.append(HashedFile.of(out, name))
-    now.manifest.model_copy(
-        update={"files": dict.fromkeys(SPLITS, ()), "vocabularies": tuple(files)}
-    ).save(out)
-
-
 class RowEncoder:
     """Makes batches from raw rows.
 
@@ -115,7 +93,6 @@ class RowEncoder:
 
     Args:
       folder: folder of a run or an export.
-      earlier: exports of a chain before this one, whose values come first.
 
     Attributes:
       cut: for each feature, how many values of too long lists were left out.
@@ -125,7 +102,7 @@ class RowEncoder:
       DataError: if the folder has no encoding: its data were not a user's own files.
     """
 
-    def __init__(self, folder: Path, earlier: Sequence[Path] = ()):
+    def __init__(self, folder: Path):
         encoding = local_copy(folder, without=["checkpoints"]) / FOLDER
         if not (encoding / manifests.FILE_NAME).exists():
             raise DataError(
@@ -136,8 +113,7 @@ class RowEncoder:
         if self._manifest.columns is None:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
         self._columns = self._manifest.columns
-        encodings = [export / FOLDER for export in earlier]
-        self._records_of = SampleEncoder(self._manifest, *encodings, encoding)
+        self._records_of = SampleEncoder(self._manifest, encoding)
         self.cut = dict.fromkeys(self._manifest.features, 0)
         self.labels = self._manifest.labels
 
