@@ -181,6 +181,8 @@ def prepare(
         )
     manifest = prepared.manifest
     _show(prepared.report)
+    for warning in prepared.warnings:
+        say(f"warning: {warning}")
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
     say(
@@ -389,8 +391,6 @@ def _show(report: Report) -> None:
             for name, n in list(report.numbers.items())[:MAX_COLUMNS]
         ]
         show_table(None, formats, rows)
-    for warning in report.warnings():
-        say(f"warning: {warning}")
 
 
 def _halves(text: str) -> tuple[str, str | None]:

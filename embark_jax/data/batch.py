@@ -161,9 +161,10 @@ class Dataset(Protocol):
     """Training, validation and test samples in a deterministic order.
 
     The batch of a training step is a pure function of the dataset, its seed and the
-    step, so that the step number alone is the data position of a checkpoint. Sample i
-    of a step depends on ``step * batch_size + i`` alone: process p of P has the samples
-    ``train_batch(step * P + p, batch_size // P)``.
+    step, so that the step number alone is the data position of a checkpoint. The
+    samples of a step are those from position ``step * batch_size`` on, in any order:
+    the batches ``train_batch(step * P + p, batch_size // P)`` of P processes together
+    have those of ``train_batch(step, batch_size)``.
     """
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class BatchChecker:
         Raises:
           DataError: if it breaks a rule; the message names the first such sample.
         """
+        batch = _of_arrays(batch)
         if self._dense_features is None:
             self._dense_features = (
                 np.shape(batch.dense)[-1] if np.ndim(batch.dense) else 0
@@ -310,6 +311,25 @@ class BatchChecker:
         return with_values(column, weights)
 
 
+def _of_arrays(batch: Batch) -> Batch:
+    """Returns the batch with arrays in the place of lists."""
+    lists: dict[str, Any] = {
+        what: _whole(what, values)
+        for what in ("dense", "labels")
+        if isinstance(values := getattr(batch, what), list | tuple)
+    }
+    for kind in ("ids", "weights"):
+        columns = getattr(batch, kind)
+        if any(isinstance(column, list | tuple) for column in columns.values()):
+            lists[kind] = {
+                name: column
+                if isinstance(column, Jagged)
+                else _whole(f"{kind} of feature {name!r}", column)
+                for name, column in columns.items()
+            }
+    return dataclasses.replace(batch, **lists) if lists else batch
+
+
 def _float32(
     batch: Batch,
     what: str,
@@ -344,7 +364,13 @@ def _whole(what: str, values: np.ndarray) -> np.ndarray:
             f"{what}: {np.ma.count_masked(values)} values are masked; leave out their "
             "samples, or fill them"
         )
-    return np.asarray(values)
+    try:
+        return np.asarray(values)
+    except ValueError:  # rows of different lengths
+        raise DataError(
+            f"{what}: rows have different lengths, must have one: end short bags with "
+            f"{PADDING_ID}, or give Jagged for a sequence"
+        ) from None
 
 
 def _rectangle(

@@ -77,7 +77,8 @@ class Columns(Config):
     """Columns to leave out."""
     time: str | None = None
     """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
-    the latest samples are held out."""
+    the latest samples are held out. Dates with a time zone, such as
+    2024-05-31T12:30:00+02:00, are instants of UTC."""
     split: str | None = None
     """A column that says train, validation or test."""
     separator: Separator | None = None

@@ -266,13 +266,14 @@ def weights(table: pa.Table, name: str, path: Path) -> np.ndarray:
     weight = _complete(table, name, path, "weights")
     if len(bad := weight[weight < 0]):
         raise DataError(f"{path}: column {name}: is {bad[0]:g}, must be 0 or more")
-    return weight
+    return weight.astype(np.float32)
 
 
 def _label(table: pa.Table, name: str, columns: Columns, path: Path) -> np.ndarray:
     label = _complete(table, name, path, "labels")
     if columns.positive_from is not None:
         return (label >= columns.positive_from).astype(np.float32)
+    label = label.astype(np.float32)
     if len(bad := label[(label < 0) | (label > 1)]):
         raise DataError(
             f"{path}: column {name}: value is {bad[0]:g}, must be from 0 to 1; for "
@@ -282,7 +283,7 @@ def _label(table: pa.Table, name: str, columns: Columns, path: Path) -> np.ndarr
 
 
 def _complete(table: pa.Table, name: str, path: Path, what: str) -> np.ndarray:
-    """Returns a column as float32 in which no number may be missing."""
+    """Returns a column as float64 in which no number may be missing."""
     numbers = _numbers(table, name, path)
     if numbers.null_count:
         raise DataError(f"{path}: column {name}: has missing {what}")
@@ -298,41 +299,53 @@ def _feature(name: str, column: CategoryColumn) -> FeatureSpec:
 def _numbers(
     table: pa.Table, name: str, path: Path, rule: ValueRule = RULE
 ) -> pa.Array:
-    """Returns a column as float32, with nulls for missing numbers."""
+    """Returns a column as float64, with nulls for missing numbers: transforms are of
+    all their digits, and their results alone are rounded to float32."""
     try:
         column = rule.numbers(table[name])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{path}: column {name}: {error}") from None
-    with np.errstate(over="ignore"):  # the check names what overflows
-        numbers = column.fill_null(0).to_numpy().astype(np.float32)
-    if len(bad := column.fill_null(0).to_numpy()[~np.isfinite(numbers)]):
+    numbers = column.fill_null(0).to_numpy()
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(numbers.astype(np.float32))
+    if len(bad := numbers[~is_finite]):
         raise DataError(
             f"{path}: column {name}: value is {bad[0]:g}, must be finite in float32"
         )
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    return pa.array(numbers, mask=missing)
+    return column
 
 
 def _times(table: pa.Table, name: str, path: Path) -> pa.Array:
-    """Returns the times as int64, float64, or timestamps: none loses a digit."""
+    """Returns the times as int64, float64, or timestamps: none loses a digit.
+    Those with a time zone are instants of UTC."""
     times = table[name].combine_chunks()
     if times.null_count:
         raise DataError(f"{path}: column {name}: has missing times")
+    if (cast := _as_times(times)) is None:
+        texts = (value.as_py() for value in times.unique())
+        no_time = (t for t in texts if _as_times(pa.array([t], times.type)) is None)
+        example = next(no_time, times[0].as_py())
+        raise DataError(
+            f"{path}: column {name}: values such as {example!r} are not "
+            "times, must be numbers, whole ones from -2^63 to 2^63 - 1, or "
+            "dates such as 2024-05-31 12:30:00, all with a time zone or none"
+        )
+    if pa.types.is_floating(cast.type) and not np.isfinite(cast.to_numpy()).all():
+        raise DataError(f"{path}: column {name}: has times that are not finite")
+    return cast
+
+
+def _as_times(times: pa.Array) -> pa.Array | None:
+    """Returns times in the first type that holds all of them; None if none does."""
+    kinds = [pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")]
     if pa.types.is_timestamp(times.type):
-        return times
-    for kind in (pa.int64(), pa.float64(), pa.timestamp("us")):
+        kinds = [pa.timestamp(times.type.unit, times.type.tz and "UTC")]
+    for kind in kinds:
         try:
-            cast = times.cast(kind)
+            return times.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
-        if kind == pa.float64() and not np.isfinite(cast.to_numpy()).all():
-            raise DataError(f"{path}: column {name}: has times that are not finite")
-        return cast
-    raise DataError(
-        f"{path}: column {name}: values such as {times[0].as_py()!r} are not times, "
-        "must be numbers, whole ones from -2^63 to 2^63 - 1, or dates such as "
-        "2024-05-31 12:30:00"
-    )
+    return None
 
 
 def _splits(table: pa.Table, name: str, path: Path) -> pa.Array:

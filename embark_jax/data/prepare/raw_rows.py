@@ -220,7 +220,7 @@ def _table(rows: Any) -> pa.Table:
         if isinstance(rows, Mapping):
             rows = {name: _column(name, values) for name, values in rows.items()}
         return pa.table(rows)
-    except (pa.ArrowException, OverflowError, TypeError) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(f"rows: are no table ({error})") from None
 
 
@@ -233,7 +233,7 @@ def _column(name: str, values: Any) -> Any:
             return pa.array(values, kind)
         except OverflowError:
             continue
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, ValueError) as error:
             raise DataError(f"rows: column {name}: {error}") from None
     raise DataError(
         f"rows: column {name}: has integers of more than 64 bits, or negative ones "

@@ -17,7 +17,7 @@ from embark_jax.data.hashing import splitmix64
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.prepare import chunks
 from embark_jax.data.prepare.chunks import read_chunks
-from embark_jax.data.prepare.columns import Columns, NumberColumn
+from embark_jax.data.prepare.columns import Columns, NumberColumn, check_there
 from embark_jax.data.prepare.delimited import Layout, Parsed, parse
 from embark_jax.data.prepare.engine_files import with_partition
 from embark_jax.data.prepare.sequences import History
@@ -124,6 +124,7 @@ class ParquetFile:
         try:
             file = pq.ParquetFile(self.path)
             there = file.schema_arrow.names  # some engines write what folders say, too
+            check_there(self.columns, [*there, *self.partition], str(self.path))
             wanted = [n for n in self.columns if n in there or n not in self.partition]
             table = file.read_row_group(group, wanted)
             return Parsed(with_partition(table, self.partition, self.columns), {})

@@ -51,6 +51,9 @@ from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.prepare.vocabulary import is_text
 from embark_jax.plans.options import OnBadLine, SplitBy
 
+MOST_HELD_OUT = 0.2
+"""A split by time that holds out more is told."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -86,11 +89,13 @@ class Prepared:
       manifest: the folder's manifest.
       report: what the data hold.
       skipped: some of the bad lines that are left out, in words.
+      warnings: what is probably a mistake, and what to do about it.
     """
 
     manifest: Manifest
     report: Report
     skipped: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def prepare(
@@ -191,7 +196,8 @@ def _prepare(
     manifest.save(out)
     shutil.rmtree(work)
     examples = [line for chunk in parsed for line in chunk.examples]
-    return Prepared(manifest, counted.report, examples)
+    warnings = [*counted.report.warnings(), *_of_split(options, recipe, manifest)]
+    return Prepared(manifest, counted.report, examples, warnings)
 
 
 def _split(
@@ -231,7 +237,8 @@ def _split(
 
 def _by_time(chunks: Sequence[SampleChunk], total: int) -> Split:
     """Holds out the latest tenth: its first half is the validation set, the second the
-    test set. Samples of one time are in one split."""
+    test set. Samples of one time are in one split: where few times make them the same,
+    the last time is the test set, and the one before it the validation set."""
     times, kinds = [], set()
     start = 0
     for chunk in chunks:
@@ -244,7 +251,31 @@ def _by_time(chunks: Sequence[SampleChunk], total: int) -> Split:
         raise DataError(f"the column of times has several types ({names}), must be one")
     ordered = np.sort(np.concatenate(times))  # NumPy's quantiles are floats
     last = len(ordered) - 1
-    return after_times(*(ordered[-(-last * share // 20)] for share in (18, 19)))
+    validation, test = (ordered[-(-last * share // 20)] for share in (18, 19))
+    before = ordered[ordered < test]
+    if validation == test and len(before) and before[0] < before[-1]:
+        validation = before[-1]
+    return after_times(validation, test)
+
+
+def _of_split(options: Options, recipe: Recipe, manifest: Manifest) -> list[str]:
+    """Warns of a split by times that few times make uneven."""
+    if options.split != "time" or recipe.columns is None or not recipe.columns.time:
+        return []
+    held_out = sum(map(manifest.rows, SPLITS[1:]))
+    share = held_out / sum(map(manifest.rows, SPLITS))
+    warnings = []
+    if share > MOST_HELD_OUT:
+        warnings.append(
+            f"{share:.1%} of the samples are held out, not a tenth: those of one time "
+            "are in one split, and many have the last times"
+        )
+    if not manifest.rows("validation"):
+        warnings.append(
+            "no sample is in the validation set: there are too few times for three "
+            "splits"
+        )
+    return warnings
 
 
 def _hashed_tables(recipe: Recipe, options: Options) -> dict[str, int]:

@@ -43,10 +43,7 @@ MISSING = (
     "#NA",
     "#N/A",
     "#N/A N/A",
-    "1.#IND",
-    "1.#QNAN",
-    "-1.#IND",
-    "-1.#QNAN",
+    "NaT",
 )
 """The texts that stand for a missing value: those of databases, and those that the
 readers of data frames take for one."""
@@ -82,7 +79,8 @@ class ValueRule(Config):
         values = _plain(column)
         if pa.types.is_string(values.type):
             values = _by_unique_value(values, self._without_missing)
-        values = values.cast(pa.float64())
+        nearest = pa.types.is_integer(values.type)  # beyond 2^53
+        values = values.cast(pa.float64(), safe=not nearest)
         is_nan = pc.call_function("is_nan", [values])
         return _nulled(values, is_nan)
 
@@ -131,6 +129,10 @@ class ValueRule(Config):
             raise DataError(
                 f"{where}: type is {kind}, must be integers or text, or lists of them"
             )
+        try:
+            values.validate(full=True)
+        except pa.ArrowInvalid as error:  # such as half of a surrogate pair
+            raise DataError(f"{where}: is no UTF-8 text ({error})") from None
         values = _by_unique_value(values, self._canonical)
         return values if is_text is not False else _read_whole(values, where)
 
