@@ -13,7 +13,8 @@ from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import ConfigFile, Jobs, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.config import reading
-from embark_jax.plans.options import Metric, Sampler
+from embark_jax.plans.metrics import MetricName
+from embark_jax.plans.options import Sampler
 
 if TYPE_CHECKING:
     from embark_jax.run.trials import Study
@@ -59,7 +60,7 @@ def search(
         int, typer.Option(min=1, help="Number of trials, finished ones included.")
     ] = 20,
     metric: Annotated[
-        Metric,
+        MetricName,
         typer.Option(
             help="Metric of the validation set that decides which trial is best."
         ),

@@ -23,7 +23,8 @@ from embark_jax.config.data import DataConfig, SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
-from embark_jax.plans.options import DenseParallelism, DenseWire, Metric, Service
+from embark_jax.plans.metrics import MetricName
+from embark_jax.plans.options import DenseParallelism, DenseWire, Service
 
 
 class MeshConfig(Config):
@@ -42,7 +43,7 @@ class MeshConfig(Config):
 class _ImprovementConfig(Config):
     """What counts as an improvement."""
 
-    metric: Metric = "auc"
+    metric: MetricName = "auc"
     """Metric of the validation set that decides."""
     min_change: NonNegativeFloat = 0.0
     """Change that an improvement must exceed."""

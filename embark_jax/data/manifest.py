@@ -41,6 +41,8 @@ VERSION = 4
 LABEL = "label"
 VOCABULARY = "vocabulary"
 """Name of the folder of the vocabularies."""
+VALUES = "values"
+"""Name of the folder of values whose rows other values share."""
 SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
 """Bytes of samples that are read and shuffled together; a disk reads this much at full
@@ -58,10 +60,14 @@ class RecordFile(SizedFile):
         the other.
       window: begin of the time window that the samples are of, in units of the column
         of times; None if data are not cut into windows.
+      values: Parquet file beside it, of samples that are held out: for each feature of
+        one id a sample its value, where the row may be that of other values, too;
+        otherwise null.
     """
 
     rows: PositiveInt
     window: int | None = None
+    values: HashedFile | None = None
     xxh3: str = Field(pattern=f"^([0-9a-f]{{{CHECKSUM_DIGITS}}})*$")
 
     def checksums(self) -> list[str]:

@@ -15,7 +15,7 @@ from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES, FeatureSpec
 
 class WithUniformNegatives(DatasetView):
     """A dataset whose training samples have one more feature, ``uniform_negatives``:
-    rows of a table, each as likely as any other.
+    rows of items, each as likely as any other.
 
     The ids are a function of the seed and of the number of the sample in the run, so
     that they are alike on any devices and in any number of processes. In other batches
@@ -26,11 +26,20 @@ class WithUniformNegatives(DatasetView):
       table: table of the items.
       count: number of ids of a sample.
       seed: seed of the ids.
+      rows: rows of the table that are items, not of missing or rare values.
+
+    Raises:
+      ValueError: if there are none.
     """
 
-    def __init__(self, dataset: Dataset, table: str, count: int, seed: int):
+    def __init__(
+        self, dataset: Dataset, table: str, count: int, seed: int, rows: range
+    ):
+        if not rows:
+            raise ValueError(f"table {table!r} has no items to draw from")
         super().__init__(dataset)
-        self._rows = dataset.table_rows[table]
+        self._rows = rows
+        self._dtype = id_dtype(rows.stop)
         self._feature = uniform_negatives(table, count)
         stream = splitmix64(np.array([seed + 1], np.uint64) * GOLDEN_GAMMA)
         self._stream = stream  # far from those of other seeds
@@ -48,8 +57,9 @@ class WithUniformNegatives(DatasetView):
         first = step * batch_size * count
         numbers = np.arange(first, first + batch_size * count, dtype=np.uint64)
         bits = splitmix64(self._stream + numbers * GOLDEN_GAMMA)
-        ids = bits % np.uint64(self._rows)
-        return _extended(batch, ids.astype(id_dtype(self._rows)).reshape(-1, count))
+        ids = (bits % np.uint64(len(self._rows))).astype(self._dtype)
+        ids += self._dtype.type(self._rows.start)
+        return _extended(batch, ids.reshape(-1, count))
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
         batches = self._dataset.validation_batches(batch_size)
@@ -61,7 +71,7 @@ class WithUniformNegatives(DatasetView):
     def without(self, batch: Batch) -> Batch:
         """Returns a batch of the dataset with the feature, but empty."""
         shape = len(batch), self._feature.hotness
-        return _extended(batch, np.full(shape, PADDING_ID, id_dtype(self._rows)))
+        return _extended(batch, np.full(shape, PADDING_ID, self._dtype))
 
 
 def uniform_negatives(table: str, count: int) -> FeatureSpec:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
@@ -144,6 +146,33 @@ class PreparedData:
             held = records[size:]
             yield self._batch(records[:size], split, first.__add__)
 
+    def shared_values(self, split: str, feature: str) -> pa.Array | None:
+        """Returns the values of a feature, of one id a sample, for the samples of a
+        split whose row of its table may be that of other values, too: null for others.
+
+        Returns:
+          ``[samples]`` values in the order of ``in_file_order``; None if each row of
+          the table stands for one value at most.
+
+        Raises:
+          DataError: if the values were not kept, or are not as they were written.
+        """
+        table = self.manifest.features[feature].table
+        meaning = TableValues(self.folder, self.manifest).meaning(table)
+        if meaning.kind != "values" and not meaning.is_shared:
+            return None
+        columns = []
+        for file in self.manifest.files[split]:
+            if file.values is None:
+                raise DataError(
+                    f"{self.folder / file.file}: was prepared without the values of "
+                    f"feature {feature!r}, some of which share a row; {MEND}"
+                )
+            path = file.values.verified(self.folder)
+            columns.append(pq.read_table(path, columns=[feature]))
+        whole = pa.concat_tables(columns, promote_options="permissive")
+        return whole[feature].combine_chunks()
+
     def bayes_auc(self) -> float | None:
         """Returns the best AUC, which is known for synthetic data only."""
         return self.manifest.bayes_auc
@@ -259,6 +288,7 @@ def described(data: PreparedData, order: Mapping[str, Any]) -> Description:
         order=order,
         missing_dense=manifest.missing_dense,
         values=TableValues(data.folder, manifest),
+        shared_values=functools.partial(data.shared_values, SPLITS[2]),
         save_encoding=save_encoding if manifest.columns else None,
     )
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from embark_jax.config import EmbeddingConfig
 from embark_jax.data.batch import Dataset
 from embark_jax.data.table_values import TableValues
@@ -31,6 +33,8 @@ class Description:
       order: values that determine, with the run's seed, which samples a step has; JSON.
       missing_dense: for each dense column, how many values are missing, and 0 instead.
       values: what the rows of its tables stand for; None if the data do not say.
+      shared_values: for a feature, the values of the test samples whose row other
+        values share, as in ``PreparedData.shared_values``.
       save_encoding: writes into a run's folder what makes samples of raw rows; None if
         the data were not a user's own files.
     """
@@ -45,7 +49,14 @@ class Description:
     order: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     missing_dense: Mapping[str, int] = dataclasses.field(default_factory=dict)
     values: TableValues | None = None
+    shared_values: Callable[[str], pa.Array | None] = lambda feature: None
     save_encoding: Callable[[Path], None] | None = None
+
+    def rows_of_values(self, table: str) -> range:
+        """Returns the rows of a table that stand for values: not those of missing and
+        of rare ones, which prepared data have."""
+        first = 0 if self.values is None else self.values.meaning(table).first
+        return range(first, self.table_rows[table])
 
     @classmethod
     def of(cls, dataset: Dataset, **facts: Any) -> Description:

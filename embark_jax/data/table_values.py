@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from embark_jax.data.manifest import Manifest, vocabulary_file
 from embark_jax.data.prepare.encoding import read_keys
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.vocabulary import FIRST_ID, is_text
+from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID, is_text
+from embark_jax.plans.tables import HASHED_KEYS
 
 
 class Meaning(NamedTuple):
@@ -29,6 +30,19 @@ class Meaning(NamedTuple):
     kind: str
     rows: int
     ranges: FittedNumber | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether any of the rows may stand for several values."""
+        return self.kind == "hashes" and self.rows != HASHED_KEYS
+
+    @property
+    def first(self) -> int:
+        """The first row that stands for a value: those before it are of missing values
+        and of rare ones."""
+        return {"values": FIRST_ID, "ranges": FIRST_ID, "hashes": RARE_ID}.get(
+            self.kind, 0
+        )
 
 
 @dataclasses.dataclass(frozen=True)

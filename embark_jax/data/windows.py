@@ -3,10 +3,13 @@ appear, or one folder whose samples were cut by time."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from embark_jax._base.agreement import WINDOW, differences, parts
 from embark_jax._base.storage import local
@@ -109,12 +112,16 @@ class WindowsData(DatasetView):
         manifest = window.manifest
         return PreparedData(window.folder, seed=self._seed, manifest=manifest)
 
+    @property
+    def last(self) -> PreparedData:
+        """The samples of the last window that is there."""
+        return self.open(self.look()[-1])
+
     def train_batch(self, step: int, batch_size: int) -> Batch:
         return self.first.train_batch(step, batch_size)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        last = self.open(self.look()[-1])
-        return last.in_file_order("train", batch_size)
+        return self.last.in_file_order("train", batch_size)
 
 
 def check_follows(before: TimeWindow, window: TimeWindow) -> None:
@@ -153,7 +160,12 @@ class WindowsSource:
     def open(self, seed: int) -> tuple[WindowsData, Description]:
         order = seed if self._section.shuffle else None
         dataset = WindowsData(self._section.path, seed=order)
-        return dataset, described(dataset.first, {"kind": self._section.kind})
+        description = described(dataset.first, {"kind": self._section.kind})
+
+        def shared_values(feature: str) -> pa.Array | None:
+            return dataset.last.shared_values("train", feature)
+
+        return dataset, dataclasses.replace(description, shared_values=shared_values)
 
     def absent(self) -> Description | None:
         return absent(self._section, self._embedding)

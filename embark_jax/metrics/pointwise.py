@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embark_jax._base.errors import UserError
+from embark_jax.plans.metrics import POINTWISE
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -63,34 +64,62 @@ def evaluate(
         no weight is above 0.
       NonFiniteLogitError: if a logit is not finite.
     """
-    from sklearn.metrics import roc_auc_score  # takes a second to import
-
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
     _check(labels, logits, weights)
     if labels.ndim > 1:
         pairs = zip(labels.T, logits.T, strict=True)
         return _means([evaluate(*pair, weights) for pair in pairs])
+    values: dict[str, Any] = {
+        metric.name: metric.compute(labels, logits, weights) for metric in POINTWISE
+    }
+    return Metrics(len(labels), **values)
 
-    def mean(values: np.ndarray) -> float:
-        return float(np.average(values, weights=weights))
 
-    log_loss = mean(np.logaddexp(0, logits) - labels * logits)
-    base_rate = mean(labels)
+def log_loss(labels: np.ndarray, logits: np.ndarray, weights=None) -> float:
+    """See ``Metrics``, here and below; arguments are as in ``evaluate``, of one
+    label."""
+    return _mean(np.logaddexp(0, logits) - labels * logits, weights)
+
+
+def normalized_entropy(
+    labels: np.ndarray, logits: np.ndarray, weights=None
+) -> float | None:
+    p = _mean(labels, weights)
+    if p in (0.0, 1.0):
+        return None
+    entropy = -p * np.log(p) - (1 - p) * np.log1p(-p)
+    return log_loss(labels, logits, weights) / float(entropy)
+
+
+def calibration(labels: np.ndarray, logits: np.ndarray, weights=None) -> float | None:
     # Stable on both sides: exp never overflows.
     decay = np.exp(-np.abs(logits))
     predictions = np.where(logits > 0, 1, decay) / (1 + decay)
-    one_class = base_rate in (0.0, 1.0)
-    soft = bool(((labels != 0) & (labels != 1)).any())
-    return Metrics(
-        samples=len(labels),
-        log_loss=log_loss,
-        normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
-        calibration=mean(predictions) / base_rate if base_rate else None,
-        auc=None
-        if one_class or soft
-        else float(roc_auc_score(labels, logits, sample_weight=weights)),
-        accuracy=None if soft else mean((logits > 0) == (labels == 1)),
-    )
+    base_rate = _mean(labels, weights)
+    return _mean(predictions, weights) / base_rate if base_rate else None
+
+
+def auc(labels: np.ndarray, logits: np.ndarray, weights=None) -> float | None:
+    from sklearn.metrics import roc_auc_score  # takes a second to import
+
+    counted = np.unique(labels if weights is None else labels[weights > 0])
+    if _are_soft(labels) or len(counted) < 2:
+        return None
+    return float(roc_auc_score(labels, logits, sample_weight=weights))
+
+
+def accuracy(labels: np.ndarray, logits: np.ndarray, weights=None) -> float | None:
+    if _are_soft(labels):
+        return None
+    return _mean((logits > 0) == (labels == 1), weights)
+
+
+def _mean(values: np.ndarray, weights: np.ndarray | None) -> float:
+    return float(np.average(values, weights=weights))
+
+
+def _are_soft(labels: np.ndarray) -> bool:
+    return bool(((labels != 0) & (labels != 1)).any())
 
 
 def _means(tasks: Sequence[Metrics]) -> Metrics:
@@ -101,10 +130,6 @@ def _means(tasks: Sequence[Metrics]) -> Metrics:
     names = [task.name for task in dataclasses.fields(Metrics)[1:-1]]
     means = {name: mean(name) for name in names}
     return Metrics(tasks[0].samples, **means, tasks=tuple(tasks))
-
-
-def _entropy(p: float) -> float:
-    return float(-p * np.log(p) - (1 - p) * np.log1p(-p))
 
 
 def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -> None:

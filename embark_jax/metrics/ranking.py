@@ -1,4 +1,4 @@
-"""The ranking quality of predictions within a user's samples, and their calibration."""
+"""The ranking quality of predictions within groups of samples, such as a user's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Ranking:
       gauc: mean AUC of the groups with both labels, weighted by their samples
         (https://arxiv.org/abs/1706.06978, section 6.2). None if there is no such group.
       ndcg, recall, mrr: metrics at the first ``k`` samples of each group by decreasing
-        prediction (equal ones in the order given); the mean over groups with a positive
-        sample. MRR is that of the first positive sample, 0 if it is not among these.
-        None if there is no such group.
+        prediction; the mean over groups with a positive sample. MRR is that of the
+        first positive sample, 0 if it is not among these. None if there is no such
+        group. Equal predictions are in random order, of which these are expectations.
       k: number of first samples.
       groups: number of all groups.
     """
@@ -54,73 +54,61 @@ def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ran
     if not np.isin(labels, (0, 1)).all():
         raise ValueError("labels must be 0 or 1")
     order = np.lexsort([-logits, groups])
-    labels, logits = labels[order].astype(bool), logits[order]
-    first = np.flatnonzero(_differs_from_previous(groups[order]))
-    counts = np.diff(np.append(first, len(order)))
-    ranks = np.arange(len(order)) - np.repeat(first, counts)
+    groups, labels, logits = groups[order], labels[order].astype(int), logits[order]
+    begins_group = _differs_from_previous(groups)
+    tie = np.flatnonzero(begins_group | _differs_from_previous(logits))
+    size, positive = np.diff(np.append(tie, len(order))), np.add.reduceat(labels, tie)
+    negative = size - positive
+    begins_group = begins_group[tie]
+    first, group = np.flatnonzero(begins_group), np.cumsum(begins_group) - 1
 
-    def summed(values: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(values.astype(np.float64), first)
+    def summed(of_ties: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(of_ties, first)
 
-    positives = summed(labels)
-    some, both = positives > 0, (positives > 0) & (positives < counts)
-    shown = labels & (ranks < k)
-    gains = 1 / np.log2(np.arange(counts.max()) + 2)
-    ideal = np.append(0, np.cumsum(gains))[np.minimum(positives, k).astype(int)]
-    firsts = np.maximum.reduceat(np.where(shown, 1 / (ranks + 1), 0.0), first)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        aucs = _aucs(first, counts, labels, logits, positives)
-        by_group = summed(np.where(shown, gains[ranks], 0)) / ideal
-        recalls = summed(shown) / positives
+    counts, positives, negatives = map(summed, (size, positive, negative))
+    some, both = positives > 0, (positives > 0) & (negatives > 0)
+    # Mann and Whitney, https://doi.org/10.1214/aoms/1177730491.
+    above = np.cumsum(negative) - negative
+    below = negatives[group] - (above - above[first][group]) - negative
+    aucs = (
+        summed(positive * (below + negative / 2))[both] / (positives * negatives)[both]
+    )
+    place = tie - tie[first][group]
+    begin, end = np.minimum(place, k), np.minimum(place + size, k)
+    gains = np.append(0, np.cumsum(1 / np.log2(np.arange(counts.max()) + 2)))
+    share = positive / size
+    dcg = summed(share * (gains[end] - gains[begin]))[some]
+    found = summed(share * (end - begin))[some]
+    relevant = np.flatnonzero(positive)
+    relevant = relevant[np.unique(group[relevant], return_index=True)[1]]
     return Ranking(
-        gauc=float(np.average(aucs[both], weights=counts[both])) if any(both) else None,
-        ndcg=_mean(by_group[some]),
-        recall=_mean(recalls[some]),
-        mrr=_mean(firsts[some]),
+        gauc=float(np.average(aucs, weights=counts[both])) if any(both) else None,
+        ndcg=_mean(dcg / gains[np.minimum(positives[some], k)]),
+        recall=_mean(found / positives[some]),
+        mrr=_mean(_reciprocal(place, size, positive, k)[relevant]),
         k=k,
         groups=len(first),
     )
 
 
-def calibration(
-    labels: ArrayLike, logits: ArrayLike, buckets: int = 10
-) -> list[tuple[float, float]]:
-    """Returns mean prediction and mean label of buckets with equally many samples, from
-    the least likely to the most; buckets whose predictions are all equal become one."""
-    from sklearn.calibration import calibration_curve  # takes a second to import
-
-    probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
-    observed, predicted = calibration_curve(
-        np.asarray(labels), probabilities, n_bins=buckets, strategy="quantile"
-    )
-    return list(zip(predicted.tolist(), observed.tolist(), strict=True))
-
-
-def _aucs(
-    first: np.ndarray,
-    counts: np.ndarray,
-    labels: np.ndarray,
-    logits: np.ndarray,
-    positives: np.ndarray,
+def _reciprocal(
+    place: np.ndarray, size: np.ndarray, positive: np.ndarray, k: int
 ) -> np.ndarray:
-    """Returns the AUC of each group, ties counted half, from ranks (Mann and Whitney,
-    https://doi.org/10.1214/aoms/1177730491).
+    """Returns the expected reciprocal rank, from 1, of the first positive sample of a
+    tie in random order; ranks beyond k count as 0.
 
     Args:
-      first: index of each group's first sample.
-      counts: number of samples of each group.
-      labels, logits: values of all samples, by group and decreasing logit.
-      positives: number of positive samples of each group.
+      place: rank of the first sample of each tie, from 0.
+      size, positive: number of its samples, and of the positive ones.
     """
-    is_new = _differs_from_previous(logits)
-    is_new[first] = True
-    ties = np.flatnonzero(is_new)
-    sizes = np.diff(np.append(ties, len(logits)))
-    # From the end of the group, as ranks go up with logits.
-    middle = np.repeat(ties + (sizes - 1) / 2, sizes)
-    ranks = np.repeat(first + counts, counts) - middle
-    sums = np.add.reduceat(np.where(labels, ranks, 0.0), first)
-    return (sums - positives * (positives + 1) / 2) / (positives * (counts - positives))
+    expected, none_before = np.zeros(len(size)), np.ones(len(size))
+    for ahead in range(min(k, size.max())):  # samples of the tie before the first
+        rest = np.maximum(size - ahead, 1)
+        rank = place + ahead + 1
+        chance = none_before * positive / rest
+        expected += np.where(rank <= k, chance / rank, 0)
+        none_before *= np.maximum(rest - positive, 0) / rest
+    return expected
 
 
 def _differs_from_previous(values: np.ndarray) -> np.ndarray:

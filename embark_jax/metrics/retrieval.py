@@ -1,14 +1,15 @@
 """Exact search over all items, on all devices of the mesh, and its quality.
 
 Each device scores its share of the items. Of a search only its own best K travel; of
-ranks only the number of items that come before the one that was met.
+ranks only two numbers: how many items come before the one that was met, and how many
+are equal to it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.data import Batch
+from embark_jax.plans.metrics import RETRIEVAL
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.tables import PADDING_ID
 
@@ -24,6 +25,19 @@ ITEMS_AT_ONCE = 8192
 """Items of a device that are scored at once, and ``USERS_AT_ONCE`` users by them: 8 MiB
 of scores."""
 USERS_AT_ONCE = 256
+
+
+class Ranks(NamedTuple):
+    """Where the items that users met are, among all items by decreasing product.
+
+    Attributes:
+      before: ``[users]`` number of items with a larger product.
+      equal: ``[users]`` number of other items with the same product. Their order is
+        left open: ``at_k`` takes the mean over all orders.
+    """
+
+    before: np.ndarray
+    equal: np.ndarray
 
 
 class ItemIndex:
@@ -62,8 +76,9 @@ class ItemIndex:
           k: number of items for each user; at most all.
 
         Returns:
-          ids ``[users, k]``, the best first, and the first item before its equals; and
-          their products.
+          ids ``[users, k]``, the best first; and their products. Of items with the same
+          product the first of the index come first: to measure, take ``ranks``, which
+          does not depend on the order of the index.
 
         Raises:
           ValueError: if there are fewer items, or vectors have another width.
@@ -81,20 +96,15 @@ class ItemIndex:
 
     def ranks(
         self, users: np.ndarray, items: np.ndarray, seen: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Returns how many items come before the one that each user met.
-
-        An item comes before another if its product with the user's vector is larger, or
-        if it is equal and the item is further ahead in the index, as in ``search``.
+    ) -> Ranks:
+        """Returns how many items come before the one that each user met, and how many
+        others have the same product with the user's vector.
 
         Args:
           users: ``[users, dim]`` vectors of the users.
           items: ``[users]`` the id of the item that each one met.
           seen: ``[users, seen]`` ids of items that do not count for a user, padded with
             -1; the item itself counts, whether it is among them or not.
-
-        Returns:
-          ``[users]`` int32 ranks, 0 for the best.
 
         Raises:
           ValueError: if shapes differ, an item is not in the index, or a product with
@@ -114,7 +124,7 @@ class ItemIndex:
         seen = np.where(seen == items[:, None], PADDING_ID, seen)
         inputs = np.asarray(users, np.float32), targets, self._indices(seen)
         rank = _rank(self._mesh, self._block, len(self._ids))
-        ranks, scores = [], []
+        results = []
         for first in range(0, len(items), USERS_AT_ONCE):
             users_at_once = [x[first : first + USERS_AT_ONCE] for x in inputs]
             missing = USERS_AT_ONCE - len(users_at_once[0])  # one shape, one program
@@ -122,12 +132,12 @@ class ItemIndex:
                 np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1)))
                 for x in users_at_once
             )
-            ranks_at_once, scores_at_once = rank(*padded, self._vectors)
-            ranks.append(np.asarray(ranks_at_once)[: USERS_AT_ONCE - missing])
-            scores.append(np.asarray(scores_at_once)[: USERS_AT_ONCE - missing])
-        if not np.isfinite(np.concatenate(scores)).all():
+            of_these = rank(*padded, self._vectors)
+            results.append([np.asarray(x)[: USERS_AT_ONCE - missing] for x in of_these])
+        before, equal, scores = map(np.concatenate, zip(*results, strict=True))
+        if not np.isfinite(scores).all():
             raise ValueError("a product of user and item is not finite")
-        return np.concatenate(ranks)
+        return Ranks(before, equal)
 
     def _indices(self, ids: np.ndarray) -> np.ndarray:
         """Returns the places of ids in the index, -1 for those that it lacks."""
@@ -147,30 +157,51 @@ def shard_rows(rows: np.ndarray, mesh: Mesh, multiple: int = 1) -> jax.Array:
     return jax.make_array_from_callback(filled.shape, sharding, filled.__getitem__)
 
 
-def at_k(ranks: np.ndarray, cutoffs: Sequence[int]) -> dict[str, float]:
+def at_k(ranks: Ranks, cutoffs: Sequence[int]) -> dict[str, float]:
     """Returns the hit rate ``hr@K`` and ``ndcg@K`` of ranks, for each cutoff K.
 
     Of one item for each user, a hit is a rank below K, whose gain is
-    ``1 / log2(rank + 2)`` (https://arxiv.org/abs/1808.09781, section IV-B).
+    ``1 / log2(rank + 2)`` (https://arxiv.org/abs/1808.09781, section IV-B). Items with
+    the same product are in random order: both are expectations over it.
 
     Raises:
       ValueError: if there are no ranks.
     """
-    ranks = np.asarray(ranks)
-    if not ranks.size:
+    if not np.size(ranks.before):
         raise ValueError("there are no ranks")
-    gains = 1 / np.log2(ranks + 2.0)
-    metrics = {}
-    for k in cutoffs:
-        metrics[f"hr@{k}"] = float(np.mean(ranks < k))
-        metrics[f"ndcg@{k}"] = float(np.mean(np.where(ranks < k, gains, 0)))
-    return metrics
+    values: dict[str, Any] = {
+        f"{metric.name}@{k}": metric.compute(ranks, k)
+        for k in cutoffs
+        for metric in RETRIEVAL
+    }
+    return values
+
+
+def hit_rate(ranks: Ranks, k: int) -> float:
+    """See ``at_k``."""
+    first, end, tied = _places(ranks, k)
+    return float(np.mean((end - first) / tied))
+
+
+def ndcg(ranks: Ranks, k: int) -> float:
+    """See ``at_k``."""
+    first, end, tied = _places(ranks, k)
+    gains = np.append(0, np.cumsum(1 / np.log2(np.arange(k) + 2.0)))
+    return float(np.mean((gains[end] - gains[first]) / tied))
+
+
+def _places(ranks: Ranks, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the first rank of the item and its equals, the one after the last, both
+    at most K, and how many they are."""
+    before, tied = (np.asarray(x, np.int64) for x in (ranks.before, ranks.equal + 1))
+    return np.minimum(before, k), np.minimum(before + tied, k), tied
 
 
 @functools.lru_cache(maxsize=8)
 def _rank(mesh: Mesh, block: int, items: int):
-    """Returns ``(users [n, dim], targets [n], seen [n, s], vectors) -> (ranks [n],
-    scores [n] of the targets)``, compiled; targets and seen ones are indices."""
+    """Returns ``(users [n, dim], targets [n], seen [n, s], vectors) -> (before [n],
+    equal [n], scores [n] of the targets)``, compiled; targets and seen ones are
+    indices."""
 
     def of_device(users, targets, seen, vectors):
         count = len(vectors)
@@ -193,18 +224,19 @@ def _rank(mesh: Mesh, block: int, items: int):
             own = jnp.where(indices == targets[:, None], scores, 0)
             return total + own.sum(axis=1), None
 
-        def add_before(total, inputs):
+        def add_others(totals, inputs):
             scores, indices = scores_of(*inputs)
-            is_equal = (scores == target[:, None]) & (indices < targets[:, None])
-            before = (scores > target[:, None]) | is_equal
-            return total + before.sum(axis=1, dtype=jnp.int32), None
+            is_before = scores > target[:, None]
+            is_equal = (scores == target[:, None]) & (indices != targets[:, None])
+            counts = (x.sum(axis=1, dtype=jnp.int32) for x in (is_before, is_equal))
+            return jax.tree.map(jnp.add, totals, tuple(counts)), None
 
         zeros = jnp.zeros(len(users))
         target, _ = lax.scan(add_target, zeros, (starts, blocks))
         target = lax.psum(target, MESH_AXES)
         zeros = jnp.zeros(len(users), jnp.int32)
-        ranks, _ = lax.scan(add_before, zeros, (starts, blocks))
-        return lax.psum(ranks, MESH_AXES), target
+        totals, _ = lax.scan(add_others, (zeros, zeros), (starts, blocks))
+        return *lax.psum(totals, MESH_AXES), target
 
     whole = PartitionSpec()
     return jax.jit(
@@ -212,7 +244,7 @@ def _rank(mesh: Mesh, block: int, items: int):
             of_device,
             mesh=mesh,
             in_specs=(whole, whole, whole, PartitionSpec(MESH_AXES)),
-            out_specs=(whole, whole),
+            out_specs=(whole, whole, whole),
             check_vma=False,  # sums over devices are alike on all of them
         )
     )
@@ -246,49 +278,3 @@ def _search(mesh: Mesh, k: int, items: int):
             check_vma=False,  # gathered values are alike on all devices
         )
     )
-
-
-def items_of(
-    batches: Iterable[Batch], item: str, features: Sequence[str]
-) -> list[Batch]:
-    """Yields each unique item of some batches once, as samples without a user.
-
-    Args:
-      batches: batches of a dataset.
-      item: feature, of one id a sample, that says which item it is.
-      features: features of the item, ``item`` among them; others become empty bags.
-
-    Returns:
-      Batches no larger than those given.
-    """
-    seen: set[int] = set()
-    batches_of_items = []
-    for batch in batches:
-        ids, first_samples = np.unique(batch.ids[item][:, 0], return_index=True)
-        fresh = [
-            p
-            for i, p in zip(ids, first_samples, strict=True)
-            if i not in seen and i >= 0
-        ]
-        seen.update(int(i) for i in ids)
-        if not fresh:
-            continue
-        chosen = {
-            name: ids_of_feature[fresh]
-            if name in features
-            else np.full_like(ids_of_feature[fresh], PADDING_ID)
-            for name, ids_of_feature in batch.ids.items()
-        }
-        batches_of_items.append(
-            dataclasses.replace(
-                batch,
-                dense=np.zeros_like(batch.dense[fresh]),
-                ids=chosen,
-                labels=batch.labels[fresh],
-                weights={},
-                sample_weights=None
-                if batch.sample_weights is None
-                else batch.sample_weights[fresh],
-            )
-        )
-    return batches_of_items

@@ -24,7 +24,7 @@ def build(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     rngs: nnx.Rngs,
-    feature_rows: Mapping[str, int] = MappingProxyType({}),
+    values: Mapping[str, int] = MappingProxyType({}),
 ) -> Model:
     """Builds the model that ``config`` describes.
 
@@ -33,7 +33,8 @@ def build(
       embedding_shapes: each feature's embedding shape per sample.
       dense_features: number of dense features.
       rngs: its ``params`` stream draws the weights.
-      feature_rows: number of rows of each feature's table, which training may need.
+      values: number of values of each feature: from those of the item a model with
+        uniform negatives draws.
 
     Raises:
       ValueError: if the embeddings do not suit the model.
@@ -44,7 +45,7 @@ def build(
     model = pkgutil.resolve_name(MODELS[type(config)])
     arguments = config.model_dump(exclude={"kind"})
     if negatives := negatives_of(config):
-        arguments["catalog"] = feature_rows.get(negatives[0], 1)
+        arguments["catalog"] = values.get(negatives[0], 1)
     return model(embedding_shapes, dense_features, **arguments, rngs=rngs)
 
 

@@ -35,8 +35,6 @@ OnBadLine = Literal["error", "skip"]
 left out and counted."""
 SplitBy = Literal["time", "random", "none"]
 """Samples that are held out: the latest, a random fifth, or none."""
-Metric = Literal["auc", "log_loss", "hr@10", "ndcg@10"]
-"""Metric of the validation set that decides: between steps, and between trials."""
 Sampler = Literal["tpe", "random"]
 """How a search chooses values: by what did well before, or at random."""
 Service = Literal["wandb", "mlflow"]

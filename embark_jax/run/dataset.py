@@ -63,9 +63,11 @@ def read_dataset(config: ExperimentConfig) -> ModelData:
                 "remain"
             )
         feature = description.features[-1]
-        dataset = WithUniformNegatives(
-            dataset, feature.table, feature.hotness, config.seed
-        )
+        items = description.rows_of_values(feature.table)
+        with config_error_at("model.uniform_negatives"):
+            dataset = WithUniformNegatives(
+                dataset, feature.table, feature.hotness, config.seed, items
+            )
     tables, features = merged_model(config, description)
     return ModelData(dataset, description, tables, features)
 
@@ -122,6 +124,27 @@ def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
             f"train.batch_size is {batch:,}, more than the {samples:,} training "
             f"samples, some of which every batch would hold twice; lower it{more}"
         )
+
+
+def check_weights(config: ExperimentConfig, dataset: Dataset) -> None:
+    """Raises ``ConfigError`` if all samples that are to be evaluated have weight 0,
+    which would end a run when it has trained for hours."""
+    size = config.train.batch_size
+    splits = {"test": dataset.test_batches(size)}
+    if config.train.eval_every:
+        splits["validation"] = dataset.validation_batches(size) or iter(())
+    for name, batches in splits.items():
+        samples = 0
+        for batch in batches:  # as a rule, the first one has a weight
+            if batch.sample_weights is None or batch.sample_weights.any():
+                break
+            samples += len(batch)
+        else:
+            if samples:
+                raise ConfigError(
+                    f"data: all {samples:,} samples of the {name} set have weight 0, "
+                    "so that nothing can be measured; give some of them a weight"
+                )
 
 
 def check_windows(

@@ -9,6 +9,7 @@ from typing import Any
 
 from embark_jax._base.config import ConfigError
 from embark_jax.config import EarlyStoppingConfig, PlateauConfig
+from embark_jax.plans.metrics import DECIDING
 
 
 class _Reaction(abc.ABC):
@@ -62,8 +63,7 @@ class _Reaction(abc.ABC):
                 f"train.{self._key}.metric: {self._config.metric} has no value for "
                 "these labels, which are soft or all alike; take log_loss"
             )
-        sign = -1 if self._config.metric == "log_loss" else 1
-        gain = sign * (value - self._value)
+        gain = DECIDING[self._config.metric].gain(value, self._value)
         if self.best_step is None or gain > self._config.min_change:
             self.best_step = step
             self._value = value

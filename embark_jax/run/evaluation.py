@@ -17,12 +17,14 @@ from rich.console import Console
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.storage import in_bucket
 from embark_jax.checkpoint import Checkpointer, CheckpointError
-from embark_jax.config import ExperimentConfig, RetrievalConfig, tasks_of
+from embark_jax.config import ExperimentConfig, tasks_of
 from embark_jax.data import Batch
+from embark_jax.data.prepare.vocabulary import MISSING_ID
 from embark_jax.metrics.pointwise import to_host
 from embark_jax.metrics.ranking import Ranking, rank
-from embark_jax.metrics.retrieval import ItemIndex, at_k, shard_rows
+from embark_jax.metrics.retrieval import ItemIndex, Ranks, at_k, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
+from embark_jax.plans.tables import PADDING_ID
 from embark_jax.report.display import TEST_STEP, show_result
 from embark_jax.run import experiment
 from embark_jax.run.experiment import Experiment
@@ -68,24 +70,36 @@ def evaluate_checkpoint(
 def _ranked(
     setup: Experiment, trainer: Trainer, group_by: str, k: int
 ) -> dict[str, float | None]:
-    """Returns how well the test samples of each group are ranked.
+    """Returns how well the test samples of each group are ranked. Samples of a group
+    have the same value, whether others share its row or not; those without a value are
+    left out.
 
     Raises:
       ConfigError: if there is no such feature, or it is a bag.
+      DataError: if the data have no values of samples whose row others share.
     """
-    hotness = {feature.name: feature.hotness for feature in setup.features}
-    if hotness.get(group_by) != 1:
-        singles = [name for name, ids in hotness.items() if ids == 1]
+    features = {feature.name: feature for feature in setup.features}
+    if group_by not in features or features[group_by].hotness != 1:
+        singles = [name for name, feature in features.items() if feature.hotness == 1]
         raise ConfigError(
             f"--group-by {group_by}: must be a feature of one id a sample; "
             + nearest(group_by, singles)
         )
-    batches = setup.dataset.test_batches(setup.plan.batch_size)
-    scored = [
+    values = setup.description.shared_values(group_by)
+    given, scored = itertools.tee(setup.dataset.test_batches(setup.plan.batch_size))
+    scores = trainer.predict(scored, setup.checker())
+    parts = [
         (batch.ids[group_by][:, 0], batch.labels, np.asarray(logits))
-        for batch, logits in trainer.predict(batches, setup.checker())
+        for batch, (_, logits) in zip(given, scores, strict=True)
     ]
-    groups, labels, logits = map(np.concatenate, zip(*scored, strict=True))
+    ids, labels, logits = map(np.concatenate, zip(*parts, strict=True))
+    first = setup.description.rows_of_values(features[group_by].table).start
+    has_value = (ids != PADDING_ID) & ~((ids == MISSING_ID) & (first > 0))
+    groups = ids.astype(np.int64)
+    if values is not None:
+        numbers = values.dictionary_encode().indices.fill_null(-1).to_numpy()
+        groups = np.where(numbers < 0, groups, -1 - numbers.astype(np.int64))
+    groups, labels, logits = (x[has_value] for x in (groups, labels, logits))
     tasks = tasks_of(setup.config.model)
     if not tasks:
         return _ranking(rank(groups, labels, logits, k), k)
@@ -158,37 +172,64 @@ def on_split(
         names = [name for name in metrics if name != "samples"]
         record |= {f"{split}_{name}/{task}": values[name] for name in names}
     if retrieval is not None:
-        for name, value in _retrieved(trainer, kept, retrieval).items():
+        for name, value in _retrieved(setup, trainer, split, kept).items():
             record[f"{split}_{name}"] = value
     return record | counts(f"{split}_bad_ids", check.bad_ids)
 
 
 def _retrieved(
-    trainer: Trainer, batches: Sequence[Batch], config: RetrievalConfig
+    setup: Experiment, trainer: Trainer, split: str, batches: Sequence[Batch]
 ) -> dict[str, float]:
-    """Returns HR@K and NDCG@K of the items of positive samples among all that have a
-    row, in all processes alike; an item that has none is never found."""
-    model: RetrievalModel = trainer.model
-    features = trainer.embeddings.plan.features
-    tables = {feature.name: feature.table for feature in features}
-    table, mesh = trainer.table(tables[model.item]), trainer.embeddings.mesh
+    """Returns HR@K and NDCG@K of the items of positive samples among all items that
+    have a row, in all processes alike.
+
+    Rows of missing and of rare values are no items. An item that has no row of its own,
+    as it is new, rare, missing or outside the table, is never found.
+    """
+    config, model = setup.config.train.retrieval, trainer.model
+    assert config is not None
+    assert isinstance(model, RetrievalModel)
+    plan, mesh = trainer.embeddings.plan, trainer.embeddings.mesh
+    item_table = next(f.table for f in plan.features if f.name == model.item)
+    keys, rows = trainer.table(item_table)
+    is_item = _are_items(setup, split, trainer.step, item_table, keys)
     queries = []
-    for batch, vectors in trainer.predict(batches, method="users"):
+    for batch, (_, vectors) in zip(
+        batches, trainer.predict(batches, method="users"), strict=True
+    ):
         positive = batch.labels > 0
-        item, seen = (
+        item, seen = (  # not as checked: bad ids may have become others by a hash
             np.asarray(batch.ids[name])
             for name in (model.item, config.exclude or model.item)
         )
         of_batch = to_host(vectors), item[:, 0], seen
         queries.append(tuple(array[positive] for array in of_batch))
     users, items, seen = map(np.concatenate, zip(*queries, strict=True))
-    has_row = np.isin(items, table.keys)
-    ranks = np.full(len(items), np.iinfo(np.int32).max)
+    ranks = Ranks(np.full(len(items), np.iinfo(np.int32).max), np.zeros(len(items)))
+    has_row = np.isin(items, keys[is_item])
     if has_row.any():
-        vectors = to_host(_vectors_of(model, shard_rows(table.rows, mesh)))
-        index = ItemIndex(table.keys, vectors[: len(table.keys)], mesh)
-        ranks[has_row] = index.ranks(users[has_row], items[has_row], seen[has_row])
+        vectors = to_host(_vectors_of(model, shard_rows(rows, mesh)))
+        index = ItemIndex(keys[is_item], vectors[: len(keys)][is_item], mesh)
+        found = index.ranks(users[has_row], items[has_row], seen[has_row])
+        ranks.before[has_row], ranks.equal[has_row] = found
     return at_k(ranks, config.at)
+
+
+def _are_items(
+    setup: Experiment, split: str, step: int, name: str, keys: np.ndarray
+) -> np.ndarray:
+    """Returns which rows of the item's table, by key, stand for an item of the data
+    that are evaluated: a table may have room for more."""
+    items = setup.description.rows_of_values(name)
+    (table,) = (table for table in setup.tables if table.name == name)
+    if table.is_dynamic:
+        return ~np.isin(keys, range(items.start))
+    end = items.stop
+    if setup.windows is not None:  # each may have more items than the one before
+        windows = setup.windows
+        data = windows.last if split == "test" else windows.data_of(windows.at(step))
+        end = data.table_rows[name]
+    return (keys >= items.start) & (keys < end)
 
 
 @nnx.jit

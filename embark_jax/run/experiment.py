@@ -41,6 +41,7 @@ from embark_jax.run.dataset import (
     batch_checker,
     check_batch_memory,
     check_batch_size,
+    check_weights,
     check_windows,
     hot_rows,
     in_training_order,
@@ -208,17 +209,20 @@ class Experiment(PlannedModel):
                 wire=wire(config),
                 implementation=_implementation(config),
             )
-        rows = {table.name: table.keys for table in self.tables}
+        values = {
+            feature.name: len(self.description.rows_of_values(feature.table))
+            for feature in self.features
+        }
         with config_error_at("model"):
             model = models.build(
                 config.model,
                 embeddings.output_shapes,
                 self.dataset.dense_features,
                 nnx.Rngs(config.seed),
-                {feature.name: rows[feature.table] for feature in self.features},
+                values,
             )
         if config.train.retrieval is not None:
-            _check_retrieval(config.train.retrieval, model, self.features)
+            _check_retrieval(config.train.retrieval, model, self)
         optimizers = build_optimizers(config, self.steps)
         with config_error_at("train"):
             return Trainer(
@@ -237,18 +241,23 @@ class Experiment(PlannedModel):
             )
 
 
-def _check_retrieval(
-    config: RetrievalConfig, model: Model, features: tuple[FeatureSpec, ...]
-) -> None:
+def _check_retrieval(config: RetrievalConfig, model: Model, setup: Experiment) -> None:
     """Raises ``ConfigError`` if evaluations cannot search all items."""
     if not isinstance(model, RetrievalModel) or model.item_features != (model.item,):
         raise ConfigError(
             "train.retrieval: must be left out, as the model makes no vector of an "
             "item's id alone; ej.ItemIndex takes any vectors"
         )
-    names = [feature.name for feature in features]
-    if config.exclude is not None and config.exclude not in names:
-        raise ConfigError(f"train.retrieval.exclude: {nearest(config.exclude, names)}")
+    tables = {feature.name: feature.table for feature in setup.features}
+    if config.exclude is not None and config.exclude not in tables:
+        raise ConfigError(f"train.retrieval.exclude: {nearest(config.exclude, tables)}")
+    table, values = tables[model.item], setup.description.values
+    if values is not None and values.meaning(table).is_shared:
+        raise ConfigError(
+            f"train.retrieval: must be left out, as table {table!r} is hashed: several "
+            "items share a row, so that nobody knows which one was found; prepare the "
+            "data without hashing it"
+        )
 
 
 def named_code(config: ExperimentConfig) -> list[str]:
@@ -306,6 +315,7 @@ def build(
     dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
     check_windows(config, dataset, tables)
+    check_weights(config, dataset)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
             raise ConfigError(

@@ -19,7 +19,8 @@ from rich.table import Table
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
 from embark_jax.config import SearchedConfig, reading
-from embark_jax.plans.options import Metric, Sampler
+from embark_jax.plans.metrics import DECIDING, MetricName
+from embark_jax.plans.options import Sampler
 from embark_jax.run.logs import read_metrics
 from embark_jax.run.trials import Kind, Trial
 
@@ -56,7 +57,7 @@ class Search:
         path: Path,
         overrides: Sequence[str],
         count: int,
-        metric: Metric,
+        metric: MetricName,
         sampler: Sampler,
         console: Console,
     ):
@@ -73,7 +74,7 @@ class Search:
             )
         self._path, self._overrides = path, overrides
         self._count = count
-        self._metric: Metric = metric
+        self._metric = metric
         self._study = _new_study(metric, sampler, self.config.seed)
         self._console = console
 
@@ -106,10 +107,10 @@ class Search:
     def summary(self, results: Sequence[Mapping[str, Any]]) -> Table:
         """Returns a table of the best trials, one a line, the best one first."""
         column = f"validation_{self._metric}"
-        sign = 1 if self._metric == "log_loss" else -1
         ranked = sorted(
             (result for result in results if column in result),
-            key=lambda result: sign * result[column],
+            key=lambda result: result[column],
+            reverse=bool(DECIDING[self._metric].higher_is_better),  # stable, too
         )
         failed = len(results) - len(ranked)
         caption = f"{failed} of {len(results)} diverged" if failed else None
@@ -146,13 +147,13 @@ class Search:
         return Trial(trial.number, name, values, config)
 
 
-def _new_study(metric: Metric, sampler: Sampler, seed: int) -> optuna.Study:
+def _new_study(metric: MetricName, sampler: Sampler, seed: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     kinds = {
         "tpe": optuna.samplers.TPESampler,
         "random": optuna.samplers.RandomSampler,
     }
-    direction = "minimize" if metric == "log_loss" else "maximize"
+    direction = "maximize" if DECIDING[metric].higher_is_better else "minimize"
     return optuna.create_study(sampler=kinds[sampler](seed=seed), direction=direction)
 
 
@@ -167,7 +168,7 @@ def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
     return trial.suggest_float(key, low, high, log=searched.log)
 
 
-def _best_evaluation(folder: Path, metric: Metric) -> float:
+def _best_evaluation(folder: Path, metric: MetricName) -> float:
     key = f"validation_{metric}"
     records = read_metrics(folder)
     values = [record[key] for record in records if record.get(key) is not None]
@@ -176,7 +177,7 @@ def _best_evaluation(folder: Path, metric: Metric) -> float:
             f"{folder}: its evaluations have no {key}; a search needs data with a "
             "validation set, whose labels are 0 and 1"
         )
-    return min(values) if metric == "log_loss" else max(values)
+    return max(values) if DECIDING[metric].higher_is_better else min(values)
 
 
 def _text(value: Any) -> str:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from embark_jax.metrics.streaming_auc import TrainingAuc
+from embark_jax.metrics.pointwise import auc
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.outcome import StepResult
 
 MIN_TIMED_STEPS = 10
 """Fewer steps give no throughput: the time of one of them varies."""
+MOST_SAMPLES = 2**16
+"""Samples of the last steps whose AUC is taken, on the host: more would hold up a fast
+device, which is two steps ahead."""
 _UNDER_WAY = STEPS_IN_FLIGHT + 1
 """Steps that may land together when no further batch comes: those in flight, and one
 whose route was made ahead (``train.overlap``)."""
+
+
+class _Step(NamedTuple):
+    """What a record needs of each of its steps; see ``StepResult``."""
+
+    loss: float
+    hot: bool
+    used: Mapping[str, float]
 
 
 class Window:
@@ -43,19 +57,23 @@ class Window:
         self._tasks = tasks
         self._hot_batches = hot_batches
         self._clock = clock
-        self._results: list[StepResult] = []
-        self._auc = TrainingAuc()
+        self._steps: list[_Step] = []
+        self._batch_size = 0
+        self._scored: deque[StepResult] = deque()  # the last MOST_SAMPLES samples
         self._landings: list[float] = []  # since the last stop, as far as needed
         self._kinds: list[bool] = []  # of the steps that landed then: whether all-hot
 
     @property
     def empty(self) -> bool:
-        return not self._results
+        return not self._steps
 
     def add(self, result: StepResult) -> None:
         """Takes a step that has just landed."""
-        self._auc.add(result.logits, result.labels)
-        self._results.append(result)
+        self._steps.append(_Step(result.loss, result.hot, result.used))
+        self._batch_size = len(result.labels)
+        self._scored.append(result)
+        while self._batch_size * (len(self._scored) - 1) >= MOST_SAMPLES:
+            self._scored.popleft()
         self._landings.append(self._clock())
         self._kinds.append(result.hot)
 
@@ -66,23 +84,45 @@ class Window:
 
     def close(self) -> dict[str, float | None]:
         """Returns the record of the window; the next one begins here."""
-        results, self._results = self._results, []
-        aucs = self._auc.take()
+        steps, self._steps = self._steps, []
+        aucs = self._aucs()
         measured = [auc for auc in aucs if auc is not None]
         return {
-            "window_steps": len(results),
-            "loss": float(np.mean([result.loss for result in results])),
+            "window_steps": len(steps),
+            "loss": float(np.mean([step.loss for step in steps])),
             "train_auc": float(np.mean(measured)) if measured == aucs != [] else None,
             **{f"train_auc/{task}": aucs[i] for i, task in enumerate(self._tasks)},
-            "samples_per_s": self._samples_per_s(len(results), len(results[0].labels)),
-            **(self._hot_figures(results) if self._hot_batches else {}),
+            "samples_per_s": self._samples_per_s(len(steps)),
+            **(self._hot_figures(steps) if self._hot_batches else {}),
             **{
-                f"capacity_used/{name}": max(result.used[name] for result in results)
-                for name in results[0].used
+                f"capacity_used/{name}": max(step.used[name] for step in steps)
+                for name in steps[0].used
             },
         }
 
-    def _samples_per_s(self, steps: int, batch_size: int) -> float | None:
+    def _aucs(self) -> list[float | None]:
+        """Returns the AUC of each label over the last MOST_SAMPLES samples since the
+        last record, weighted like their losses; in a run of several processes over
+        those of this process alone."""
+        results = list(self._scored)
+        self._scored.clear()
+
+        def joined(arrays: Iterable[jax.Array]) -> np.ndarray:
+            whole = np.concatenate([_of_this_process(array) for array in arrays])
+            return whole[-MOST_SAMPLES:]
+
+        labels, logits = (
+            joined(arrays).reshape(-1, max(1, len(self._tasks)))
+            for arrays in ([r.labels for r in results], [r.logits for r in results])
+        )
+        given = [r.weights for r in results if r.weights is not None]
+        weights = joined(given) if given else None
+        if not np.isfinite(logits).all():  # which a loss of one's own may allow
+            return [None] * labels.shape[1]
+        pairs = zip(labels.T, logits.T, strict=True)
+        return [auc(*pair, weights) for pair in pairs]
+
+    def _samples_per_s(self, steps: int) -> float | None:
         """Returns samples/s over these steps, or MIN_TIMED_STEPS; None if too few."""
         steps = max(steps, MIN_TIMED_STEPS)
         self._landings = self._landings[-(steps + _UNDER_WAY + 1) :]
@@ -90,9 +130,9 @@ class Window:
         timed = self._landings[:-_UNDER_WAY]
         if len(timed) <= MIN_TIMED_STEPS:
             return None
-        return (len(timed) - 1) * batch_size / (timed[-1] - timed[0])
+        return (len(timed) - 1) * self._batch_size / (timed[-1] - timed[0])
 
-    def _hot_figures(self, results: Sequence[StepResult]) -> dict[str, float | None]:
+    def _hot_figures(self, steps: Sequence[_Step]) -> dict[str, float | None]:
         """Returns the share of all-hot batches, and the median ms of steps of either
         kind, None if too few were timed; after ``_samples_per_s``, which says which."""
         seconds = np.diff(self._landings[:-_UNDER_WAY])
@@ -103,7 +143,13 @@ class Window:
             return 1e3 * float(np.median(timed)) if enough else None
 
         return {
-            "hot_batches": float(np.mean([result.hot for result in results])),
+            "hot_batches": float(np.mean([step.hot for step in steps])),
             "hot_step_ms": median_ms(seconds[kinds]),
             "mixed_step_ms": median_ms(seconds[~kinds]),
         }
+
+
+def _of_this_process(array: jax.Array) -> np.ndarray:
+    """Returns the samples of an array that lie on devices of this process."""
+    shards = [np.asarray(shard.data) for shard in array.addressable_shards]
+    return np.concatenate(shards)

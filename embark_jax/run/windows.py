@@ -179,6 +179,11 @@ class RunWindows(DatasetView):
         """Returns the windows of the steps so far, and the one after them."""
         return [window for window in self._windows if window.first <= step]
 
+    @property
+    def last(self) -> PreparedData:
+        """The samples of the last window that is there."""
+        return self._data.last
+
     def data_of(self, window: WindowSteps) -> PreparedData:
         """Opens the samples of a window."""
         if self._opened is None or self._opened[0] != window.name:

@@ -156,7 +156,13 @@ class Engine:
             for name, needed in outcome.needed.items()
         }
         return StepResult(
-            self.step, outcome.loss, report.logits, report.labels, used, batch.hot
+            self.step,
+            outcome.loss,
+            report.logits,
+            report.labels,
+            used,
+            batch.hot,
+            report.weights,
         )
 
     def resume(self) -> None:

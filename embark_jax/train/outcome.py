@@ -30,12 +30,14 @@ class StepReport(NamedTuple):
         in ``Routes``; several micro-batches lie along a first axis.
       logits: ``[batch]`` logits before the update, sharded.
       labels: labels, shaped like the logits, sharded.
+      weights: ``[batch]`` weights of the samples, sharded, if they have some.
     """
 
     numbers: jax.Array
     bad_ids: jax.Array
     logits: jax.Array
     labels: jax.Array
+    weights: jax.Array | None = None
 
 
 class Outcome(NamedTuple):
@@ -97,6 +99,7 @@ class StepResult:
       used: for each sharded storage the share of its capacity that the batch needed.
       hot: whether all ids of the batch were of hot rows, so that it took the step that
         exchanges no embeddings.
+      weights: ``[batch]`` weights of the samples, sharded, if they have some.
     """
 
     step: int
@@ -105,6 +108,7 @@ class StepResult:
     labels: jax.Array
     used: Mapping[str, float]
     hot: bool = False
+    weights: jax.Array | None = None
 
 
 class NonFiniteLossError(UserError, ArithmeticError):

@@ -137,7 +137,13 @@ def make_train_step(
         numbers = join_numbers(
             applied, any_bad, ~fits, gradients.loss, collection.needed(routes)
         )
-        report = StepReport(numbers, routes.bad_ids, gradients.logits, batch.labels)
+        report = StepReport(
+            numbers,
+            routes.bad_ids,
+            gradients.logits,
+            batch.labels,
+            batch.sample_weights,
+        )
         return new_state, report, next_routes
 
     def train_step(state, batch, routes=None, following=None):
@@ -162,6 +168,7 @@ def make_train_step(
         bad_ids=by_batch if micro_batches == 1 else by_micro_batch,  # pyright: ignore
         logits=by_batch,  # pyright: ignore
         labels=by_batch,  # pyright: ignore
+        weights=by_batch,  # pyright: ignore
     )
     state_shardings = jax.tree.map(lambda array: array.sharding, state)
     return jax.jit(

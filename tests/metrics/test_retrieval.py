@@ -1,6 +1,7 @@
 """Two towers: their loss against NumPy, and search on a mesh against sorting."""
 
 import functools
+import itertools
 from types import MappingProxyType
 
 import jax
@@ -16,7 +17,6 @@ from embark_jax.config.models import TwoTowerConfig
 from embark_jax.data import WithUniformNegatives
 from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics import retrieval
-from embark_jax.metrics.retrieval import items_of
 from tests import runs
 from tests.models.sequence_oracle import last_event
 from tests.models.slopes import assert_slopes
@@ -52,7 +52,7 @@ def test_search_equals_sorting(items):
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 4)])
 @pytest.mark.parametrize("items", [3, 43])
-def test_ranks_equal_sorting(shape, items, monkeypatch):
+def test_ranks_equal_counting(shape, items, monkeypatch):
     monkeypatch.setattr(retrieval, "ITEMS_AT_ONCE", 4)
     monkeypatch.setattr(retrieval, "USERS_AT_ONCE", 16)
     rng = np.random.default_rng(1)
@@ -63,14 +63,17 @@ def test_ranks_equal_sorting(shape, items, monkeypatch):
     seen[0, 0], seen[1, 0] = targets[0], 5000  # the item itself; one of no vector
     index = ej.ItemIndex(ids, vectors, mesh(shape))
     for known in (seen, None):
-        expected = []
+        before, equal = [], []
         for user, target, left_out in zip(users, targets, seen, strict=True):
-            scores = vectors @ user
-            order = ids[np.argsort(-scores, kind="stable")].tolist()
+            scores = dict(zip(ids.tolist(), (vectors @ user).tolist(), strict=True))
+            own = scores.pop(target)
             if known is not None:
-                order = [i for i in order if i == target or i not in left_out]
-            expected.append(order.index(target))
-        np.testing.assert_array_equal(index.ranks(users, targets, known), expected)
+                scores = {i: x for i, x in scores.items() if i not in left_out}
+            before.append(sum(x > own for x in scores.values()))
+            equal.append(sum(x == own for x in scores.values()))
+        found = index.ranks(users, targets, known)
+        np.testing.assert_array_equal(found.before, before)
+        np.testing.assert_array_equal(found.equal, equal)
     with pytest.raises(ValueError, match="item 5000 is not in the index"):
         index.ranks(users[:1], [5000])
     with pytest.raises(ValueError, match="is not finite"):
@@ -78,13 +81,39 @@ def test_ranks_equal_sorting(shape, items, monkeypatch):
 
 
 def test_hit_rates_and_gains_of_ranks():
-    metrics = retrieval.at_k(np.array([0, 2, 9, 10]), (1, 10))
-    assert metrics == {
+    ranks = retrieval.Ranks(np.array([0, 2, 9, 10]), np.zeros(4, int))
+    assert retrieval.at_k(ranks, (1, 10)) == {
         "hr@1": 0.25,
         "ndcg@1": 0.25,
         "hr@10": 0.75,
         "ndcg@10": pytest.approx((1 + 0.5 + 1 / np.log2(11)) / 4),
     }
+
+
+def test_ties_count_by_the_mean_over_all_orders():
+    """Oracle: each order of items with equal products, one by one."""
+    scores = np.array([3, 1, 1, 1, 1, 0, 0])
+    for target, k in itertools.product(range(len(scores)), (1, 2, 3, 6, 7)):
+        hits, gains = [], []
+        for order in itertools.permutations(range(len(scores))):
+            shown = sorted(order, key=lambda item: -scores[item])  # stable
+            place = shown.index(target)
+            hits.append(place < k)
+            gains.append(1 / np.log2(place + 2) if place < k else 0)
+        items = np.arange(len(scores))
+        index = ej.ItemIndex(items, scores[:, None], mesh((1, 1)))
+        found = retrieval.at_k(index.ranks([[1.0]], [target]), (k,))
+        assert found[f"hr@{k}"] == pytest.approx(np.mean(hits))
+        assert found[f"ndcg@{k}"] == pytest.approx(np.mean(gains))
+
+
+def test_equal_vectors_are_found_by_chance():
+    """All items have one vector: each of 1,000 is as likely among the first ten."""
+    vectors = np.tile(np.random.default_rng(0).normal(size=32), (1000, 1))
+    index = ej.ItemIndex(np.arange(1000), vectors, mesh())
+    users = np.random.default_rng(1).normal(size=(5, 32))
+    found = retrieval.at_k(index.ranks(users, np.arange(5)), (10,))
+    assert found["hr@10"] == pytest.approx(10 / 1000)
 
 
 def tower(**options) -> ej.models.TwoTower:
@@ -290,16 +319,19 @@ class Histories:
 
 
 def test_negatives_are_a_function_of_the_sample():
-    data = WithUniformNegatives(Histories(), "item", 2, seed=1)
+    data = WithUniformNegatives(Histories(), "item", 2, 1, range(ITEMS))
     whole = data.train_batch(3, 8).ids["uniform_negatives"]
     shares = [data.train_batch(6 + p, 4).ids["uniform_negatives"] for p in (0, 1)]
     np.testing.assert_array_equal(whole, np.concatenate(shares))
-    other = WithUniformNegatives(Histories(), "item", 2, seed=2)
+    other = WithUniformNegatives(Histories(), "item", 2, 2, range(ITEMS))
     assert (other.train_batch(3, 8).ids["uniform_negatives"] != whole).any()
     drawn = data.train_batch(0, 30_000).ids["uniform_negatives"]
     numbers = np.bincount(drawn.reshape(-1), minlength=ITEMS)
     assert len(numbers) == ITEMS
     assert abs(numbers - 2000).max() < 5 * 2000**0.5  # five standard deviations
+    some = WithUniformNegatives(Histories(), "item", 2, 1, range(2, ITEMS))
+    drawn = some.train_batch(0, 1000).ids["uniform_negatives"]
+    assert sorted(set(drawn.reshape(-1))) == list(range(2, ITEMS))
     assert (
         data.without(Histories().train_batch(0, 4)).ids[data.features[-1].name] < 0
     ).all()
@@ -309,7 +341,7 @@ def test_negatives_are_a_function_of_the_sample():
 @pytest.mark.parametrize(("cluster", "encoder"), [("ub", "hstu"), ("dp", "sasrec")])
 def test_sampled_softmax_of_a_sharded_table_equals_that_of_one_device(cluster, encoder):
     """Both are those of the formula, by which a step of SGD goes down."""
-    data = WithUniformNegatives(Histories(), "item", 2, seed=1)
+    data = WithUniformNegatives(Histories(), "item", 2, 1, range(ITEMS))
     batch = data.train_batch(0, BATCH)
 
     def formula(arrays):
@@ -374,15 +406,17 @@ def test_logits_vectors_and_search_of_a_trainer_agree():
     )
     data = Likes()
     trainer.fit(data, 5, progress=False)
-    catalog = items_of(
-        (data.train_batch(i, BATCH) for i in range(30)), "item", ["item"]
-    )
-    vectors, ids = [], []
-    for batch, found in trainer.predict(catalog, method="items"):
-        vectors.append(np.asarray(found))
-        ids.append(batch.ids["item"][:, 0])
-    ids, vectors = np.concatenate(ids), np.concatenate(vectors)
-    assert sorted(ids) == sorted(set(ids))
+    ids = np.arange(ITEMS)
+    catalog = [
+        ej.Batch(
+            np.zeros((len(some), 0), np.float32),
+            {"user": np.full((len(some), 1), -1), "item": some[:, None]},
+            np.ones(len(some), np.float32),
+        )
+        for some in (ids[:BATCH], ids[BATCH:])
+    ]
+    found = trainer.predict(catalog, method="items")
+    vectors = np.concatenate([np.asarray(vectors) for _, vectors in found])
     batch = data.train_batch(1000, BATCH)
     ((_, users),) = trainer.predict([batch], method="users")
     ((_, logits),) = trainer.predict([batch])
@@ -390,7 +424,7 @@ def test_logits_vectors_and_search_of_a_trainer_agree():
     _, products = ej.ItemIndex(ids, vectors, planned.make_mesh()).search(users, 3)
     best = -np.sort(-users @ vectors.T, axis=1)[:, :3]
     np.testing.assert_allclose(products, best, rtol=1e-5, atol=1e-6)
-    own = vectors[[list(ids).index(item) for item in batch.ids["item"][:, 0]]]
+    own = vectors[batch.ids["item"][:, 0]]
     cosines = np.sum(users * own, axis=1)
     np.testing.assert_allclose(logits, cosines / 0.2, rtol=1e-4, atol=1e-5)
 

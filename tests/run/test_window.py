@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from sklearn.metrics import roc_auc_score
 
+from embark_jax.run import window as window_module
 from embark_jax.run.window import MIN_TIMED_STEPS, Window
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.outcome import StepResult
@@ -96,6 +98,25 @@ def test_records_of_a_stopped_run_add_up_to_those_of_an_undisturbed_one():
     assert weights == [3, 7]
     mean = np.average([record["loss"] for record in records], weights=weights)
     assert mean == pytest.approx(np.mean(losses))
+
+
+def test_the_auc_of_training_is_weighted_and_of_the_last_samples(monkeypatch):
+    monkeypatch.setattr(window_module, "MOST_SAMPLES", 6)
+    rng, window = np.random.default_rng(0), Window(["a", "b"])
+    mesh = jax.make_mesh((2,), ("gpu",), axis_types=(AxisType.Auto,))
+    by_sample = NamedSharding(mesh, PartitionSpec("gpu"))
+    logits, weights = rng.normal(size=(5, 4, 2)), rng.integers(0, 3, (5, 4))
+    labels = np.tile([[0, 1], [1, 0]], (5, 2, 1))
+    for step, parts in enumerate(zip(logits, labels, weights, strict=True), 1):
+        arrays = (jax.device_put(x.astype(np.float32), by_sample) for x in parts)
+        scores, truth, each = arrays
+        window.add(StepResult(step, 0.5, scores, truth, {}, weights=each))
+    record = window.close()
+    of_samples = [x.reshape(20, -1)[-6:] for x in (labels, logits, weights)]
+    for task, name in enumerate("ab"):
+        truth, scores = (x[:, task] for x in of_samples[:2])
+        expected = roc_auc_score(truth, scores, sample_weight=of_samples[2][:, 0])
+        assert record[f"train_auc/{name}"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("log_every", [7, 60])

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from embark_jax._base.files import read_arrow
+from embark_jax._base.files import read_arrow, replacing
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
-from embark_jax.data.manifest import LABEL, SPLITS, Manifest, RecordFile
+from embark_jax.data.hashed_file import HashedFile
+from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, RecordFile
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare.counting import SplitChunk
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import WEIGHT, labels_of
 from embark_jax.data.prepare.vocabulary import (
     FIRST_ID,
+    RARE_ID,
     Vocabulary,
     as_row_numbers,
     flat,
     padded,
 )
+from embark_jax.plans.tables import HASHED_KEYS
 
 
 class SampleEncoder:
@@ -86,6 +91,35 @@ class SampleEncoder:
             records["ids"][name] = ids.reshape(len(records), feature.stored_hotness)
         return records
 
+    def shared_values(self, samples: pa.Table, records: np.ndarray) -> pa.Table:
+        """Returns for each feature of one id a sample, whose table may have rows of
+        several values, the values of the samples with such a row, and null of others.
+
+        Args:
+          samples, records: samples, and their records.
+        """
+        manifest, columns = self._manifest, {}
+        exact = {*manifest.numbers, *manifest.numbered_tables}
+        for name, feature in manifest.features.items():
+            rows = manifest.table_rows[feature.table]
+            if (
+                feature.hotness > 1
+                or {name, feature.table} & exact
+                or rows == HASHED_KEYS
+            ):
+                continue
+            ids = records["ids"][name][:, 0]
+            is_hashed = feature.table in manifest.hashed_tables
+            is_shared = ids >= RARE_ID if is_hashed else ids == RARE_ID
+            values = samples[name].combine_chunks()
+            if pa.types.is_list(values.type):  # of one value at most
+                is_there = pc.equal(values.value_lengths(), 1)
+                starts = pc.if_else(is_there, values.offsets[:-1], None)
+                values = values.values.take(starts)
+            nothing = pa.scalar(None, values.type)
+            columns[name] = pc.if_else(pa.array(is_shared), values, nothing)
+        return pa.table(columns)
+
 
 def read_keys(folder: Path, table: str) -> pa.Array:
     """Returns the values of a table, in the order of their ids.
@@ -103,6 +137,7 @@ def encode(
     chunks: Sequence[SplitChunk],
     out: Path,
     manifest: Manifest,
+    held_out: Collection[str],
     workers: Workers,
 ) -> Iterator[dict[str, list[RecordFile]]]:
     """Writes the files of each chunk, and returns them by split.
@@ -111,6 +146,7 @@ def encode(
       chunks: the samples of the data set.
       out: folder for the files, with the vocabularies that ``count`` wrote.
       manifest: the manifest, complete but for the files.
+      held_out: splits whose shared values are kept, for metrics by groups.
       workers: threads; progress is a number of chunks.
     """
     records_of = SampleEncoder(manifest, out)
@@ -128,6 +164,12 @@ def encode(
                 file = manifests.write_records(
                     out, f"{folder}/{name}.npy", records[rows], manifest, window
                 )
+                if split in held_out:
+                    values = records_of.shared_values(samples.take(rows), records[rows])
+                    kept = f"{VALUES}/{folder}/{name}.parquet"
+                    with replacing(out / kept) as scratch:
+                        pq.write_table(values, scratch)
+                    file = file.model_copy(update={"values": HashedFile.of(out, kept)})
                 written.setdefault(split, []).append(file)
         return written
 

@@ -177,7 +177,10 @@ def _prepare(
         workers=workers,
     )
     manifest = _manifest(recipe, counted, made_from, parsed)
-    encoded = list(encode(chunks, out, manifest, workers))
+    # Of time windows each is evaluated before it is trained on.
+    in_windows = options.window is not None or options.split == "none"
+    held_out = SPLITS if in_windows else SPLITS[1:]
+    encoded = list(encode(chunks, out, manifest, held_out, workers))
     files = {
         split: tuple(
             sorted(

@@ -1,0 +1,151 @@
+"""Metrics of a run on prepared data, against NumPy on the values of the raw rows.
+
+Rows of missing and of rare values are no items and no users, and a row that several
+values share is none of them.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+import embark_jax as ej
+from embark_jax._base.files import read_arrow
+from embark_jax.run import evaluation
+from tests import runs
+from tests.data.prepare.raw_files import write_rows
+
+HEADER = ("label", "user", "shop", "item", "part")
+CUTOFFS = (1, 3)
+CONFIG = """\
+data: {kind: prepared, path: %s}
+model: {kind: two_tower, items: [item], tower: [4], uniform_negatives: 2}
+embedding: {dim: 4, tables: {item: {rows: 40}}}
+train:
+  batch_size: 32
+  steps: 8
+  eval_every: 4
+  retrieval: {at: [1, 3]}
+"""
+
+
+def raw_rows() -> list[tuple]:
+    """Most training rows have items of their own, which are too rare for a row. Of test
+    rows, some have a known user or item, some a rare, a new or a missing one."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(96):
+        item = f"i{rng.integers(8)}" if i % 3 == 0 else f"tail{i}"
+        rows.append((1, f"u{rng.integers(6)}", f"s{i % 9}", item, "train"))
+    for part in ("validation", "test"):
+        for i in range(60):
+            user = ("", f"u{i % 6}", f"new{i % 4}", f"once{i % 5}")[i % 4]
+            item = ("", f"i{rng.integers(8)}", f"fresh{i}", f"tail{i + 1}")[i % 5 % 4]
+            label = int(rng.random() < 0.4)
+            rows.append((label, user, f"s{rng.integers(9)}", item, part))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("by_value")
+    write_rows(folder / "rows.csv", HEADER, raw_rows())
+    prepare = ("data", "prepare", "csv", "--raw", folder / "rows.csv")
+    options = ("split=part", "--min-count", 2, "--hash-column", "shop=4")
+    runs.done(*prepare, "--out", folder / "data", *options)
+    config = runs.write_config(folder, CONFIG % (folder / "data"))
+    runs.done("train", config, "--workdir", folder / "run")
+    return folder / "run"
+
+
+def of_part(part: str) -> dict[str, np.ndarray]:
+    columns = zip(*(row for row in raw_rows() if row[-1] == part), strict=True)
+    return dict(zip(HEADER, map(np.array, columns), strict=True))
+
+
+@pytest.mark.slow
+def test_hit_rates_are_over_the_values_of_items(trained):
+    run = ej.load_run(trained)
+    known = read_arrow(trained.parent / "data" / "vocabulary" / "item.arrow")
+    catalog = known["key"].to_pylist()
+    assert all(name.startswith("i") for name in catalog)  # tails have no rows
+    vectors = dict(zip(catalog, of_items(run, len(catalog)), strict=True))
+    users = [
+        np.asarray(found)
+        for _, found in run.trainer.predict(run.data.test_batches(32), method="users")
+    ]
+    raw, users = of_part("test"), np.concatenate(users)
+    hits, gains = [], []
+    for label, item, user in zip(raw["label"], raw["item"], users, strict=True):
+        if label:
+            scores = {name: float(vector @ user) for name, vector in vectors.items()}
+            own = scores.get(item, -math.inf)
+            place = sum(score > own for score in scores.values())
+            place = place if item in scores else math.inf
+            hits.append([place < k for k in CUTOFFS])
+            gains.append([1 / math.log2(place + 2) * (place < k) for k in CUTOFFS])
+    record = runs.final(trained)
+    for i, k in enumerate(CUTOFFS):
+        assert record[f"test_hr@{k}"] == pytest.approx(np.mean(hits, axis=0)[i])
+        assert record[f"test_ndcg@{k}"] == pytest.approx(np.mean(gains, axis=0)[i])
+
+
+def of_items(run: ej.LoadedRun, count: int) -> np.ndarray:
+    """The vectors of the first items that have a row, which are behind those of missing
+    and of rare values."""
+    ids = {f.name: np.full((count, 1), -1) for f in run.data.features}
+    ids["item"] = np.arange(2, 2 + count)[:, None]
+    batch = ej.Batch(np.zeros((count, 0), np.float32), ids, np.ones(count, np.float32))
+    ((_, vectors),) = run.trainer.predict([batch], method="items")
+    return np.asarray(vectors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["user", "shop"])
+def test_groups_are_values(trained, column, monkeypatch):
+    run = ej.load_run(trained)
+    logits = np.concatenate(
+        [np.asarray(x) for _, x in run.trainer.predict(run.data.test_batches(32))]
+    )
+    raw = of_part("test")
+    aucs, sizes, reciprocal = [], [], []
+    for value in set(raw[column]) - {""}:
+        mine = raw[column] == value
+        labels, scores = raw["label"][mine], logits[mine]
+        if 0 < labels.sum() < len(labels):
+            aucs.append(roc_auc_score(labels, scores))
+            sizes.append(len(labels))
+        if labels.any():
+            order = np.argsort(-scores)
+            reciprocal.append(1 / (1 + np.argmax(labels[order])))
+    evaluate, found = evaluation.evaluate_checkpoint, {}
+    monkeypatch.setattr(
+        evaluation, "evaluate_checkpoint", lambda *a: found.update(evaluate(*a))
+    )
+    runs.done("evaluate", trained, "--group-by", column, "--k", 100)
+    assert found["test_gauc"] == pytest.approx(np.average(aucs, weights=sizes))
+    if len(np.unique(logits)) == len(logits):
+        assert found["test_mrr@100"] == pytest.approx(np.mean(reciprocal))
+
+
+@pytest.mark.slow
+def test_items_that_share_rows_have_no_hit_rate(trained, tmp_path):
+    config = trained.parent / "tiny.yaml"
+    model = "model={kind: two_tower, items: [shop], tower: [4]}"
+    outcome = runs.embark("train", config, "--workdir", tmp_path / "run", model)
+    assert outcome.code
+    assert "table 'shop' is hashed: several items share a row" in outcome.err
+
+
+def test_weights_that_are_all_zero_are_found_before_training(tmp_path):
+    rows = [(i % 2, f"u{i % 9}", float(i < 64)) for i in range(80)]
+    write_rows(tmp_path / "rows.csv", ["label", "user", "weight"], rows)
+    prepare = ("data", "prepare", "csv", "--raw", tmp_path / "rows.csv")
+    runs.done(*prepare, "--out", tmp_path / "data", "weight=weight", "--split", "time")
+    text = "data: {kind: prepared, path: %s}\nmodel: {kind: deepfm}\n"
+    config = runs.write_config(tmp_path, text % (tmp_path / "data"))
+    run = tmp_path / "run"
+    refused = runs.embark("train", config, "--workdir", run, "train.batch_size=8")
+    assert refused.code
+    assert "samples of the test set have weight 0" in refused.err
