@@ -14,12 +14,11 @@ from jax.typing import ArrayLike
 from tensorboardX import SummaryWriter
 
 from embark_jax._base.errors import UserError
+from embark_jax._base.files import replacing
 from embark_jax._base.storage import local
 from embark_jax.run.trackers import Tracker
 
 FILE_NAME = "metrics.jsonl"
-DAMAGED = "metrics.damaged"
-"""File that gets the lines that make no sense."""
 
 
 class LogError(UserError, ValueError):
@@ -36,8 +35,7 @@ class MetricsLog:
 
     A run that resumes at step S repeats all later steps, and ends anew. So lines beyond
     S or with ``"final": true`` are dropped, atomically, with a last line that a killed
-    process left unfinished; in TensorBoard events beyond S are hidden. Other lines that
-    are no object with a step are moved to ``metrics.damaged``.
+    process left unfinished; in TensorBoard events beyond S are hidden.
 
     Args:
       workdir: folder of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
@@ -45,8 +43,8 @@ class MetricsLog:
       writes: False leaves no trace: in a run of several processes only one writes.
       trackers: services that get all numbers, too; they are closed with the log.
 
-    Attributes:
-      set_aside: message with the number of lines that were moved; None if none were.
+    Raises:
+      LogError: if a line of a log that is continued is no record.
     """
 
     def __init__(
@@ -59,11 +57,10 @@ class MetricsLog:
         workdir = local(workdir)
         self._trackers = trackers
         path = workdir / FILE_NAME if writes else Path(os.devnull)
-        self.set_aside: str | None = None
         if writes:
             workdir.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                self.set_aside = _keep_until(path, resume_at)
+                _keep_until(path, resume_at)
         self._file = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(
             str(workdir / "tensorboard"),
@@ -99,7 +96,7 @@ class MetricsLog:
         for key, value in numbers.items():
             self._events.add_scalar(key, value, step)
         for tracker in self._trackers:
-            tracker.log(step, numbers)
+            tracker.log(numbers, step)
 
     def close(self) -> None:
         """Closes both files, and the trackers."""
@@ -140,68 +137,40 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     path = Path(workdir) / FILE_NAME
     if not path.is_file():
         raise LogError(f"{workdir}: holds no {FILE_NAME}, so it is no run's workdir")
-    records = []
-    for number, line, record in _records(path):
-        if record is None:
-            raise LogError(
-                f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
-                "step; only the last line may be damaged. To resume the run moves it "
-                f"to {DAMAGED}"
-            )
-        finite = {key: _NOT_FINITE.get(value, value) for key, value in record.items()}
-        records.append(finite)
-    return records
+    return [
+        {key: _NOT_FINITE.get(value, value) for key, value in record.items()}
+        for _, record in _records(path)
+    ]
 
 
 _NOT_FINITE: dict[Any, Any] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def _records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Yields each line's number, the line with its newline, and its object or None.
-
-    A last line without a newline that has no object is left out: it was cut short.
-    """
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
+def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yields each line, with its newline, and its object; a last line without a newline
+    was cut short, and is left out."""
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            return
         try:
             record = json.loads(line)
-            if not isinstance(record["step"], int):
-                raise TypeError
+            int(record["step"])
         except (ValueError, KeyError, TypeError):
-            if number == len(lines) and not line.endswith(b"\n"):
-                return
-            record = None
-        yield number, line.rstrip(b"\n") + b"\n", record
+            raise LogError(
+                f"{path}, line {number}: {line[:80]!r} must be a JSON object with a "
+                "step; delete the line"
+            ) from None
+        yield line, record
 
 
-def _keep_until(path: Path, step: int) -> str | None:
+def _keep_until(path: Path, step: int) -> None:
     """Drops lines that a run resumed at ``step`` writes again, with the evaluation on a
-    time window that begins there, and a last line cut short; moves lines that make no
-    sense, and says so.
-
-    The old file stays whole until the new one takes its name.
-    """
-    kept, damaged = [], {}
-    for number, line, record in _records(path):
-        if record is None:
-            damaged[number] = line
-        elif record.get("final", False):
-            pass
-        elif record["step"] < step + ("window" not in record):
-            kept.append(line)
-    aside = path.with_name(DAMAGED)
-    if damaged:
-        with aside.open("ab") as file:
-            file.writelines(damaged.values())
-    new = b"".join(kept)
-    if new != path.read_bytes():
-        temporary = path.with_suffix(".jsonl.new")
-        with temporary.open("wb") as file:
-            file.write(new)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    if not damaged:
-        return None
-    numbers = ", ".join(map(str, damaged))
-    return f"{path}, line {numbers}: no JSON object with a step; moved to {aside}"
+    time window that begins there, and a last line cut short."""
+    kept = [
+        line
+        for line, record in _records(path)
+        if not record.get("final", False)
+        and record["step"] < step + ("window" not in record)
+    ]
+    with replacing(path) as scratch:  # the old file stays whole until then
+        scratch.write_bytes(b"".join(kept))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
@@ -20,16 +20,12 @@ PROJECT = "embark_jax"
 WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME name others."""
 
 
-class Tracker(Protocol):
-    """A run in a service."""
+class Tracker(NamedTuple):
+    """A run in a service: ``log`` sends numbers at a step, ``close`` ends the run, or
+    the part of it up to here."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Sends numbers at a step."""
-        ...
-
-    def close(self) -> None:
-        """Ends the run, or the part of it up to here."""
-        ...
+    log: Callable[[Mapping[str, float], int], object]
+    close: Callable[[], object]
 
 
 def open_tracker(service: Service, workdir: Path, config: Mapping[str, Any]) -> Tracker:
@@ -44,55 +40,31 @@ def open_tracker(service: Service, workdir: Path, config: Mapping[str, Any]) -> 
       ConfigError: if the package is not installed.
     """
     try:
-        module = importlib.import_module(service)
+        package = importlib.import_module(service)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"train.trackers: {service} is not installed: "
             f"pip install 'embark_jax[{service}]'"
         ) from error
-    number_file = workdir / f"{service}.id"
-    number = number_file.read_text("utf-8") if number_file.exists() else None
-    tracker = {"wandb": _WandB, "mlflow": _MLflow}[service](module, number, config)
-    with replacing(number_file) as scratch:
-        scratch.write_text(tracker.number, "utf-8")
-    return tracker
+    file, name = workdir / f"{service}.id", config["name"]
+    number = file.read_text("utf-8") if file.exists() else None
 
+    def log_in_mlflow(values: Mapping[str, float], step: int) -> None:
+        named = {name.replace("@", "_at_"): x for name, x in values.items()}  # no "@"
+        package.log_metrics(named, step=step)
 
-class _WandB:
-    """https://docs.wandb.ai/ref/python."""
-
-    def __init__(self, wandb: Any, number: str | None, config: Mapping[str, Any]):
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=config["name"],
-            id=number,
-            resume="allow",
-            config=dict(config),
+    if service == "wandb":  # https://docs.wandb.ai/ref/python
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        run = package.init(
+            project=project, name=name, id=number, resume="allow", config=dict(config)
         )
-        self.number: str = self._run.id
-
-    def log(self, step, values):
-        self._run.log(dict(values), step=step)
-
-    def close(self):
-        self._run.finish()
-
-
-class _MLflow:
-    """https://mlflow.org/docs/latest/python_api/mlflow.html."""
-
-    def __init__(self, mlflow: Any, number: str | None, config: Mapping[str, Any]):
-        self._mlflow = mlflow
-        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-        self._run = mlflow.start_run(run_id=number, run_name=config["name"])
-        self.number: str = self._run.info.run_id
+        number, tracker = run.id, Tracker(run.log, run.finish)
+    else:  # https://mlflow.org/docs/latest/python_api/mlflow.html
+        package.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+        run = package.start_run(run_id=number, run_name=name)
         if number is None:
-            mlflow.log_dict(dict(config), "config.json")
-
-    def log(self, step, values):
-        # A name in MLflow has no "@".
-        named = {name.replace("@", "_at_"): value for name, value in values.items()}
-        self._mlflow.log_metrics(named, step=step)
-
-    def close(self):
-        self._mlflow.end_run()
+            package.log_dict(dict(config), "config.json")
+        number, tracker = run.info.run_id, Tracker(log_in_mlflow, package.end_run)
+    with replacing(file) as scratch:
+        scratch.write_text(number, "utf-8")
+    return tracker

@@ -146,8 +146,6 @@ def _run(
             reported(files, setup.plan) if main else contextlib.nullcontext(),
             stopping(functools.partial(say_at_end, console)) as stop,
         ):
-            if log.set_aside:
-                say(console, f"warning: {log.set_aside}")
             past = checkpoints.evaluations  # verified, which the log is not
             early = EarlyStopping(config.train.early_stopping, past)
             plateau = Plateau(config.train.plateau, past)

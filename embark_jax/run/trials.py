@@ -190,7 +190,7 @@ def train_trial(
 ) -> dict[str, Any] | None:
     """Returns the metrics of a finished run, or of one that is run to its end now;
     "diverged" with the error, if its loss is not finite; None if it was ended early."""
-    with contextlib.suppress(LogError):  # resuming repairs a missing or damaged log
+    with contextlib.suppress(LogError):  # a run without a log begins anew
         records = read_metrics(folder)
         finished = records and records[-1].get("final")
         if finished and (folder / history.CURRENT).exists():

@@ -49,15 +49,15 @@ def test_wandb_gets_all_numbers_and_a_resumed_run_goes_on(told, tmp_path):
     begun, logged, ended, again = told
     assert begun[-1]["config"] == CONFIG
     assert begun[-1]["id"] is None
-    assert logged == ("log", {"loss": 0.5}, {"step": 5})
+    assert logged == ("log", {"loss": 0.5}, 5, {})
     assert ended[0] == "end"
     assert again[-1]["id"] == "w7"
 
 
 def test_mlflow_gets_all_numbers_and_a_resumed_run_goes_on(told, tmp_path):
     tracker = open_tracker("mlflow", tmp_path, CONFIG)
-    tracker.log(2, {"test_mrr@10": 0.25})
-    tracker.close()
+    with MetricsLog(tmp_path, trackers=[tracker]) as log:
+        log.write(2, {"test_mrr@10": 0.25})
     open_tracker("mlflow", tmp_path, CONFIG)
     assert [each[0] for each in told] == [
         "set",
