@@ -32,7 +32,6 @@ WAYS = {
     "host, no look-ahead": {"tier": "host", "overlap": False},
     "disk": {"tier": "disk", "overlap": True},
     "disk, no look-ahead": {"tier": "disk", "overlap": False},
-    "memory map, no cache": {"tier": None},
 }
 
 
@@ -53,14 +52,6 @@ def batches(rows: int, steps: range) -> Iterator[Any]:
         dense = rng.standard_normal((BATCH, DENSE), np.float32)
         labels = (rng.random(BATCH) < 0.3).astype(np.float32)
         yield Batch(dense=dense, ids=ids, labels=labels)
-
-
-def to_warm_and_timed(
-    rows: int, given: argparse.Namespace
-) -> tuple[Iterator[Any], list[Any]]:
-    """The batches to warm up with, drawn one by one, and those that are timed."""
-    end = given.warm + given.steps
-    return batches(rows, range(given.warm)), list(batches(rows, range(given.warm, end)))
 
 
 def make_trainer(rows: int, share: float, way: dict, scratch: Path) -> Any:
@@ -129,7 +120,8 @@ def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> di
     if given.written and trainer.cached is not None:
         write_all(trainer)
     made_s = time.perf_counter() - began
-    to_warm, timed = to_warm_and_timed(rows, given)
+    to_warm, end = batches(rows, range(given.warm)), given.warm + given.steps
+    timed = list(batches(rows, range(given.warm, end)))
     losses = [r.loss for r in trainer.iterate_batches(to_warm)]
     if trainer.cached is not None:
         trainer.cached.figures()
@@ -151,33 +143,6 @@ def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> di
     return found
 
 
-def measure_map(rows: int, given: argparse.Namespace) -> dict:
-    """Samples/s of a mapped file without a cache."""
-    import memory_map
-
-    shapes = {f"t{i}": (DIM,) for i in range(TABLES)}
-    began = time.perf_counter()
-    step = memory_map.make_step(shapes, rows, DENSE, (BOTTOM, TOP), given.scratch)
-    os.sync()
-    made_s = time.perf_counter() - began
-    to_warm, timed = to_warm_and_timed(rows, given)
-    for batch in to_warm:
-        step(batch)
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    began = time.perf_counter()
-    (*_, last) = [step(batch) for batch in timed]
-    took_s, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "samples_per_s": given.steps * BATCH / took_s,
-        "cpu_s_a_step": (used.ru_utime + used.ru_stime) / given.steps
-        - (before.ru_utime + before.ru_stime) / given.steps,
-        "made_s": made_s,
-        "pages_from_disk_a_step": (used.ru_majflt - before.ru_majflt) / given.steps,
-        "peak_gb": used.ru_maxrss * 1024 / 1e9,
-        "last_loss": last,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="of each table")
@@ -197,10 +162,7 @@ def main() -> None:
         way, rows = WAYS[given.one], given.rows
         if way["tier"] == "device":
             rows = given.rows_in_memory or rows
-        if way["tier"] is None:
-            print(json.dumps(measure_map(rows, given)))
-        else:
-            print(json.dumps(measure(rows, given.share, way, given)))
+        print(json.dumps(measure(rows, given.share, way, given)))
         return
     runs: dict[str, list[dict]] = {name: [] for name in given.ways}
     for _ in range(given.rounds):

@@ -7,6 +7,7 @@ writes results.json beside this file and prints the tables of the README.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -37,13 +38,6 @@ STEPS: dict[str, dict[str, Any]] = {
 """Changes of a step; each comes on top of those before it."""
 FLOAT32 = {"overlap": True}
 """The same without any 16 bits on the wire."""
-RANGE: dict[str, dict[str, float]] = {
-    "low": {"network_hop_us": 10.0, "message_us": 0.25},
-    "as planned": {},
-    "NCCL's post": {"message_us": 1.0},
-    "high": {"network_hop_us": 40.0, "message_us": 2.5},
-}
-"""Latencies of collectives, from low to high: README.md has the sources."""
 WEAK_MODELS = ("dlrm_dcnv2", "t180")
 WEAK_NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 WEAK_BATCH = 8192
@@ -97,19 +91,6 @@ def steps(model: str, nodes: int, batch: int) -> dict[str, Any]:
     return row
 
 
-def latencies(model: str) -> Iterator[dict[str, Any]]:
-    """Simulates the last step on 128 GPUs over the range of latencies."""
-    machines = fleet.dgx_h100(NODES[-1])
-    *_, (_, changes) = cumulative()
-    for name, figures in RANGE.items():
-        efficiency = dataclasses.replace(machines.efficiency, **figures)
-        slower = dataclasses.replace(machines, efficiency=efficiency)
-        listed = planner.load_table_list(model)
-        job = simulator.job_of_list(listed, slower, BATCHES[0], kernels="mosaic_gpu")
-        found = simulated(changed(job, changes))
-        yield {"model": model, "latency": name, **figures, **found}
-
-
 def weak_scaling(model: str) -> Iterator[dict[str, Any]]:
     """Simulates a model on more and more nodes with a fixed batch a GPU."""
     first, *_, last = cumulative()
@@ -149,14 +130,6 @@ def show(results: dict[str, Any]) -> None:
         if "embark_ms" in row:
             embark = million(1e3 * row["batch"] / row["embark_ms"])
         print(head + " | ".join([*figures, exposed, embark]) + " |")
-    print("\n| model | " + " | ".join(RANGE) + " |\n" + (len(RANGE) + 1) * "|---" + "|")
-    for model in MODELS:
-        figures = [
-            million(row["samples_per_s"])
-            for row in results["latencies"]
-            if row["model"] == model
-        ]
-        print(f"| {model} | " + " | ".join(figures) + " |")
     first, *_, last = STEPS
     print("\n| model | nodes | speedup, plain | speedup | exposed | planned in |")
     print(6 * "|---" + "|")
@@ -195,19 +168,22 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    cases = list(itertools.product(MODELS, NODES, BATCHES))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    given = parser.parse_args()
+    cases = list(itertools.product(given.models, NODES, BATCHES))
     results: dict[str, Any] = {"steps": []}
     for model, nodes, batch in cases:
         console.log(f"{model} on {8 * nodes} GPUs, {batch:,} samples")
         results["steps"].append(steps(model, nodes, batch))
-    results["latencies"] = [row for model in MODELS for row in latencies(model)]
     results["weak_scaling"] = []
-    for model in WEAK_MODELS:
+    for model in set(WEAK_MODELS) & set(given.models):
         for row in weak_scaling(model):
             console.log(f"{model} on {row['nodes']} nodes")
             results["weak_scaling"].append(row)
-    (FOLDER / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    plot(results, FOLDER / "weak_scaling.svg")
+    (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, given.out / "weak_scaling.svg")
     show(results)
 
 

@@ -1,22 +1,24 @@
-"""Dense layers on two and four CPU devices: replicated, split, or in two stages.
+"""Dense layers on several devices: replicated, split, or in two stages; see README.md.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=4 \\
-        python -m experiments.dense_parallel.run
+    python -m experiments.dense_parallel.run timed        # on CPU devices
+    python -m experiments.dense_parallel.run simulated    # shipped models on H100s
 
-writes results.json beside this file and prints the table of the README.
+"timed" writes results.json beside this file; both print a table.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +26,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from embark_jax import planner, simulator
 from embark_jax.models.layers import MLP
+from embark_jax.planner import TableList
+from embark_jax.plans import fleet
 from embark_jax.plans.options import DenseParallelism
 from embark_jax.train.state import param_shardings, sample_sharding
 from experiments.cpu_step.timing import OtherCores, median_ms
-from experiments.dense_parallel.pipeline import Pipeline
 
 FOLDER = Path(__file__).parent
 WIDTHS = {"DLRM's top": (512, 1024, 1024, 512, 256), "8 × 1024": (1024,) * 9}
@@ -43,6 +47,11 @@ STEPS = 4
 COLLECTIVE = re.compile(r" = (.+?) (all-to-all|all-reduce|all-gather)\(")
 FLOATS = re.compile(r"\bf32\[([\d,]*)\]")
 """Dimensions of an array."""
+
+MODELS = ("dlrm_dcnv2", "t180", "t200", "t510", "t7", "rmc2", "rmc3", "rmc4")
+NODES = (1, 16)
+SMALL_BATCH = 256
+"""Samples a device, beside the batch of the list."""
 
 Step = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
 
@@ -97,44 +106,6 @@ def in_one_program(
     return compiled, jax.device_put(params, shardings), samples
 
 
-def products(
-    kind: str, widths: Sequence[int], batch: int, devices: int
-) -> Iterator[tuple[int, int, int]]:
-    """Rows, inner and columns of a device's matrix products, forward; with a pipeline
-    those of its busier stage."""
-    layers = list(itertools.pairwise(widths))
-    if kind == "pipeline":
-        samples = batch // (devices // 2)
-        stages = layers[: len(layers) // 2], layers[len(layers) // 2 :]
-        busier = max(stages, key=lambda stage: sum(a * b for a, b in stage))
-        yield from ((samples, inputs, outputs) for inputs, outputs in busier)
-        return
-    for i, (inputs, outputs) in enumerate(layers):
-        if kind == "replicated":
-            yield batch // devices, inputs, outputs
-        elif i % 2:
-            yield batch, inputs // devices, outputs
-        else:
-            yield batch, inputs, outputs // devices
-
-
-def operator_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
-    """Time of products and of their two gradients, alone on one device."""
-    total_ms = 0.0
-    product = jax.jit(jnp.matmul)
-    for rows, inner, columns in shapes:
-        for left, right in (
-            ((rows, inner), (inner, columns)),
-            ((inner, rows), (rows, columns)),
-            ((rows, columns), (columns, inner)),
-        ):
-            operands = jnp.ones(left), jnp.ones(right)
-            total_ms += median_ms(
-                lambda both: product(*both), [operands] * STEPS, jax.block_until_ready
-            )
-    return total_ms
-
-
 def clicks(widths: Sequence[int], batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of a batch."""
     random = np.random.default_rng(0)
@@ -177,6 +148,141 @@ def measure_program(
     }
 
 
+class Pipeline:
+    """Layers in two stages that are trained by plain gradient descent.
+
+    Attributes:
+      sent_bytes: bytes that the busiest device sends in a step.
+      memory_bytes: bytes of parameters, gradients, kept activations and temporaries on
+        the fullest device in a step.
+    """
+
+    def __init__(
+        self,
+        layers: MLP,
+        devices: Sequence[Any],
+        micro_batches: int,
+        rate: float,
+    ):
+        """
+        Args:
+          layers: all layers, each ending in ReLU.
+          devices: the first half is the first stage.
+          micro_batches: number of parts of a batch.
+          rate: learning rate.
+        """
+        self._copies = copies = len(devices) // 2
+        groups = devices[:copies], devices[copies:]
+        # Arrays have a first axis, of the devices of a stage: each has a copy of the
+        # parameters, and gradients of its own samples until the update adds them up.
+        self._shardings = [
+            NamedSharding(Mesh(np.array(group), ("gpu",)), PartitionSpec("gpu"))
+            for group in groups
+        ]
+        arrays = [(linear.w[...], linear.b[...]) for linear in layers.layers]
+        middle = len(arrays) // 2
+        stages = arrays[:middle], arrays[middle:]
+        self.params = [
+            jax.device_put(
+                jax.tree.map(lambda a: jnp.stack([a] * copies), stage), sharding
+            )
+            for stage, sharding in zip(stages, self._shardings, strict=True)
+        ]
+        self._micro_batches = micro_batches
+        self.sent_bytes = self.memory_bytes = 0
+
+        def updated(parameter, gradient):
+            mean = gradient.mean(axis=0, keepdims=True) / micro_batches
+            return parameter - rate * mean
+
+        self._forward = jax.jit(_apply)
+        self._backward = jax.jit(
+            lambda params, x, gradient: jax.vjp(_apply, params, x)[1](gradient)[0]
+        )
+        self._last = jax.jit(jax.value_and_grad(_loss, argnums=(0, 1)))
+        self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+        self._update = jax.jit(partial(jax.tree.map, updated), donate_argnums=0)
+
+    def split(self, x: np.ndarray, y: np.ndarray) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns inputs and targets of micro-batches, where their stages need them."""
+        shape = self._micro_batches, self._copies, -1
+        parts = zip(
+            x.reshape(*shape, x.shape[1]), y.reshape(*shape, y.shape[1]), strict=True
+        )
+        first, last = self._shardings
+        return [(jax.device_put(a, first), jax.device_put(b, last)) for a, b in parts]
+
+    def step(self, batch: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
+        """Trains on the micro-batches of a batch and returns its loss."""
+        first, last = self._shardings
+        between = [
+            jax.device_put(self._forward(self.params[0], x), last) for x, _ in batch
+        ]
+        losses, gradients = [], [None, None]
+        for (x, y), hidden in zip(batch, between, strict=True):
+            loss, (of_params, of_hidden) = self._last(self.params[1], hidden, y)
+            back = jax.device_put(of_hidden, first)
+            of_first = self._backward(self.params[0], x, back)
+            gradients[0] = self._sum(gradients[0], of_first)
+            gradients[1] = self._sum(gradients[1], of_params)
+            losses.append(loss)
+        if not self.sent_bytes:
+            self._count(between, batch)
+        self.params = [
+            self._update(params, gradient)
+            for params, gradient in zip(self.params, gradients, strict=True)
+        ]
+        return sum(losses[1:], start=losses[0]) / len(losses) / self._copies
+
+    def _sum(self, total: Any, more: Any) -> Any:
+        return more if total is None else self._add(total, more)
+
+    def _count(self, between, batch) -> None:
+        """Counts bytes: activations travel one way, their gradients back; stages of
+        several devices sum gradients in a ring."""
+        crossing = _device_bytes(between)
+        stages = [_device_bytes(params) for params in self.params]
+        ring = 2 * (self._copies - 1) / self._copies
+        self.sent_bytes = crossing + ring * max(stages)
+        inputs, targets = zip(*batch, strict=True)
+        gradient = jax.device_put(between[0], self._shardings[0])
+        programs = (
+            self._backward.lower(self.params[0], inputs[0], gradient),
+            self._last.lower(self.params[1], between[0], targets[0]),
+        )
+        # Parameters, gradients, what arrived, and temporaries of one micro-batch.
+        self.memory_bytes = max(
+            2 * stage + _device_bytes(arrived) + temporary_bytes(program.compile())
+            for stage, arrived, program in zip(
+                stages, (inputs, (between, targets)), programs, strict=True
+            )
+        )
+
+
+def temporary_bytes(program: Any) -> int:
+    """Bytes of a compiled program's temporaries on a device."""
+    return program.memory_analysis().temp_size_in_bytes
+
+
+@jax.vmap
+def _apply(params: Any, x: jax.Array) -> jax.Array:
+    for w, b in params:
+        x = nnx.relu(x @ w + b[None])
+    return x
+
+
+def _loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The sum over devices of the mean loss of their samples."""
+    return ((_apply(params, x) - y) ** 2).mean(axis=(1, 2)).sum()
+
+
+def _device_bytes(arrays: Any) -> int:
+    """Bytes of different arrays on the first device."""
+    blocks = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(arrays)]
+    different = {block.unsafe_buffer_pointer(): block for block in blocks}
+    return sum(block.nbytes for block in different.values())
+
+
 def measure_pipeline(
     widths: Sequence[int], batch: int, devices: int
 ) -> dict[str, float]:
@@ -196,38 +302,75 @@ def measure_pipeline(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
-    batches = parser.parse_args().batches
-    others = OtherCores()
-    rows = []
+def timed(batches: Sequence[int]) -> None:
+    """Times all kinds, and counts what they send and hold."""
+    others, rows = OtherCores(), []
     print(
-        "| layers | batch | devices | kind | step, ms | operators | sent, MB ", end=""
+        "| layers | batch | devices | kind | step, ms | sent, MB | messages | ", end=""
     )
-    print("| messages | memory, MB |\n" + 9 * "|---" + "|")
-    for name, widths in WIDTHS.items():
-        for batch in batches:
-            for devices in DEVICES:
-                for kind in ("replicated", "tensor", "pipeline"):
-                    if kind == "pipeline":
-                        row = measure_pipeline(widths, batch, devices)
-                    else:
-                        row = measure_program(kind, widths, batch, devices)
-                    shapes = list(products(kind, widths, batch, devices))
-                    row["operator_ms"] = operator_ms(shapes)
-                    case = {"layers": name, "batch": batch, "devices": devices}
-                    rows.append(case | {"kind": kind} | row)
-                    print(
-                        f"| {name} | {batch:,} | {devices} | {kind} "
-                        f"| {row['step_ms']:.1f} | {row['operator_ms']:.1f} "
-                        f"| {row['sent_mb']:.1f} | {row['collectives']:.0f} "
-                        f"| {row['memory_mb']:.1f} |",
-                        flush=True,
-                    )
+    print("memory, MB |\n" + 8 * "|---" + "|")
+    kinds = "replicated", "tensor", "pipeline"
+    for (name, widths), batch, devices, kind in itertools.product(
+        WIDTHS.items(), batches, DEVICES, kinds
+    ):
+        if kind == "pipeline":
+            row = measure_pipeline(widths, batch, devices)
+        else:
+            row = measure_program(kind, widths, batch, devices)
+        case = {"layers": name, "batch": batch, "devices": devices, "kind": kind}
+        rows.append(case | row)
+        print(
+            f"| {name} | {batch:,} | {devices} | {kind} | {row['step_ms']:.1f} "
+            f"| {row['sent_mb']:.1f} | {row['collectives']:.0f} "
+            f"| {row['memory_mb']:.1f} |",
+            flush=True,
+        )
     record = {"cores": os.cpu_count(), "other_cores": others.read(), "cases": rows}
     (FOLDER / "results.json").write_text(json.dumps(record, indent=1) + "\n")
     print(f"\nother processes kept {record['other_cores']} cores busy")
+
+
+def steps_ms(listed: TableList, nodes: int, batch: int) -> list[float]:
+    """The steps of one plan, which is made for replicated layers."""
+    job = simulator.job_of_list(listed, fleet.dgx_h100(nodes), batch)
+    plan = planner.plan_for(job.workload, job.tables, job.features)
+    steps = []
+    for kind in get_args(DenseParallelism):
+        dense = dataclasses.replace(job.workload.dense, parallelism=kind)
+        workload = dataclasses.replace(job.workload, dense=dense)
+        laid_out = dataclasses.replace(job, workload=workload)
+        step = simulator.simulate_program(laid_out, plan.placements)
+        steps.append(step.timeline.step_ms)
+    return steps
+
+
+def simulated(models: Sequence[str]) -> None:
+    print(f"| model | H100 | batch | {' | '.join(get_args(DenseParallelism))} |")
+    print("|---" * 6 + "|")
+    for model in models:
+        listed = planner.load_table_list(model)
+        for nodes in NODES:
+            for batch in (SMALL_BATCH * 8 * nodes, 65_536):
+                try:
+                    steps = steps_ms(listed, nodes, batch)
+                except ValueError as error:
+                    cells = str(error).split(";")[0][:60]
+                else:
+                    cells = " | ".join(f"{ms:.2f}" for ms in steps)
+                print(f"| {model} | {8 * nodes} | {batch:,} | {cells} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("timed", "simulated"))
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    asked = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", max(DEVICES))
+    if asked.what == "timed":
+        timed(asked.batches)
+    else:
+        simulated(asked.models)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,9 @@ from pathlib import Path
 import cases
 import embark_kernels as ek
 import jax
-import jax.numpy as jnp
 import numpy as np
-from embark_kernels import check_cases
 from embark_kernels.check import check_kernels
-from embark_kernels.check_cases import WIDTHS
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 450
 INPUT_SETS, WARM_UP, ROUNDS = 4, 3, 7
 ROUND_S, MOST_CALLS = 0.03, 40
@@ -60,7 +56,6 @@ def timings(group: str) -> Iterator[cases.Case]:
             for name in BOTH:
                 yield cases.group_rows(name, ids)
                 yield cases.sum_groups(name, ids)
-                yield cases.update_from_bags(name, ids)
         yield cases.sum_groups("mosaic_gpu", "one row")
     elif group == "shapes":
         for shape in ek.SHAPES:
@@ -70,18 +65,6 @@ def timings(group: str) -> Iterator[cases.Case]:
         for ids in ("uniform", "zipf"):
             for name in (*BOTH, "jnp.unique"):
                 yield cases.unique(name, ids)
-    elif group == "tune":
-        for hotness in (1, 10, 100):
-            for in_flight in (8, 16, 32):
-                for bags in (1, 8, 64):
-                    config = ek.LookupConfig(bags, in_flight)
-                    yield cases.lookup(
-                        "mosaic_gpu", 128, hotness, "uniform", config=config
-                    )
-        for in_flight in (4, 8, 16):
-            for per_block in (16, 64):
-                config = ek.UpdateConfig(per_block, in_flight)
-                yield cases.update_rows("mosaic_gpu", OPTIMIZERS[2], config=config)
 
 
 GROUPS = (
@@ -92,7 +75,6 @@ GROUPS = (
     "lookup32",
     "unique",
     "shapes",
-    "tune",
 )
 
 
@@ -137,56 +119,23 @@ def checks() -> Iterator[dict]:
         )
 
 
-def compile_for_h100(case: cases.Case | check_cases.Case) -> dict:
-    """Compiles from shapes, for a GPU that is not there."""
-    from jax.experimental import topologies
-    from jax.sharding import SingleDeviceSharding
-
-    if isinstance(case, cases.Case):
-        make, donated = (case.make_state, case.make_inputs), int(case.in_place)
-        arguments = [jax.eval_shape(f, jax.random.key(0)) for f in make]
-    else:
-        given, donated = case.arguments, case.updated
-        arguments = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, given))
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    target = ROOT / "experiments" / "step_bytes" / "h100.textproto"
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=target.read_text(), topology="1x1x1"
-    )
-    sharding = SingleDeviceSharding(topology.devices[0])
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
-    )
-    start = time.perf_counter()
-    program = jax.jit(case.function, donate_argnums=range(donated))
-    compiled = program.lower(*shapes).compile()
-    memory = compiled.memory_analysis()
-    return {
-        "compile_s": time.perf_counter() - start,
-        "temporary_bytes": memory.temp_size_in_bytes,
-        "aliased_bytes": memory.alias_size_in_bytes,
-    }
-
-
-def run_group(group: str, compile_only: bool) -> None:
+def run_group(group: str) -> None:
     """Prints a row of JSON for each case, as soon as it is done."""
-    if group == "check" and not compile_only:
+    if group == "check":
         for row in checks():
             print(json.dumps(row), flush=True)
         return
-    checked = (case for width in (None, *WIDTHS) for case in check_cases.cases(width))
-    for case in checked if group == "check" else timings(group):
+    for case in timings(group):
         row = {"group": group, **case.fields}
         try:
-            row |= compile_for_h100(case) if compile_only else measure(case)
+            row |= measure(case)
         except Exception as error:  # a failure is a row of the result
             row["error"] = f"{type(error).__name__}: {error}"[:500]
         print(json.dumps(row), flush=True)
 
 
-def run_in_process(group: str, compile_only: bool, timeout_s: float) -> list[dict]:
+def run_in_process(group: str, timeout_s: float) -> list[dict]:
     command = [sys.executable, __file__, "--group", group]
-    command += ["--compile-only"] if compile_only else []
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment
@@ -222,8 +171,6 @@ def summary(rows: list[dict]) -> str:
             value = row["error"].splitlines()[0][:100]
         elif "relative_error" in row:
             value = f"ok {row['relative_error']:.1e}"
-        elif "compile_s" in row:
-            value = f"compiled in {row['compile_s']:.1f} s"
         else:
             share = row.get("fraction_of_copy")
             value = f"{1e3 * row['median_s']:9.3f} ms"
@@ -235,11 +182,10 @@ def summary(rows: list[dict]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", nargs="?", type=Path, help="JSON file to write")
-    parser.add_argument("--compile-only", action="store_true", help="needs no GPU")
     parser.add_argument("--group", choices=GROUPS, help="run one, print rows of JSON")
     args = parser.parse_args()
     if args.group:
-        run_group(args.group, args.compile_only)
+        run_group(args.group)
         return 0
     if args.out is None:
         parser.error("say where the result goes")
@@ -247,7 +193,7 @@ def main() -> int:
     start, rows = time.monotonic(), []
     for group in GROUPS:
         left = LIMIT_S - (time.monotonic() - start)
-        rows += run_in_process(group, args.compile_only, left)
+        rows += run_in_process(group, left)
     copies = [
         row["bytes_per_s"]
         for row in rows
@@ -258,7 +204,7 @@ def main() -> int:
             row["fraction_of_copy"] = row["bytes_per_s"] / copies[0]
     result = {
         "date": datetime.date.today().isoformat(),
-        "device": None if args.compile_only else device_kind(),
+        "device": device_kind(),
         "jax": jax.__version__,
         "python": sys.version.split()[0],
         "copy_bytes_per_s": copies[0] if copies else None,

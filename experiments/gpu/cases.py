@@ -78,7 +78,6 @@ def lookup(
     dtype: str = "float32",
     table_bytes: int = TABLE_BYTES,
     entries: int = ENTRIES,
-    config: ek.LookupConfig | None = None,
 ) -> Case:
     """One bag a line; bytes are the rows, the sums in the table's dtype, the ids."""
     itemsize = jnp.dtype(dtype).itemsize
@@ -87,7 +86,7 @@ def lookup(
 
     def function(table, ids):
         return ek.pooled_lookup(
-            table, ids, out_dtype=dtype, implementation=implementation, config=config
+            table, ids, out_dtype=dtype, implementation=implementation
         )
 
     return Case(
@@ -100,7 +99,6 @@ def lookup(
             "batch": batch,
             "hotness": hotness,
             "ids": distribution,
-            "config": None if config is None else dataclasses.asdict(config),
         },
         lambda key: make_table(rows, width, dtype),
         lambda key: make_ids(key, (batch, hotness), rows, distribution),
@@ -142,7 +140,6 @@ def update_rows(
     dtype: str = "float32",
     table_bytes: int = TABLE_BYTES,
     listed: int = ENTRIES // 4,
-    config: ek.UpdateConfig | None = None,
 ) -> Case:
     """Rows far apart, ascending; bytes are rows and states twice, gradients once."""
     itemsize = jnp.dtype(dtype).itemsize
@@ -156,9 +153,7 @@ def update_rows(
         return place, jax.random.normal(key, (listed, width))
 
     def function(state, inputs):
-        return ek.update_rows(
-            *state, *inputs, optimizer, implementation=implementation, config=config
-        )
+        return ek.update_rows(*state, *inputs, optimizer, implementation=implementation)
 
     return Case(
         {
@@ -169,52 +164,12 @@ def update_rows(
             "width": width,
             "dtype": dtype,
             "listed": listed,
-            "config": None if config is None else dataclasses.asdict(config),
         },
         lambda key: _table_and_states(rows, width, dtype, optimizer),
         make_inputs,
         function,
         in_place=True,
         bytes=listed * (2 * (width * itemsize + 4 * state_width) + 4 * width + 4),
-    )
-
-
-def update_from_bags(
-    implementation: str,
-    distribution: str,
-    hotness: int = 10,
-    width: int = 128,
-    table_bytes: int = TABLE_BYTES,
-    entries: int = ENTRIES // 4,
-) -> Case:
-    """From ids and gradients of sums to updated rows, sort included."""
-    optimizer = ek.RowwiseAdagrad(0.01, initial_accumulator=0.1)
-    rows, batch = table_bytes // (width * 4), entries // hotness
-
-    def make_inputs(key):
-        ids = make_ids(key, (batch, hotness), rows, distribution)
-        return ids, jax.random.normal(key, (batch, width))
-
-    def function(state, inputs):
-        return ek.update_from_bags(
-            *state, *inputs, optimizer, implementation=implementation
-        )
-
-    return Case(
-        {
-            "op": "update_from_bags",
-            "implementation": implementation,
-            "optimizer": "RowwiseAdagrad",
-            "rows": rows,
-            "width": width,
-            "batch": batch,
-            "hotness": hotness,
-            "ids": distribution,
-        },
-        lambda key: _table_and_states(rows, width, "float32", optimizer),
-        make_inputs,
-        function,
-        in_place=True,
     )
 
 

@@ -2,7 +2,7 @@
 
     python ask_torchrec.py < request.json > answer.json
 
-Needs torch and torchrec, no GPU, and nothing of embark_jax: `torchrec_plans.py` writes
+Needs torch and torchrec, no GPU, and nothing of embark_jax: `run.py` writes
 the request and reads the answer. In the answer, a shard is the list of its device, its
 first row and column, and how many of each it has.
 """
@@ -65,7 +65,7 @@ def main():
         constraints={
             table["name"]: ParameterConstraints(
                 pooling_factors=[float(hotness) for hotness in table["hotness"]],
-                compute_kernels=None if request["all_kernels"] else IN_DEVICE_MEMORY,
+                compute_kernels=IN_DEVICE_MEMORY,
             )
             for table in request["tables"]
         },
@@ -74,7 +74,6 @@ def main():
     answer = {
         "torchrec": torchrec.__version__,
         "torch": torch.__version__,
-        "all_kernels": request["all_kernels"],
         "memory_bytes": request["memory_bytes"],
     }
     wall, cpu = time.perf_counter(), time.process_time()

@@ -61,23 +61,12 @@ def measured(group: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield record, address(content["sources"][record["source"]], record["path"])
 
 
-def fleet_of(record: Mapping[str, Any], network_share: float | None) -> fleet.Fleet:
-    """Returns the machines of a record, by name or from a file of ``fleets/``.
-
-    Args:
-      record: a record of ``measured/``.
-      network_share: share of a port that messages reach; None takes the fleet's.
-    """
+def fleet_of(record: Mapping[str, Any]) -> fleet.Fleet:
+    """Returns the machines of a record, by name or from a file of ``fleets/``."""
     source = record["fleet"]
     if source.endswith(".yaml"):
         source = str(FOLDER / "fleets" / source)
-    machines = fleet.load(source, record["nodes"], record["gpus_per_node"])
-    if network_share is None:
-        return machines
-    port = machines.device.network_bytes_per_s
-    port *= network_share / machines.efficiency.link
-    device = dataclasses.replace(machines.device, network_bytes_per_s=port)
-    return dataclasses.replace(machines, device=device)
+    return fleet.load(source, record["nodes"], record["gpus_per_node"])
 
 
 def address(source: Mapping[str, str], path: str) -> str:

@@ -11,10 +11,9 @@ from embark_jax.plans.traffic import all_to_all_bytes
 from experiments.predicted_measured.cases import Case, fleet_of, measured
 
 
-def predicted(record: dict[str, Any], network_share: float | None = None) -> float:
-    """Returns the price of a collective, in microseconds; see ``fleet_of`` for the
-    share."""
-    machines = fleet_of(record, network_share)
+def predicted(record: dict[str, Any]) -> float:
+    """Returns the price of a collective, in microseconds."""
+    machines = fleet_of(record)
     rates, buffer_bytes = Rates(machines), record["bytes"]
     match record["collective"]:
         case "all-reduce":
@@ -29,7 +28,7 @@ def predicted(record: dict[str, Any], network_share: float | None = None) -> flo
     raise ValueError(f"{record['name']}: no price of {record['collective']!r}")
 
 
-def cases(network_share: float | None = None) -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     """Yields a case for each collective, machine and size."""
     for record, address in measured("collectives"):
         yield Case(
@@ -37,6 +36,6 @@ def cases(network_share: float | None = None) -> Iterator[Case]:
             record["name"],
             "µs",
             record["us"],
-            predicted(record, network_share),
+            predicted(record),
             address,
         )

@@ -2,14 +2,14 @@
 
     python -m experiments.predicted_measured.run
 
-writes results.json and plot.png beside this file and prints the tables of README.md.
+writes results.json beside this file and prints the tables of README.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +18,9 @@ from experiments.predicted_measured import (
     collectives,
     inputs,
     kernels,
-    plans,
     systems,
 )
 from experiments.predicted_measured.cases import FOLDER, Case, score
-from experiments.predicted_measured.plot import plot
 
 GROUPS = {
     "systems": systems.cases,
@@ -30,9 +28,6 @@ GROUPS = {
     "collectives": collectives.cases,
     "inputs": inputs.cases,
 }
-NETWORK_SHARE = 0.95
-"""Share of a network port that large messages reach: 10 nodes of one H100 send 47 of
-50 GB/s (``measured/collectives.json``). The constants say 0.8 of all links."""
 
 
 def summary(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
@@ -72,27 +67,17 @@ def show(cases: Sequence[Case], scores: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     cases = [case for of_group in GROUPS.values() for case in of_group()]
     scores = summary(cases)
-    what_if = [*systems.cases(NETWORK_SHARE), *collectives.cases(NETWORK_SHARE)]
     results = {
         "constants": dataclasses.asdict(fleet.gpu_efficiency()),
         "scores": scores,
-        "network_share": {
-            "share": NETWORK_SHARE,
-            **{
-                group: score([case for case in what_if if case.group == group])
-                for group in ("systems", "collectives")
-            },
-            "cases": {case.name: case.predicted for case in what_if},
-        },
-        "plans": list(plans.compared()),
         "cases": [dataclasses.asdict(case) for case in cases],
     }
     (FOLDER / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    plot(cases, FOLDER / "plot.png")
     show(cases, scores)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,12 +14,9 @@ from experiments.predicted_measured.hugectr_plan import Settings, plan
 MODEL = Path(__file__).parents[2] / "configs" / "models" / "dlrm_dcnv2.yaml"
 
 
-def predicted(
-    record: dict[str, Any], network_share: float | None = None
-) -> simulator.Simulation:
-    """Simulates a step of one submission, with its own placements; see ``fleet_of``
-    for the share."""
-    machines = fleet_of(record, network_share)
+def predicted(record: dict[str, Any]) -> simulator.Simulation:
+    """Simulates a step of one submission, with its own placements."""
+    machines = fleet_of(record)
     listed = planner.read_table_list(MODEL.read_text())
     job = simulator.job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
     settings = Settings(
@@ -29,7 +26,7 @@ def predicted(
     return simulate_embark("HugeCTR", job, placements)
 
 
-def cases(network_share: float | None = None) -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     """Yields a case for each submission."""
     for record, address in measured("systems"):
         yield Case(
@@ -37,6 +34,6 @@ def cases(network_share: float | None = None) -> Iterator[Case]:
             record["name"],
             "M samples/s",
             record["samples_per_s"] / 1e6,
-            predicted(record, network_share).samples_per_s / 1e6,
+            predicted(record).samples_per_s / 1e6,
             address,
         )

@@ -151,13 +151,6 @@ class Program:
         """What all instructions of the program move, in the order of the schedule."""
         return list(self._moved(self._entry, 1))
 
-    def lengths(self, instruction: str) -> set[int]:
-        """Returns the sizes of all arrays that an instruction reads or makes."""
-        (lines,) = (c for c in self._computations.values() if instruction in c)
-        line = lines[instruction]
-        arrays = [line, *(lines[name] for name in line.operands)]
-        return {size for array in arrays for size in array.sizes if size}
-
     def _moved(self, computation: str, turns: int) -> Iterator[Moved]:
         lines = self._computations[computation]
         for each in lines.values():

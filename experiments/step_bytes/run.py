@@ -1,9 +1,10 @@
-"""Audits the bytes that train steps move in device memory: `audit.py`, again and again.
+"""Compares what a train step moves in device memory with the least that it must move.
 
-    python -m experiments.step_bytes.run NAME [--cases "dlrm_dcnv2 1" …]
+    python -m experiments.step_bytes.run [--cases "dlrm_dcnv2 1" …] [--kernels xla …]
 
-Writes results/NAME.json and results/NAME.md beside this, and bytes.svg of all results.
-Needs `pip install -e .[gpu-compile]`. See README.md.
+Steps are compiled for GPUs that this machine lacks, and ``hlo.py`` reads the programs
+instruction by instruction. Writes results.json beside this and prints a table. Needs
+`pip install -e .[gpu-compile]`. See README.md.
 """
 
 from __future__ import annotations
@@ -13,51 +14,218 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import jax
+import jax.numpy as jnp
+from embark_kernels import Implementation
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from embark_jax.planner import (
+    ProgramModel,
+    Workload,
+    phases,
+    plan_for,
+    read_table_list,
+)
+from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.plans import fleet, traffic
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import row_ranges
+from experiments.step_bytes.absent import absent_mesh, compile_step
+from experiments.step_bytes.hlo import Moved, Program
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-ROWWISE = ("--optimizer", "rowwise_adagrad", "--zipf", "0")
+MODELS = HERE.parents[1] / "configs" / "models"
 CASES = {
-    "dlrm_dcnv2 1": ("dlrm_dcnv2", "--gpus", "1", *ROWWISE),
-    "dlrm_dcnv2 8": ("dlrm_dcnv2", "--gpus", "8", *ROWWISE),
-    "t180 1": ("t180", "--gpus", "1", "--batch", "8192"),
-    "t180 8": ("t180", "--gpus", "8"),
-    "t510 1": ("t510", "--gpus", "1", "--batch", "2048"),
-    "t510 8": ("t510", "--gpus", "8", "--batch", "16384"),
+    "dlrm_dcnv2 1": {"zipf_exponent": 0.0, "optimizer": "rowwise_adagrad"},
+    "dlrm_dcnv2 8": {"zipf_exponent": 0.0, "optimizer": "rowwise_adagrad"},
+    "t180 1": {"batch_size": 8192},
+    "t180 8": {},
+    "t510 1": {"batch_size": 2048},
+    "t510 8": {"batch_size": 16_384},
 }
-"""The whole MLPerf model fits one H200 with row-wise Adagrad; its data draw the ids of
-bags uniformly. Of T180 and T510, one H200 gets an eighth of a batch, and of the rows of
-large tables."""
+"""Models and numbers of H200s. The whole MLPerf model fits one with row-wise Adagrad;
+its data draw the ids of bags uniformly. Of T180 and T510, one GPU gets an eighth of a
+batch, and of the rows of large tables."""
 SHRUNK = ("t180 1", "t510 1")
 LARGE_ROWS = 100_000
-MODELS = HERE.parents[1] / "configs" / "models"
 KERNELS = ("xla", "mosaic_gpu")
+AMPLE_MEMORY_BYTES = 2e11
+"""Memory of a GPU on which XLA computes nothing twice to save memory."""
+COPY_SHARE = 0.9
+"""Share of a GPU's memory bandwidth that a copy reaches."""
+PHASES = (
+    "route",
+    "lookup",
+    "dense",
+    "dense_update",
+    "checks",
+    "row_gradients",
+    "update",
+    "other",
+)
+"""Scopes by which the step names its instructions; some get no name."""
+RENAMED = {"gradients": "row_gradients"}
+"""Scopes whose phase has another name in the figures."""
+
+SORT_KEY_BYTES = 4
+EXCHANGED_IN = {
+    "id exchange": "route",
+    "row exchange": "lookup",
+    "gradient exchange": "row_gradients",
+    "square exchange": "row_gradients",
+}
+"""The phase of the program to which each exchange of the cost model belongs."""
+
+Terms = dict[tuple[str, str], float]
+"""Bytes, by the phase of the program and by what it moves."""
 
 
-def audit(case: str, kernels: str) -> dict[str, Any]:
-    """In a process of its own: compilers keep memory."""
-    name, *options = CASES[case]
-    tables = (MODELS / f"{name}.yaml").read_text()
+def phase_of(purpose: str) -> str:
+    """The innermost scope in an instruction's name."""
+    scopes = re.findall(r"[a-z_]+", purpose.rpartition("/")[0])
+    scopes = [RENAMED.get(each, each) for each in scopes]
+    return next((each for each in reversed(scopes) if each in PHASES), "other")
+
+
+def least_bytes(
+    plan: Plan,
+    workload: Workload,
+    network: DenseNetwork,
+    dense_features: int,
+    compute_bytes: int,
+) -> Terms:
+    """The terms of the least that a step must move in a device's memory.
+
+    The step reads and writes once what it cannot do without, in float32 but for rows,
+    which are in their table's type, and for what goes into and comes out of dense
+    layers, which is in the type that they compute in:
+
+    - the batch is read, and its ids are sorted once, with 32 bits of key and of
+      position;
+    - each id's row is gathered, and its bag's gradient in the backward pass; in UB,
+      owners read each row once more for each device that needs it;
+    - pooled rows are written; touched rows and their states are read and written;
+    - what travels is written, sent, received and read, as the plan says;
+    - a matrix product reads its operands and writes its result, once forward and twice
+      backward (once in the first layers, whose inputs need no gradient); cross layers
+      read their inputs once more each way, which their products alone do not;
+    - an optimizer reads parameters, gradients and states, and writes all but the
+      gradients.
+
+    The number of touched rows is expected from the ids' skew, as a mean over devices.
+
+    Args:
+      plan: the plan of the tables.
+      workload: the workload that the plan was made for.
+      network: the dense layers.
+      dense_features: number of dense features, which the layers take per sample.
+      compute_bytes: bytes of a value that the layers compute with.
+    """
+    terms: Terms = defaultdict(float)
+    batch, value = workload.device_batch, traffic.VALUE_BYTES
+    ids = sum(feature.hotness for feature in plan.features)
+    terms["route", "batch"] = batch * value * (ids + dense_features + 1)
+    per_parameter, per_row = workload.state_values
+    ranges = row_ranges(plan.placements)
+    of_ranges = shapes_of(ranges, plan.features, workload)
+    for rows, shapes in zip(ranges, of_ranges, strict=True):
+        (dim,), (hotness,), (filled,) = shapes.dim, shapes.hotness, shapes.filled
+        found = batch * hotness * filled
+        (row_value,) = shapes.value_bytes
+        row_bytes, sum_bytes = row_value * dim, value * dim
+        terms["route", "sort"] += _sort_bytes(found)
+        terms["lookup", "rows"] += found * row_bytes
+        if rows.cluster == "ub":
+            sent = shapes.expected_unique(batch).sum()
+            terms["lookup", "rows of owners"] += sent * row_bytes
+        terms["lookup", "pooled rows"] += batch * shapes.bags.sum() * sum_bytes
+        terms["row_gradients", "bag gradients"] += found * sum_bytes
+        states = dim * per_parameter + per_row * rows.column_shards
+        touched = shapes.expected_unique(workload.batch_size).sum()
+        if rows.cluster != "dp":
+            touched /= workload.devices
+        terms["update", "rows and states"] += 2 * touched * (row_bytes + value * states)
+    model = ProgramModel(workload)
+    placed = plan.placements, plan.features, workload, model, plan.capacities
+    for part in phases(*placed):
+        if part.collective is not None:
+            moved = traffic.buffer_memory_bytes(part.buffer_bytes)
+            terms[EXCHANGED_IN[part.name], part.name] += moved
+    _add_dense(terms, network, batch, compute_bytes)
+    updated = 3 + 2 * workload.dense.states
+    terms["dense_update", "parameters"] = value * updated * network.parameters
+    return dict(terms)
+
+
+def _add_dense(
+    terms: Terms, network: DenseNetwork, batch: int, value_bytes: int
+) -> None:
+    for products in (network.bottom, network.cross, network.top):
+        for i, (inputs, outputs) in enumerate(products):
+            moved = batch * (inputs + outputs) + inputs * outputs
+            times = 2 if products is network.bottom and i == 0 else 3
+            terms["dense", "products"] += value_bytes * times * moved
+    # Forward reads x0 and x. Backward reads the gradient, x0 and the product, and
+    # writes the gradient of the product and, added up, that of x0.
+    crossed = batch * network.width * network.cross_layers
+    terms["dense", "cross layers"] = value_bytes * (2 + 5) * crossed
+
+
+def _sort_bytes(ids: float) -> float:
+    """Bytes of sorting keys with their positions: each digit reads and writes both, and
+    one more pass counts the digits of the keys."""
+    return ids * SORT_KEY_BYTES * (4 * SORT_KEY_BYTES + 1)
+
+
+def audit(case: str, kernels: Implementation) -> dict[str, Any]:
+    """Plans and compiles the step of a case, and counts its bytes.
+
+    Returns:
+      ``bytes`` and ``least_bytes`` per device, with the milliseconds that both take at
+      90 % of its memory bandwidth; the same for each phase; the terms of the least.
+    """
+    model, gpus = case.split()
+    text = (MODELS / f"{model}.yaml").read_text()
     if case in SHRUNK:
-        tables = re.sub(r"(?<=\brows: )[\d_]+", an_eighth, tables)
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(tables)
-        file.flush()
-        command = [sys.executable, "-m", "experiments.step_bytes.audit", file.name]
-        command += options
-        command += ["--kernels", kernels]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        text = re.sub(r"(?<=\brows: )[\d_]+", an_eighth, text)
+    listed = read_table_list(text)
+    machines = fleet.load("dgx-h200", 1, int(gpus))
+    workload = listed.workload(machines, **CASES[case], overlap=False)
+    plan = plan_for(workload, *listed.specs())
+    mesh = absent_mesh(machines, AMPLE_MEMORY_BYTES)
+    compiled, _ = compile_step(listed, plan, mesh, workload.optimizer, kernels)
+    moved = Program(compiled.as_text() or "").moved()
+    assert listed.dense is not None
+    network = listed.dense.network(*listed.specs())
+    value_bytes = jnp.dtype("float32").itemsize
+    features = listed.dense.features
+    least = least_bytes(plan, workload, network, features, value_bytes)
+    rate = COPY_SHARE * machines.device.memory_bytes_per_s
+    total, least_total = sum(each.bytes for each in moved), sum(least.values())
+    return {
+        "batch_size": plan.batch_size,
+        "bytes": total,
+        "least_bytes": least_total,
+        "ms": 1e3 * total / rate,
+        "least_ms": 1e3 * least_total / rate,
+        "phases": {phase: _of_phase(phase, moved, least) for phase in PHASES},
+        "least": {f"{phase}: {what}": n for (phase, what), n in least.items()},
+        "jax": jax.__version__,
+    }
+
+
+def _of_phase(phase: str, moved: list[Moved], least: dict) -> dict[str, float]:
+    mine = [each for each in moved if phase_of(each.purpose) == phase]
+    return {
+        "read_bytes": sum(each.read_bytes for each in mine),
+        "written_bytes": sum(each.written_bytes for each in mine),
+        "least_bytes": sum(n for (of, _), n in least.items() if of == phase),
+        "instructions": len(mine),
+    }
 
 
 def an_eighth(rows: re.Match) -> str:
@@ -79,46 +247,29 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(all_found: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """One bar of phases for each audit of a case, and one of the least."""
-    cases = list(dict.fromkeys(case for found in all_found.values() for case in found))
-    figure, axes = plt.subplots(
-        1, len(cases), figsize=(3.2 * len(cases), 4), layout="constrained"
-    )
-    for axis, case in zip(axes, cases, strict=True):
-        bars = {n: found[case] for n, found in all_found.items() if case in found}
-        names, last = [*bars, "least"], list(bars.values())[-1]
-        bottom = [0.0] * len(names)
-        for phase in last["phases"]:
-            parts = [each["phases"][phase] for each in bars.values()]
-            heights = [(p["read_bytes"] + p["written_bytes"]) / 1e9 for p in parts]
-            heights.append(last["phases"][phase]["least_bytes"] / 1e9)
-            axis.bar(names, heights, bottom=bottom, label=phase)
-            bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
-        axis.set_title(case, fontsize=9)
-        axis.set_ylabel("GB of a step, a device")
-    axes[-1].legend(fontsize=7)
-    figure.savefig(HERE / "bytes.svg")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="Of the results, such as before.")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--kernels", nargs="*", default=KERNELS, choices=KERNELS)
-    arguments = parser.parse_args()
-    file = RESULTS / f"{arguments.name}.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
-    RESULTS.mkdir(exist_ok=True)
-    for case in arguments.cases:
-        for kernels in arguments.kernels:
-            found[f"{case} {kernels}"] = audit(case, kernels)
-            file.write_text(json.dumps(found, indent=1) + "\n")
-            print(table(found), flush=True)
-    file.with_suffix(".md").write_text(table(dict(sorted(found.items()))))
-    audits = (each for each in RESULTS.glob("*.json") if each.stem != "kernels")
-    order = sorted(audits, key=lambda each: each.stat().st_mtime)
-    plot({each.stem: json.loads(each.read_text()) for each in order})
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--here", action="store_true", help="in this process")
+    asked = parser.parse_args()
+    found = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    for case in asked.cases:
+        for kernels in asked.kernels:
+            if asked.here:
+                print(json.dumps(audit(case, kernels)))
+                return
+            # In a process of its own: compilers keep memory.
+            command = [sys.executable, "-m", "experiments.step_bytes.run", "--here"]
+            command += ["--cases", case, "--kernels", kernels]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{case} {kernels}: {done.stderr[-2000:]}")
+            result = json.loads(done.stdout.splitlines()[-1])
+            found[f"{case} {kernels}"] = result
+            asked.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(dict(sorted(found.items()))))
 
 
 if __name__ == "__main__":

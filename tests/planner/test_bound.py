@@ -16,7 +16,7 @@ from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.params import SearchParams
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import searched
-from experiments.planners.embark_formula import EmbarkModel
+from tests.planner.embark_formula import EmbarkModel
 from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]

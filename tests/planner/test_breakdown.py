@@ -17,8 +17,8 @@ from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from experiments.planners.embark_formula import EmbarkModel
 from tests.planner import published
+from tests.planner.embark_formula import EmbarkModel
 
 TABLES = [TableSpec(name, 1000, 8) for name in ("dp", "rb", "ub", "columns")]
 FEATURES = [

@@ -16,7 +16,7 @@ from embark_jax.plans import fleet, traffic
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from experiments.planners.embark_formula import EmbarkModel
+from tests.planner.embark_formula import EmbarkModel
 from tests.planner.toy import DEVICE, IDEAL, MODEL, TOY, USE, WORKLOAD
 
 

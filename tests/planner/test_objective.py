@@ -7,7 +7,7 @@ from embark_jax.planner import ProgramModel, phases
 from embark_jax.planner.cost.breakdown import break_down
 from embark_jax.planner.cost.phases import critical_ms
 from embark_jax.planner.cost.predict import price
-from experiments.planners.embark_formula import EmbarkModel
+from tests.planner.embark_formula import EmbarkModel
 from tests.planner.scalar_objective import random_problem, step_ms
 
 

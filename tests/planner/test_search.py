@@ -15,8 +15,8 @@ from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report.plan_record import plan_record
-from experiments.planners.embark_formula import EmbarkModel
 from tests.planner import published
+from tests.planner.embark_formula import EmbarkModel
 from tests.thorough import thorough
 
 BATCH = 65_536

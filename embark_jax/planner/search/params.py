@@ -8,8 +8,8 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class SearchParams:
     """How much the search tries. Larger counts take longer, and hardly any value
-    changes the steps of published models by more than 2 %. What each gains is measured
-    by ``experiments/planners/ablation.py``; see the README there.
+    changes the steps of published models by more than 2 %. What each gains is in
+    ``experiments/planners/README.md``.
     """
 
     hot_shares: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)
