@@ -7,7 +7,7 @@ values, so devices differ only in what they own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,22 +62,11 @@ class Loads:
     replicated_values: float
     outputs: float
 
-    def balanced(self) -> Loads:
-        """Returns the same loads, dealt evenly over all devices, or nodes."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        means = {
-            name: np.full_like(array, array.mean())
-            for name, array in values.items()
-            if isinstance(array, np.ndarray)
-        }
-        return replace(self, **means)
-
 
 def count(
     placements: Sequence[Placement],
     features: Sequence[FeatureSpec],
     workload: Workload,
-    seed: int = 0,
 ) -> Loads:
     """The loads of all tables together.
 
@@ -85,9 +74,8 @@ def count(
       placements: placement of every table on the workload's devices.
       features: features of the model.
       workload: fleet, batch and skew.
-      seed: says which row shard has the hottest row of its table.
     """
-    shuffle = np.random.default_rng(seed)
+    shuffle = np.random.default_rng(0)
     devices, gpus = workload.devices, workload.fleet.gpus_per_node
     arrays = {
         name: np.zeros(devices)

@@ -12,7 +12,7 @@ from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement
 from embark_jax.simulator import Job, Simulation, Task, schedule, serial
 from embark_jax.simulator.tasks import Tasks
-from experiments.embark_table1.loads import Loads, count
+from experiments.embark_table1.loads import count
 from experiments.embark_table1.placements import (
     TABLE_BYTES,
     dp_order,
@@ -47,21 +47,10 @@ def simulate_embark(
       placements: placements of all tables.
       arrange: ``serial`` lets nothing overlap.
     """
-    loads = count(placements, job.features, job.workload)
-    return simulate_loads(system, job, loads, arrange)
-
-
-def simulate_loads(
-    system: str,
-    job: Job,
-    loads: Loads,
-    arrange: Callable[[Sequence[Task]], Sequence[Task]] = tuple,
-) -> Simulation:
-    """Simulates a step of EMBark's system, in which devices have these loads."""
     step = EmbarkStep(
         Tasks(Rates(job.workload.fleet)),
         job.workload,
-        loads,
+        count(placements, job.features, job.workload),
         job.network,
         key_bytes(job),
     )
