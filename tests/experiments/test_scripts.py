@@ -1,6 +1,9 @@
 """The scripts of the experiments start, and their pages name what there is."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "experiments").glob("*/README.md"))
 FILE = re.compile(r"\b(?:experiments|configs)/[\w./-]+\.(?:py|yaml|json)\b")
 MODULE = re.compile(r"-m (experiments[\w.]+)")
+OF_OTHERS = ("peer.py", "ask_torchrec.py")
+"""Scripts that run in an environment of their own."""
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "experiments").glob("*/*.py"))
+    if "__main__" in path.read_text() and path.name not in OF_OTHERS
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
@@ -20,3 +30,20 @@ def test_commands_name_files_that_are_there(page):
         for name in MODULE.findall(text)
     ]
     assert not [file for file in files if not file.exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_a_script_says_what_it_takes(script):
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run(
+        [sys.executable, script, "--help"],
+        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
