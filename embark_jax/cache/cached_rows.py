@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from embark_jax.cache.figures import CacheFigures
-from embark_jax.cache.kept_slots import Kept
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.resolving import (
     Demand,
@@ -32,10 +31,9 @@ from embark_jax.cache.resolving import (
     resolve_routes,
 )
 from embark_jax.cache.slots_needed import check_slots
-from embark_jax.cache.stored_rows import ROWS_AT_ONCE
+from embark_jax.cache.stored_rows import ROWS_AT_ONCE, StoredRows
 from embark_jax.cache.swaps import Incoming, make_put, make_take
 from embark_jax.cache.table_stores import TableStores, most_of_all
-from embark_jax.cache.window_turns import WindowTurns
 from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch, route_batch
@@ -76,7 +74,6 @@ class CachedRows:
       scratch: folder for stores on disk; None takes the system's for temporary files.
 
     Attributes:
-      windows: the time windows of the batches so far, by which rows may expire.
       halted: whether a batch was refused; until this is set back, batches change no
         index, and those that come again are counted once.
 
@@ -100,7 +97,6 @@ class CachedRows:
         self._pending: PendingBatch | None = None
         self._written: Future | None = None
         self._routed: DeviceBatch | None = None  # what the indexes have counted last
-        self.windows = WindowTurns()
         self.halted = False
         self._stores = TableStores(collection, optimizer, key, scratch)
         self.use(collection)
@@ -115,15 +111,15 @@ class CachedRows:
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
-        def resolve(indexes, batch, turns, again, halted):
+        def resolve(indexes, batch, again, halted):
             routes = route_batch(collection, batch, self._micro_batches)
             return resolve_routes(
-                collection, indexes, routes, self._micro_batches, turns, again, halted
+                collection, indexes, routes, self._micro_batches, again, halted
             )
 
-        def lend(indexes, batch, turns):
+        def lend(indexes, batch):
             routes = route_batch(collection, batch)
-            return resolve_routes(collection, indexes, routes, 1, turns, lend=True)[1:]
+            return resolve_routes(collection, indexes, routes, lend=True)[1:]
 
         self._resolve = jax.jit(resolve, donate_argnums=0)
         self._try_to_resolve = jax.jit(lend)
@@ -172,8 +168,7 @@ class CachedRows:
           TooFewSlotsError: if the slots cannot hold the rows; it has the tables.
         """
         tables = self.bring_pending(tables)
-        turns = self._turns_to_expire(1)
-        routes, demands = self._try_to_resolve(self._indexes, batch, turns)
+        routes, demands = self._try_to_resolve(self._indexes, batch)
         borrower = PendingBatch(batch, routes, demands, Future())
         self._start_reading(borrower)
         rows = borrower.rows.result()
@@ -213,16 +208,14 @@ class CachedRows:
         return self._figures.take()
 
     def restored_slots(self) -> dict[str, int]:
-        """Returns how many slots, on all devices together, each dynamic table needs for
-        the rows that had some in the checkpoint that was read into ``unfilled``; all
+        """Returns how many slots, on all devices together, each table that discards
+        rows needs for those in the checkpoint that was read into ``unfilled``; all
         processes must call it."""
-        dynamic = self._stores.dynamic
-        if not dynamic:
-            return {}
-        counts = most_of_all([store.most_kept for store in dynamic.values()])
+        stores = self._stores.discarding.values()
+        counts = most_of_all([store.count for store in stores]) if stores else []
         return {
             store.table: count * store.storage.ranges[0].row_shards
-            for store, count in zip(dynamic.values(), counts, strict=True)
+            for store, count in zip(stores, counts, strict=True)
         }
 
     def restore(self, tables: TableState, slots: TableState) -> TableState:
@@ -234,27 +227,26 @@ class CachedRows:
         """
         self._pending = self._routed = None
         self.halted = False
-        self.windows = WindowTurns()
         self._indexes = init_indexes(self._collection)
         tables = self._stores.restored(slots, tables)
-        kept = {name: store.kept() for name, store in self._stores.dynamic.items()}
-        return self._with_kept(tables, kept) if kept else tables
+        discarding = self._stores.discarding
+        return self._fill_slots(tables, discarding) if discarding else tables
 
-    def _with_kept(
-        self, tables: TableState, kept: Mapping[str, Mapping[Any, Kept]]
+    def _fill_slots(
+        self, tables: TableState, discarding: Mapping[str, StoredRows]
     ) -> TableState:
-        """Gives rows of dynamic tables the slots that they had."""
-        for name, kept_by_device in kept.items():
-            fields = self._stores[name].kept_index(kept_by_device)
+        """Gives slots to the rows of tables that discard rows."""
+        keys: dict[str, dict[Any, np.ndarray]] = {}
+        for name, store in discarding.items():
+            keys[name], fields = store.keys_in_slots()
             self._indexes[name] = self._indexes[name]._replace(**fields)
         self._indexes = grow_directories(self._collection, self._indexes, 1)
-        slots = max(self._storages[name].slots_per_device for name in kept)
+        slots = max(self._storages[name].slots_per_device for name in discarding)
         for first in range(0, slots, ROWS_AT_ONCE):
             moves, rows = {}, {}
             for name in self._storages:
-                kept_by_device = kept.get(name, {})
-                moves[name], rows[name] = self._stores[name].kept_rows(
-                    kept_by_device, first
+                moves[name], rows[name] = self._stores[name].moves_to_slots(
+                    keys.get(name, {}), first
                 )
             tables, _ = self._swap(tables, moves, rows)
         return tables
@@ -263,25 +255,10 @@ class CachedRows:
         """Starts the route of a batch, and waits for nothing."""
         new = not self.halted and batch is not self._routed
         self._routed = None if self.halted else batch
-        self.windows.turn += new
         self._indexes, routes, demands = self._resolve(
-            self._indexes,
-            batch,
-            self._turns_to_expire(),
-            np.bool_(not new),
-            np.bool_(self.halted),
+            self._indexes, batch, np.bool_(not new), np.bool_(self.halted)
         )
         return PendingBatch(batch, routes, demands, Future(), new)
-
-    def _turns_to_expire(self, ahead: int = 0) -> dict[str, np.int32]:
-        """Returns after how many turns rows expire in tables that count days, for the
-        last batch or one ``ahead`` of it, by storage."""
-        tables = {name: s.ranges[0].table for name, s in self._storages.items()}
-        return {
-            name: self.windows.turns(table, ahead)
-            for name, table in tables.items()
-            if table.expire_days is not None
-        }
 
     def _start_reading(self, pending: PendingBatch) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""
@@ -310,7 +287,6 @@ class CachedRows:
         )
         if pending.new and refused:
             self.halted, self._routed = True, None
-            self.windows.turn -= 1
         elif pending.new:
             # The devices waited for the rows if the tables, as the step before leaves
             # them, are ready.

@@ -38,14 +38,11 @@ class CacheFigures:
     def take(self) -> dict[str, float]:
         """Returns figures since the last call: for each storage the share of the rows
         asked for that already had a slot; for each dynamic table the slots that hold a
-        row, and how often a batch asked for a key that was not admitted; and the share
-        of steps whose rows were late."""
+        row; and the share of steps whose rows were late."""
         figures: dict[str, float] = {}
-        for name, (needed, missed, _, guests) in self._rows.items():
+        for name, (needed, missed, _) in self._rows.items():
             if needed:
                 figures[f"cache_hits/{name}"] = float(1 - missed / needed)
-            if guests:
-                figures[f"not_admitted/{self._dynamic[name]}"] = int(guests)
         figures |= {f"slots_filled/{table}": n for table, n in self._filled.items()}
         if self._late:
             figures["cache_late"] = sum(self._late) / len(self._late)

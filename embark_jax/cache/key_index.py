@@ -5,10 +5,6 @@ new key takes the slot of a *victim*: among the next slots around the ring, one 
 lowest score, but none that the batch asks for. All work is sorting, without atomics:
 equal inputs give equal indexes.
 
-A key may have to be asked for by several batches before it is *admitted*: until then a
-sketch counts these batches, and in each of them the key is a *guest*: it has a slot
-with its initial row, which is not updated, and which is the first to leave.
-
 Keys are one or two 32-bit words, of any value. All functions are pure, and local to a
 device.
 """
@@ -33,13 +29,7 @@ from embark_jax.cache.directory import (
     most_of_few,
     replace,
 )
-from embark_jax.cache.leaving import (
-    ANY_ROW,
-    SlotRules,
-    find_first_to_leave,
-    find_victims,
-)
-from embark_jax.cache.sketch import SKETCH_SEEDS, count_sights
+from embark_jax.cache.leaving import ANY_ROW, SlotRules, find_victims
 from embark_jax.embedding.keys import number_keys
 
 
@@ -52,15 +42,11 @@ class KeyIndex(NamedTuple):
       way_slots: ``[buckets, WAYS]`` int32 slot of each way; ``NO_SLOT`` of empty ones.
       slot_keys: ``[slots, words]`` uint32 key of each slot.
       used_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
-      times_used: ``[slots]`` int32 turns in which it was, since it was admitted; 0 of
-        guests.
+      times_used: ``[slots]`` int32 turns in which it was.
       turn: ``[1]`` int32 turn of the last batch.
       filled: ``[1]`` int32 slots that hold a key; they are the first ones, and what
         ``slot_keys`` says of others means nothing.
       hand: ``[1]`` int32 slot of the ring at which the search for victims begins.
-      sights: ``[cells, hashes]`` int32 counts of the sketch; no cells where all keys
-        are admitted at once.
-      counted: ``[1]`` int32 keys counted since the counts were halved.
     """
 
     way_keys: jax.Array
@@ -71,8 +57,6 @@ class KeyIndex(NamedTuple):
     turn: jax.Array
     filled: jax.Array
     hand: jax.Array
-    sights: jax.Array
-    counted: jax.Array
 
     @property
     def slots(self) -> int:
@@ -88,7 +72,7 @@ class Moves(NamedTuple):
       incoming: ``[n, words]`` uint32 keys of the rows that come.
       outgoing: ``[n, words]`` uint32 keys of the rows that leave.
       count: ``[1]`` int32 number of rows that come.
-      leaves: ``[n]`` bool: whether a row leaves that is to be kept elsewhere.
+      leaves: ``[n]`` bool: whether a row leaves that slot.
     """
 
     slot: jax.Array
@@ -104,15 +88,13 @@ class Resolved(NamedTuple):
     Attributes:
       index: index with all keys that were asked for.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
-      touched: the keys grouped by slots whose rows may change, which are all but those
-        of guests.
+      touched: the keys grouped by their slots.
       moves: moves that bring the rows to where ``index`` says.
       needed: ``[1]`` int32 slots that the batch needs; where no row may leave, with
         those of all other keys. If there are fewer, nothing was done but to count the
         turn.
       unique_keys: ``[1]`` int32 different keys that the batch asks for.
       missing: ``[1]`` int32 of them that had no slot.
-      guests: ``[1]`` int32 of them that are not admitted.
       homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
         ``rehash`` finds it for them.
     """
@@ -124,20 +106,16 @@ class Resolved(NamedTuple):
     needed: jax.Array
     unique_keys: jax.Array
     missing: jax.Array
-    guests: jax.Array
     homeless: jax.Array
 
 
-def empty_index(
-    slots: int, words: int, buckets: int | None = None, cells: int = 0
-) -> KeyIndex:
+def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
     """Returns an index without keys.
 
     Args:
       slots: number of slots of the block.
       words: number of words of a key.
       buckets: buckets of the directory; None takes twice as many ways as slots.
-      cells: cells of the sketch.
     """
     if buckets is None:
         buckets = default_buckets(slots)
@@ -150,8 +128,6 @@ def empty_index(
         turn=jnp.zeros(1, jnp.int32),
         filled=jnp.zeros(1, jnp.int32),
         hand=jnp.zeros(1, jnp.int32),
-        sights=jnp.zeros((cells, len(SKETCH_SEEDS)), jnp.int32),
-        counted=jnp.zeros(1, jnp.int32),
     )
 
 
@@ -186,51 +162,28 @@ def resolve(
     slot = jnp.where(row < slots, row, slots)
     present = row < slots + len(groups.group)
     missing = present & (row >= slots)
-    renewed = jnp.zeros_like(present)
-    first_to_leave = jnp.zeros((), bool)
-    if rules.reclaims:
-        expired, first_to_leave = find_first_to_leave(index, turn, rules)
-        first_to_leave = first_to_leave.at[slot].set(False, mode="drop")
-        renewed = expired.at[slot].get(mode="fill", fill_value=False) & rules.forgets
     unique_keys, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
-    needed = unique_keys
-    if not rules.may_evict:
-        needed = index.filled + misses - first_to_leave.sum(dtype=jnp.int32)
+    needed = unique_keys if rules.may_evict else index.filled + misses
     fits = needed <= slots
     was_counted = index.used_at.at[slot].get(mode="fill", fill_value=0) == turn
-    was_guest = jnp.zeros(n, bool)
-    if rules.admit_after > 1:
-        was_guest = index.times_used.at[slot].get(mode="fill", fill_value=1) == 0
-    guests, admitted = missing | was_guest, jnp.ones(n, bool)
-    if rules.admit_after > 1:
-        sights, counted, times_seen = count_sights(
-            index.sights, index.counted, keys, guests & fits & ~was_counted
-        )
-        index = index._replace(sights=sights, counted=counted)
-        admitted = ~guests | (times_seen >= rules.admit_after)
-    more = jnp.where(was_counted & ~was_guest | ~admitted, 0, 1)
-    used_slot = jnp.where(fits, slot, slots)
     # All arrays are read before they are written, or else XLA copies them.
-    seen_slot = jnp.where(was_counted, slots, used_slot)
+    used_slot = jnp.where(fits & ~was_counted, slot, slots)
     index = index._replace(
-        used_at=index.used_at.at[seen_slot].set(turn[0], mode="drop"),
-        times_used=index.times_used.at[used_slot].add(more, mode="drop"),
+        used_at=index.used_at.at[used_slot].set(turn[0], mode="drop"),
+        times_used=index.times_used.at[used_slot].add(1, mode="drop"),
         turn=turn,
     )
     missing &= fits
-    renewed &= fits
 
     def move(carried):
         _, index, slot, *_ = carried
-        return False, *_give_slots(
-            index, keys, slot, missing, renewed, admitted, first_to_leave, rules
-        )
+        return False, *_give_slots(index, keys, slot, missing, rules)
 
     none = jnp.zeros_like(keys)
     moves = Moves(jnp.full(n, slots), none, none, misses * 0, jnp.zeros(n, bool))
     # Many batches of a table whose rows all have slots move nothing. This is a loop of
     # one turn or none, since XLA copies all of the index for a conditional.
-    moving = (missing | renewed).any(), index, slot, moves, misses * 0
+    moving = missing.any(), index, slot, moves, misses * 0
     _, index, slot, moves, homeless = lax.while_loop(
         lambda carried: carried[0], move, moving
     )
@@ -238,12 +191,11 @@ def resolve(
     return Resolved(
         index,
         slot.at[groups.group].get(mode="fill", fill_value=slots),
-        groups.with_rows(jnp.where(present & admitted, slot, unused)),
+        groups.with_rows(jnp.where(present, slot, unused)),
         moves,
         needed,
         unique_keys,
         misses,
-        (present & ~admitted).sum(dtype=jnp.int32)[None],
         homeless,
     )
 
@@ -292,47 +244,34 @@ def _give_slots(
     keys: jax.Array,
     slot: jax.Array,
     missing: jax.Array,
-    renewed: jax.Array,
-    admitted: jax.Array,
-    first_to_leave: jax.Array,
     rules: SlotRules,
 ) -> tuple[KeyIndex, jax.Array, Moves, jax.Array]:
-    """Gives slots to the keys of a batch that have none, and new rows to others.
+    """Gives slots to the keys of a batch that have none.
 
     Args:
       index: index that has counted the batch.
       keys, rules: as in ``resolve``.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
-      missing, renewed, admitted: ``[n]`` bool: which keys need a slot, whose row begins
-        anew in the slot that it has, and which may be updated.
-      first_to_leave: ``[slots]`` bool, or ``[]`` if there are none.
+      missing: ``[n]`` bool: which keys need a slot.
 
     Returns:
       The index, the slots, the moves, and the number of keys that found no room in the
       directory.
     """
     n, slots = len(keys), index.slots
-    turn = index.turn
-    misses = missing.sum(dtype=jnp.int32)[None]
-    count = misses + renewed.sum(dtype=jnp.int32)
+    count = missing.sum(dtype=jnp.int32)[None]
     # The r-th key that moves is key ``moving_key[r]``, and takes slot ``taken[r]``.
-    # First come those that had none, then those whose row begins anew where it is.
     index_in_batch = jnp.arange(n, dtype=jnp.int32)
-    moves, is_new = index_in_batch < count, index_in_batch < misses
+    moves = index_in_batch < count
     rank = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, n)
-    if rules.reclaims:
-        rank_renewed = misses + jnp.cumsum(renewed, dtype=jnp.int32) - 1
-        rank = jnp.where(renewed, rank_renewed, rank)
     moving_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
     fresh = index.filled + index_in_batch
-    any_leaves = index.filled[0] + misses[0] > slots
-    victims, hand = find_victims(index, first_to_leave, n, rules, any_leaves)
+    any_leaves = index.filled[0] + count[0] > slots
+    victims, hand = find_victims(index, n, rules, any_leaves)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     taken = jnp.where(fresh < slots, fresh, victim)
-    taken = jnp.where(is_new, taken, slot[moving_key])
     taken = jnp.where(moves, taken, slots)
-    evicts = moves & is_new & (fresh >= slots)
-    leaves = evicts & (index.times_used.at[taken].get(mode="clip") > 0)
+    leaves = moves & (fresh >= slots)
 
     incoming = jnp.where(moves[:, None], keys[moving_key], 0)
     outgoing = index.slot_keys.at[taken].get(mode="clip")
@@ -340,21 +279,20 @@ def _give_slots(
         index.way_keys,
         index.way_slots,
         outgoing,
-        evicts | (moves & ~is_new),
+        leaves,
         incoming,
         taken,
         count,
     )
     # Never less than none: this makes all that is written depend on all that is read.
     taken = jnp.where((homeless < 0) & leaves, slots, taken)
-    uses = admitted[moving_key].astype(jnp.int32)
     index = index._replace(
         way_keys=way_keys,
         way_slots=way_slots,
         slot_keys=index.slot_keys.at[taken].set(incoming, mode="drop"),
-        used_at=index.used_at.at[taken].set(turn[0], mode="drop"),
-        times_used=index.times_used.at[taken].set(uses, mode="drop"),
-        filled=jnp.minimum(index.filled + misses, slots),
+        used_at=index.used_at.at[taken].set(index.turn[0], mode="drop"),
+        times_used=index.times_used.at[taken].set(1, mode="drop"),
+        filled=jnp.minimum(index.filled + count, slots),
         hand=jnp.where(any_leaves, hand, index.hand),
     )
     slot = slot.at[jnp.where(moves, moving_key, n)].set(taken, mode="drop")

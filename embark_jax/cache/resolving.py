@@ -29,7 +29,6 @@ from embark_jax.cache.key_index import (
     resolve,
 )
 from embark_jax.cache.leaving import SlotRules
-from embark_jax.cache.sketch import SKETCH_CELLS
 from embark_jax.embedding.arrays import (
     BATCH,
     MICRO_BATCHES,
@@ -52,8 +51,8 @@ class Demand(NamedTuple):
       largest: ``[4]`` int32 maximum over devices of the rows that come, the slots that
         the batch needs, as in ``Resolved``, and the keys without room in the directory;
         and 1 of a batch that is refused, which asks for nothing, or 0.
-      rows: ``[4]`` int32 numbers over all devices: rows that are asked for, those of
-        them that had no slot, slots that hold a row, and keys that are not admitted.
+      rows: ``[3]`` int32 numbers over all devices: rows that are asked for, those of
+        them that had no slot, and slots that hold a row.
     """
 
     moves: Moves
@@ -72,13 +71,7 @@ def slot_rules(storage: Storage) -> SlotRules:
     if not storage.kind.table:
         return SlotRules(storage.kind.evict)
     table = storage.ranges[0].table
-    return SlotRules(
-        storage.kind.evict,
-        table.slots == table.max_slots,
-        table.admit_after,
-        table.expire_steps,
-        table.discard,
-    )
+    return SlotRules(storage.kind.evict, table.slots == table.max_slots)
 
 
 def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
@@ -87,11 +80,7 @@ def init_indexes(collection: EmbeddingCollection) -> dict[str, KeyIndex]:
 
     def create():
         return {
-            name: empty_index(
-                storage.slots_per_device,
-                words_of_keys(storage),
-                cells=SKETCH_CELLS if slot_rules(storage).admit_after > 1 else 0,
-            )
+            name: empty_index(storage.slots_per_device, words_of_keys(storage))
             for name, storage in storages.items()
         }
 
@@ -166,7 +155,6 @@ def resolve_routes(
     indexes: Mapping[str, KeyIndex],
     routes: Routes,
     micro_batches: int = 1,
-    turns_to_expire: Mapping[str, jax.Array | np.int32] | None = None,
     again: jax.Array | np.bool_ | bool = False,
     halted: jax.Array | np.bool_ | bool = False,
     lend: bool = False,
@@ -179,8 +167,6 @@ def resolve_routes(
       routes: result of ``EmbeddingCollection.route``; several micro-batches lie along a
         first axis.
       micro_batches: number of micro-batches.
-      turns_to_expire: ``[]`` int32, by storage: turns after which rows of tables that
-        count days expire.
       again: ``[]`` bool: whether the indexes were asked for the same batch last.
       halted: ``[]`` bool: whether a batch before this one was refused. So is this one
         then, as it is if it does not fit the capacities or has bad ids: the indexes
@@ -194,15 +180,12 @@ def resolve_routes(
     cached = collection.cached
     clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
 
-    def resolve_all(indexes, routes, turns_to_expire, again, refused):
+    def resolve_all(indexes, routes, again, refused):
         moves, counts = {}, []
         for name, cluster in clusters.items():
             words, present = routes[name].keys
             rules = slot_rules(cached[name])
-            rules = rules._replace(
-                may_evict=lend or rules.may_evict,
-                expire_after=turns_to_expire.get(name, rules.expire_after),
-            )
+            rules = rules._replace(may_evict=lend or rules.may_evict)
             group = cluster.group
             if micro_batches > 1:  # the slots hold the keys of all of them together
                 group = functools.partial(
@@ -233,7 +216,6 @@ def resolve_routes(
                         resolved.unique_keys,
                         resolved.missing,
                         resolved.index.filled,
-                        resolved.guests,
                     ]
                 )
             )
@@ -249,12 +231,11 @@ def resolve_routes(
     demand = Demand(BATCH, PartitionSpec(), PartitionSpec())  # pyright: ignore
     new_indexes, resolved, demands = collection.map(
         resolve_all,
-        (BATCH, batch, *[PartitionSpec()] * 3),
+        (BATCH, batch, PartitionSpec(), PartitionSpec()),
         (BATCH, batch, dict.fromkeys(clusters, demand)),
     )(
         dict(indexes),
         {name: routes.storages[name] for name in clusters},
-        jax.tree.map(jnp.asarray, dict(turns_to_expire or {})),
         jnp.asarray(again),
         halted | ~collection.fits(routes) | routes.any_bad.any(),
     )

@@ -51,8 +51,8 @@ def check_slots(
         can_grow = limit is not None and row_range.table.slots != limit
         if can_grow:
             slots = needed * row_range.row_shards
-            _, missing, _, not_admitted = np.asarray(demand.rows).tolist()
-            soon = slots + BATCHES_AHEAD * max(0, missing - not_admitted)
+            _, missing, _ = np.asarray(demand.rows).tolist()
+            soon = slots + BATCHES_AHEAD * missing
             wanted[named] = min(soon, MOST_AHEAD * slots)
         if needed <= storage.slots_per_device:
             continue

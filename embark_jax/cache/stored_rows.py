@@ -7,7 +7,6 @@ table the stores hold what has left slots, by key; a checkpoint gets the others,
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,25 +15,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.cache.kept_slots import (
-    KEY,
-    SIGHTS,
-    SLOT,
-    SLOT_VALUES,
-    Kept,
-    index_of,
-    kept,
-    keys_of,
-    saved_slots,
-)
 from embark_jax.cache.key_index import KeyIndex, Moves
 from embark_jax.cache.keyed_store import KeyedStore
 from embark_jax.cache.resolving import Demand, words_of_keys
 from embark_jax.cache.row_store import RowStore, make_store
-from embark_jax.cache.sketch import SKETCH_SEEDS
+from embark_jax.cache.saved_keys import (
+    KEY,
+    NO_ROW,
+    SCORES,
+    USED,
+    index_fields,
+    keys_of,
+    ring_order,
+    words_of,
+)
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.swaps import Incoming, initial_values, to_words
 from embark_jax.embedding.arrays import BATCH
@@ -53,7 +49,7 @@ ROWS_AT_ONCE = 8192
 
 class StoredRows:
     """All rows of one cached storage, as described above. A checkpoint of a dynamic
-    table is restored by ``clear``, ``owned``, ``take`` and ``take_sights``.
+    table is restored by ``clear``, ``owned`` and ``take``.
 
     Args:
       storage: the storage.
@@ -78,7 +74,7 @@ class StoredRows:
         self._words = words
         self._width = max(columns.stop for columns in words.values())
         self._mesh = mesh
-        self._discards = any(row_range.table.discard for row_range in storage.ranges)
+        self.discards = any(row_range.table.discard for row_range in storage.ranges)
         tier, width = storage.kind.tier, self._width
 
         def make(rows: int) -> RowStore:
@@ -87,14 +83,12 @@ class StoredRows:
         (row_range, *_) = storage.ranges
         expected = (row_range.table.expected_keys or 0) // row_range.row_shards
         self._stores: dict[Any, RowStore | KeyedStore] = {
-            device: KeyedStore(make, 0 if self._discards else expected)
+            device: KeyedStore(make, 0 if self.discards else expected)
             if self.table
             else make(storage.rows_per_device)
             for device in mesh.local_devices
         }
-        self._taken: dict[Any, list[tuple[np.ndarray, dict[str, np.ndarray]]]]
-        self._taken = defaultdict(list)
-        self._sights: dict[Any, np.ndarray] = {}
+        self._used: dict[Any, list[np.ndarray]] = defaultdict(list)
         self._moved: deque[int] = deque(maxlen=BATCHES_REMEMBERED)
 
     def incoming(self, demand: Demand) -> Incoming:
@@ -109,7 +103,7 @@ class StoredRows:
             names = _moving(device, demand, demand.moves.incoming)
             rows = np.zeros((size, self._width), np.float32)
             fresh = np.arange(size) < len(names)
-            if not self._discards:
+            if not self.discards:
                 held = np.flatnonzero(store.holds(names))
                 rows[held] = store.read(names[held])
                 fresh[held] = False
@@ -121,35 +115,31 @@ class StoredRows:
         for device, store in self._stores.items():
             names = _moving(device, demand, demand.moves.outgoing)
             leaves = np.asarray(on_device(device, demand.moves.leaves))[: len(names)]
-            if leaves.any() and not self._discards:
+            if leaves.any() and not self.discards:
                 left = np.asarray(on_device(device, rows))[: len(names)][leaves]
                 store.write(names[leaves], left)
 
     def take_slots(self, index: KeyIndex, arrays: list[jax.Array]) -> None:
-        """Stores a copy of all rows that have a slot; of guests, whose rows are initial
-        ones, only where slots decide what is discarded.
+        """Stores a copy of all rows that have a slot.
 
         Args:
           index: key index of the storage.
           arrays: storage and its states, in the order of a row's values.
         """
         for device, store in self._stores.items():
-            if self._discards and isinstance(store, KeyedStore):
+            if self.discards and isinstance(store, KeyedStore):
                 store.clear()  # of what an earlier checkpoint has
             names = _names(np.asarray(on_device(device, index.slot_keys)))
-            filled = int(np.asarray(on_device(device, index.filled))[0])
-            stored = np.asarray(on_device(device, index.times_used)) > 0
-            stored |= self._discards
+            slots = _slots_in_order(index, device)
             arrays_of_device = [on_device(device, array) for array in arrays]
             count = min(ROWS_AT_ONCE, len(names))
-            for begin in range(0, filled, count):
-                first = min(begin, len(names) - count)
+            for begin in range(0, len(slots), count):
+                some = slots[begin : begin + count]
                 rows = [
-                    _rows(array, np.int32(first), count) for array in arrays_of_device
+                    np.asarray(_rows(array, np.resize(some, count)))[: len(some)]
+                    for array in arrays_of_device
                 ]
-                held = begin - first + np.flatnonzero(stored[begin : first + count])
-                held = held[held < filled - first]
-                store.write(names[first + held], np.concatenate(rows, axis=1)[held])
+                store.write(names[some], np.concatenate(rows, axis=1))
 
     def fill(
         self, collection: EmbeddingCollection, optimizer: AnyRule, key: jax.Array
@@ -194,24 +184,20 @@ class StoredRows:
         return max(len(store) for store in self._keyed.values())
 
     def key_arrays(self, index: KeyIndex, room: int) -> dict[str, StoredArray]:
-        """Returns keys and slots of a dynamic table's rows, by their names in a
-        checkpoint, with ``room`` in each block; ``array`` has as much, afterwards."""
-        arrays: dict[str, dict[Any, np.ndarray]] = {n: {} for n in (KEY, *SLOT_VALUES)}
+        """Returns what ``saved_keys`` says of a dynamic table's rows, by name, with
+        ``room`` in each block; ``array`` has as much, afterwards."""
+        all_keys, all_used = {}, {}
         for device, store in self._keyed.items():
             store.reserve(room)
-            arrays[KEY][device] = np.zeros((room, 1), np.int64)
-            arrays[KEY][device][: len(store), 0] = store.keys
-            fields = (np.asarray(on_device(device, values)) for values in index)
-            host_index: Any = KeyIndex(*fields)  # pyright: ignore[reportArgumentType]
-            keys = keys_of(host_index.slot_keys[: int(host_index.filled[0])])
-            slots = saved_slots(host_index, store.numbers(keys), len(store), room)
-            for name, values in slots.items():
-                arrays[name][device] = values
-            if len(host_index.sights):
-                counted = np.resize(host_index.counted, (1, len(SKETCH_SEEDS)))
-                sights = np.concatenate([host_index.sights, counted])
-                arrays.setdefault(SIGHTS, {})[device] = sights
-        return {name: self._array(values) for name, values in arrays.items()}
+            count = len(store)
+            keys, used = np.zeros((room, 1), np.int64), np.full((room, 1), NO_ROW)
+            keys[:count, 0], used[:count] = store.keys, 0
+            if self.discards:
+                field: jax.Array = getattr(index, SCORES[self.storage.kind.evict])
+                scores = np.asarray(on_device(device, field))
+                used[:count, 0] = scores[_slots_in_order(index, device)]
+            all_keys[device], all_used[device] = keys, used.astype(np.int32)
+        return {KEY: self._array(all_keys), USED: self._array(all_used)}
 
     @property
     def _keyed(self) -> dict[Any, KeyedStore]:
@@ -219,8 +205,7 @@ class StoredRows:
 
     def clear(self) -> None:
         """Forgets all rows of a dynamic table."""
-        self._taken.clear()
-        self._sights.clear()
+        self._used.clear()
         for store in self._keyed.values():
             store.clear()
 
@@ -232,14 +217,14 @@ class StoredRows:
     def take(
         self,
         keys: np.ndarray,
-        slots: Mapping[str, np.ndarray],
+        used: np.ndarray,
         rows: Mapping[str, np.ndarray],
     ) -> None:
         """Takes over those of ``[n]`` int64 keys of a checkpoint that are ``owned``.
 
         Args:
           keys: ``[n]`` int64 keys.
-          slots: ``[n]`` values of ``SLOT_VALUES``.
+          used: ``[n]`` int32 values of ``USED``.
           rows: parameters ``[n, dim]`` by the name "", and each state, ``[n, dim]`` or
             ``[n, 1]``.
         """
@@ -255,63 +240,37 @@ class StoredRows:
                 for name in self._words
             ]
             store.write(keys[own], np.concatenate(list(map(to_words, values)), axis=1))
-            slot_values = {name: values[own] for name, values in slots.items()}
-            self._taken[device].append((keys[own], slot_values))
+            self._used[device].append(used[own])
 
-    def take_sights(self, blocks: np.ndarray) -> None:
-        """Takes over the sketches of all blocks, ``[blocks, cells, hashes]``."""
-        everywhere = blocks.max(axis=0)  # of other owners, who had other keys
-        for number, device in enumerate(self._mesh.devices.flat):
-            if device in self._stores:
-                alike = len(blocks) == self._mesh.size
-                self._sights[device] = blocks[number] if alike else everywhere
+    def keys_in_slots(self) -> tuple[dict[Any, np.ndarray], dict[str, jax.Array]]:
+        """Gives the first slots to rows that were taken, to those with the largest
+        ``used`` if there are too few; a table that discards rows has no others.
 
-    @property
-    def most_kept(self) -> int:
-        """Number of rows with a slot, of those that were taken, on the device that has
-        the most."""
-        return max(
-            sum(int((slots[SLOT] >= 0).sum()) for _, slots in self._taken[device])
-            for device in self._stores
-        )
-
-    def kept(self) -> dict[Any, Kept]:
-        """Returns, by device, which of the rows that were taken have slots."""
-        all_kept, limit = {}, self.storage.slots_per_device
-        for device in self._stores:
-            taken = self._taken[device]
-            keys = [np.empty(0, np.int64), *(keys for keys, _ in taken)]
-            values = {
-                name: np.concatenate(
-                    [np.empty(0, np.int32), *(slots[name] for _, slots in taken)]
-                )
-                for name in SLOT_VALUES
-            }
-            all_kept[device] = kept(np.concatenate(keys), values, limit)
-        return all_kept
-
-    def kept_index(self, all_kept: Mapping[Any, Kept]) -> dict[str, jax.Array]:
-        """Returns the fields of the key index of these rows, but for the directory."""
-        indexes = []
-        for device, rows_kept in all_kept.items():
-            fields = index_of(rows_kept, self.storage.slots_per_device)
-            if device in self._sights:
-                sights = self._sights[device]
-                fields |= {"sights": sights[:-1], "counted": sights[-1, :1]}
+        Returns:
+          Their ``[n]`` int64 keys by device, and the fields of their key index, all but
+          the directory.
+        """
+        limit, evict = self.storage.slots_per_device, self.storage.kind.evict
+        keys_by_device, indexes = {}, []
+        for device, store in self._keyed.items():
+            used = np.concatenate([np.empty(0, np.int32), *self._used[device]])
+            stay = np.sort(np.argsort(used, kind="stable")[-limit:])
+            keys_by_device[device] = store.keys[stay]
+            fields = index_fields(store.keys[stay], used[stay], limit, evict)
             indexes.append(jax.device_put(fields, device))
-        return jax.tree.map(self._whole, *indexes)
+        return keys_by_device, jax.tree.map(self._whole, *indexes)
 
-    def kept_rows(
-        self, all_kept: Mapping[Any, Kept], first: int
+    def moves_to_slots(
+        self, keys_by_device: Mapping[Any, np.ndarray], first: int
     ) -> tuple[Moves, Incoming]:
-        """Returns moves that bring such rows into ``ROWS_AT_ONCE`` slots from ``first``
-        on, and the rows."""
+        """Returns moves that bring the rows of some of these keys, of ``ROWS_AT_ONCE``
+        from ``first`` on, into slots of the same numbers, and the rows."""
         slots, moves_by_device = self.storage.slots_per_device, []
         size = min(ROWS_AT_ONCE, slots)
         for device, store in self._stores.items():
             keys = np.empty(0, np.int64)
-            if device in all_kept:
-                keys = all_kept[device].keys[first : first + size]
+            if device in keys_by_device:
+                keys = keys_by_device[device][first : first + size]
             count = len(keys)
             slot = np.full(size, slots, np.int32)
             slot[:count] = first + np.arange(count)
@@ -355,8 +314,7 @@ class StoredRows:
         return divmod(row_range.devices.index(number), row_range.column_shards)
 
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:
-        words = np.ascontiguousarray(keys, "<i8").view("<u4").reshape(-1, 2)
-        return row_shard_of(words, self.storage.ranges[0].row_shards)
+        return row_shard_of(words_of(keys), self.storage.ranges[0].row_shards)
 
 
 def on_device(device: Any, array: jax.Array) -> jax.Array:
@@ -379,6 +337,15 @@ def _names(keys: np.ndarray) -> np.ndarray:
     return keys[:, 0] if keys.shape[1] == 1 else keys_of(keys)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _rows(array: jax.Array, first: jax.Array, count: int) -> jax.Array:
-    return to_words(lax.dynamic_slice_in_dim(array, first, count))
+def _slots_in_order(index: KeyIndex, device: Any) -> np.ndarray:
+    """Returns the slots of a device that have a row, in ``ring_order``."""
+    filled, hand = (
+        int(np.asarray(on_device(device, field))[0])
+        for field in (index.filled, index.hand)
+    )
+    return ring_order(filled, hand)
+
+
+@jax.jit
+def _rows(array: jax.Array, slots: jax.Array) -> jax.Array:
+    return to_words(array[slots])

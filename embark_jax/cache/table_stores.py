@@ -62,6 +62,11 @@ class TableStores:
         """The stores of dynamic tables."""
         return {name: store for name, store in self._stores.items() if store.table}
 
+    @property
+    def discarding(self) -> dict[str, StoredRows]:
+        """The stores of dynamic tables that discard rows."""
+        return {n: store for n, store in self.dynamic.items() if store.discards}
+
     def use(self, collection: EmbeddingCollection) -> None:
         """Changes to a plan of more slots."""
         for name, storage in collection.cached.items():
@@ -86,7 +91,7 @@ class TableStores:
     ) -> TableState:
         """Returns the tables with all rows of cached ones as they lie in the stores,
         which get copies of rows in slots, and initial rows; those of dynamic tables
-        with their keys and slots. All processes must call it."""
+        with their keys. All processes must call it."""
         for name, store in self._stores.items():
             arrays = {"": tables.storages[name], **tables.optimizer[name]}
             in_order = [arrays[value] for value in self._words[name]]

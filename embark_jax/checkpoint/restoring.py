@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from embark_jax.cache.kept_slots import KEY, NO_ROW, SIGHTS, SLOT, SLOT_VALUES
+from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.errors import CheckpointError
@@ -80,25 +80,13 @@ def restore_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
         n: states(n) for n in rows_by_key.states
     }
     block = len(range(0, layout.end, layout.row_shards))
-    if states(SIGHTS) in saved.description.arrays:
-        rows_by_key.take_sights(saved.array(states(SIGHTS)))
 
     def read(rows: tuple[int, range]):
         row_shard, extent = rows
-        keys, *slots = (
-            saved.rows(
-                name, layout.first_slots[row_shard][0] + extent.start, len(extent)
-            )
-            for name in map(states, (KEY, *SLOT_VALUES))
-        )
-        keys, slots = (
-            keys()[:, 0],
-            {
-                name: values()[:, 0]
-                for name, values in zip(SLOT_VALUES, slots, strict=True)
-            },
-        )
-        own = np.flatnonzero((slots[SLOT] != NO_ROW) & rows_by_key.owned(keys))
+        first = layout.first_slots[row_shard][0] + extent.start
+        reads = [saved.rows(states(name), first, len(extent)) for name in (KEY, USED)]
+        keys, used = (wait()[:, 0] for wait in reads)
+        own = np.flatnonzero((used != NO_ROW) & rows_by_key.owned(keys))
         if not len(own):
             return None
         values = {}
@@ -111,7 +99,7 @@ def restore_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
             if columns[0].shape[1] != layout.width:  # one value a row, in all of them
                 columns = columns[:1]
             values[value] = np.concatenate(columns, axis=1)[own]
-        return keys[own], {n: slot[own] for n, slot in slots.items()}, values
+        return keys[own], used[own], values
 
     items = (
         (row_shard, extent)

@@ -69,13 +69,6 @@ class TableConfig(Config):
     evicted: Evicted | None = None
     """Place of rows that have left a dynamic table: ``host`` memory (also None),
     ``disk``, or nowhere (``discard``): their keys count as new when seen again."""
-    admit_after: PositiveInt | None = None
-    """Number of batches that ask for a key of a dynamic table before it gets a row of
-    its own; None is 1, at first sight. Until then it has its initial row."""
-    expire_after: int | str | None = None
-    """Number of steps, or of days such as ``7d``, after which a row of a dynamic table
-    that no batch asks for may leave its slot, although the table could grow. None keeps
-    rows. Days are those of `data.kind: windows`."""
     evict: Evict | None = None
     """Rows that leave slots first: ``lru`` (also None) those asked for longest ago,
     ``lfu`` those asked for by the fewest batches, for ids of stable frequencies."""
@@ -266,8 +259,6 @@ def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
             config.max_slots,
             evict=config.evict or "lru",
             evicted=config.evicted or "host",
-            admit_after=config.admit_after or 1,
-            expire_after=config.expire_after,
             expected_keys=config.expected_keys,
         )
     if config.evicted is not None:
@@ -275,12 +266,11 @@ def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
             f"table {name!r}: evicted is {config.evicted!r}, but only rows of a "
             "dynamic table are evicted to somewhere; set max_slots, or tier"
         )
-    for key in ("admit_after", "expire_after", "expected_keys"):
-        if (value := getattr(config, key)) is not None:
-            raise ValueError(
-                f"table {name!r}: {key} is {value!r}, which only a dynamic table may "
-                "have; give it max_slots"
-            )
+    if config.expected_keys is not None:
+        raise ValueError(
+            f"table {name!r}: expected_keys is {config.expected_keys!r}, which only a "
+            "dynamic table may have; give it max_slots"
+        )
     return TableSpec(
         name,
         config.rows or rows,

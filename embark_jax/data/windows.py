@@ -4,7 +4,6 @@ appear, or one folder whose samples were cut by time."""
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +22,6 @@ from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
 from embark_jax.data.view import DatasetView
 
-DAY_S = 86_400
-
 
 class TimeWindow(NamedTuple):
     """A time window of the data.
@@ -38,20 +35,6 @@ class TimeWindow(NamedTuple):
     name: str
     folder: Path
     begin: int | None
-
-    @property
-    def day(self) -> float | None:
-        """The day when it begins, since 1970: from its begin, in seconds, or its name,
-        if that is a date of ISO 8601, such as 2026-11-24 or day=2026-11-24."""
-        if self.begin is not None:
-            return self.begin / DAY_S
-        try:
-            time = datetime.datetime.fromisoformat(self.name.rpartition("=")[2])
-        except ValueError:
-            return None
-        if time.tzinfo is None:
-            time = time.replace(tzinfo=datetime.UTC)
-        return time.timestamp() / DAY_S
 
     @property
     def manifest(self) -> Manifest:

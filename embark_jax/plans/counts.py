@@ -1,13 +1,10 @@
-"""Counts that users give: whole numbers within limits, and numbers of steps or days."""
+"""Counts that users give: whole numbers within limits."""
 
 from __future__ import annotations
 
 import numbers
-import re
 from typing import Any
 
-DAYS = r"[1-9]\d{0,5}d"
-"""Pattern of a number of days, such as "7d"."""
 MOST = 2**31 - 1
 MOST_DIM = 2**16
 MOST_DEVICES = 2**16
@@ -30,14 +27,3 @@ def whole(what: str, value: Any, limit: int = MOST) -> int:
         digits = f"{count:,}" if count < 10**30 else "a number of more than 30 digits"
         raise ValueError(f"{what} is {digits}, must be at most {limit:,}")
     return count
-
-
-def check_steps_or_days(what: str, value: Any) -> None:
-    """Raises ``ValueError`` if a value is neither a number of steps nor of days."""
-    if not isinstance(value, str):
-        whole(what, value)
-    elif not re.fullmatch(DAYS, value):
-        raise ValueError(
-            f"{what} is {value!r}, must be a whole number of steps >= 1, or of days, "
-            "such as '7d'"
-        )

@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from embark_jax.plans.counts import MOST_DIM, MOST_ROWS, check_steps_or_days, whole
+from embark_jax.plans.counts import MOST_DIM, MOST_ROWS, whole
 from embark_jax.plans.options import Dtype, Evict, Evicted, Initializer, Pooling, Tier
 
 DYNAMIC_KEYS = 2**64
@@ -27,7 +27,7 @@ PADDING_ID = -1
 UNIFORM_NEGATIVES = "uniform_negatives"
 """Feature whose ids a run draws at random, for the loss of a retrieval model."""
 
-_OF_DYNAMIC = ("discard", "admit_after", "expire_after", "expected_keys")
+_OF_DYNAMIC = ("discard", "expected_keys")
 """Fields that only dynamic tables may set; others have their defaults."""
 
 
@@ -60,12 +60,6 @@ class TableSpec:
         does: any 64-bit id is a key, and gets a row when it is first seen. ``slots``
         are the present room, and grow. Without ``slots`` it has as many as ``rows``, up
         to ``max_slots``; without a ``tier``, evicted rows are in "host".
-      admit_after: number of batches that ask for a key of a dynamic table before it has
-        a row of its own; until then it has its initial one, which does not change.
-      expire_after: number of steps, or of days such as "7d", after which a row of a
-        dynamic table that no batch asks for may leave its slot even if the table could
-        grow; if rows that leave are forgotten, it begins anew when it is asked for
-        again. None keeps rows. ``Trainer.begin_window`` says which day it is.
       discard: whether a dynamic table forgets a row that leaves the slots: its key
         counts as new when it is seen again.
       expected_keys: different keys of a dynamic table by the end of the run, for which
@@ -83,8 +77,6 @@ class TableSpec:
     slots: int | None = None
     evict: Evict = "lru"
     max_slots: int | None = None
-    admit_after: int = 1
-    expire_after: int | str | None = None
     discard: bool = False
     expected_keys: int | None = None
     initializer: Initializer = "uniform"
@@ -102,8 +94,6 @@ class TableSpec:
         init_scale: float | None = None,
         evict: Evict = "lru",
         evicted: Evicted = "host",
-        admit_after: int = 1,
-        expire_after: int | str | None = None,
         expected_keys: int | tuple[int, int] | None = None,
     ) -> TableSpec:
         """Makes a table whose rows are made when their key is first seen.
@@ -117,7 +107,6 @@ class TableSpec:
           init_scale: as in any table; ``None`` takes ``max_slots ** -0.5``.
           evicted: place of rows that have left: memory, "host", a scratch file, "disk",
             or nowhere, "discard".
-          admit_after, expire_after: as in the class.
           expected_keys: as in the class; or of the first steps and of the end.
 
         Raises:
@@ -142,8 +131,6 @@ class TableSpec:
             slots=slots,
             evict=evict,
             max_slots=max_slots,
-            admit_after=admit_after,
-            expire_after=expire_after,
             discard=evicted == "discard",
             expected_keys=expected_keys,
         )
@@ -217,11 +204,8 @@ class TableSpec:
                         "dynamic table may have; give it max_slots"
                     )
             return
-        whole(f"table {self.name!r}: admit_after", self.admit_after)
         if self.expected_keys is not None:
             whole(f"table {self.name!r}: expected_keys", self.expected_keys, MOST_ROWS)
-        if self.expire_after is not None:
-            check_steps_or_days(f"table {self.name!r}: expire_after", self.expire_after)
         if self.initializer != "uniform":
             raise ValueError(
                 f"table {self.name!r}: initializer is {self.initializer!r}, must be "
@@ -250,17 +234,6 @@ class TableSpec:
         """Number of ids: they run from 0 to this, exclusive; ``DYNAMIC_KEYS`` where any
         64 bits are one."""
         return DYNAMIC_KEYS if self.is_dynamic else self.rows
-
-    @property
-    def expire_steps(self) -> int | None:
-        """Steps after which rows expire; None if they do not, or after days."""
-        return None if isinstance(self.expire_after, str) else self.expire_after
-
-    @property
-    def expire_days(self) -> int | None:
-        """Days after which rows expire; None if they do not, or after steps."""
-        after = self.expire_after
-        return int(after.removesuffix("d")) if isinstance(after, str) else None
 
     def with_slots(self, slots: int) -> TableSpec:
         """Returns the dynamic table with its slots doubled until they are so many, or

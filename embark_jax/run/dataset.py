@@ -150,19 +150,9 @@ def check_weights(config: ExperimentConfig, dataset: Dataset) -> None:
                 )
 
 
-def check_windows(
-    config: ExperimentConfig, dataset: Dataset, tables: Iterable[TableSpec]
-) -> None:
-    """Raises ``ConfigError`` if a config does not suit data in time windows, or only
-    suits these."""
+def check_windows(config: ExperimentConfig, dataset: Dataset) -> None:
+    """Raises ``ConfigError`` if a config does not suit data in time windows."""
     if not isinstance(dataset, WindowsData):
-        for table in tables:
-            if table.expire_days is not None:
-                raise ConfigError(
-                    f"embedding.tables.{table.name}.expire_after: is "
-                    f"{table.expire_after!r}, but only data.kind windows know days; "
-                    "give a number of steps"
-                )
         return
     for key in ("eval_every", "hot_batches"):
         if getattr(config.train, key):

@@ -314,7 +314,7 @@ def build(
     """
     dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
-    check_windows(config, dataset, tables)
+    check_windows(config, dataset)
     check_weights(config, dataset)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:

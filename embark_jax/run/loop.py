@@ -70,7 +70,6 @@ class Loop:
             )
             # A run that was stopped in an evaluation begins with it when it is resumed.
             evaluated = {record["step"] for record in self.checkpoints.evaluations}
-            self._begin_windows()
             if self._evaluates_at(trainer.step) and trainer.step not in evaluated:
                 self._evaluate()
             while not self.early.ended:
@@ -126,14 +125,6 @@ class Loop:
         self._progress.update(self._task, total=self.setup.steps)
         return True
 
-    def _begin_windows(self) -> None:
-        """Tells the trainer the days of the windows so far, if they have some."""
-        if self.setup.windows is not None:
-            step = self.trainer.step
-            for window in self.setup.windows.until(step):
-                if window.day is not None:
-                    self.trainer.begin_window(window.day, step - window.first)
-
     def _report(self) -> None:
         trainer = self.trainer
         record = self._figures.close()
@@ -164,7 +155,6 @@ class Loop:
     def _evaluate(self) -> None:
         setup, trainer = self.setup, self.trainer
         step = trainer.step
-        self._begin_windows()
         try:
             split, batches = held_out(setup, step)
             record = on_split(setup, trainer, split, self.stop.during(batches))

@@ -16,7 +16,7 @@ import numpy as np
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
-from embark_jax.cache.kept_slots import KEY, NO_ROW, SLOT
+from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
@@ -152,9 +152,9 @@ class SavedModel:
     def _held(self, table: TableSpec) -> np.ndarray:
         """Returns which of the rows of a dynamic table are more than room for one."""
         if table.name not in self._held_rows:
-            slots = np.empty((self._room(table), 1), np.int32)
-            self._read(table, f"embedding_state.{{}}.{SLOT}", slots)
-            self._held_rows[table.name] = np.flatnonzero(slots[:, 0] != NO_ROW)
+            used = np.empty((self._room(table), 1), np.int32)
+            self._read(table, f"embedding_state.{{}}.{USED}", used)
+            self._held_rows[table.name] = np.flatnonzero(used[:, 0] != NO_ROW)
         return self._held_rows[table.name]
 
     def _room(self, table: TableSpec) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ POLL_S = 1.0
 NAME = "window"
 FILES = "window_files"
 END = "window_end"
-DAY = "window_day"
 """Keys of a window in the record of its evaluation."""
 
 
@@ -37,7 +36,6 @@ class WindowSteps(NamedTuple):
       name: name of the window.
       first, end: its steps are ``first + 1 .. end``: it begins when ``first`` are done.
       files: digest of its samples.
-      day: day when it begins, as in ``TimeWindow``; None if nobody knows.
       window: the window; None if it was trained before, and has to be there no more.
     """
 
@@ -45,14 +43,12 @@ class WindowSteps(NamedTuple):
     first: int
     end: int
     files: str
-    day: float | None
     window: TimeWindow | None
 
     @property
     def record(self) -> dict[str, Any]:
         """What the record of its evaluation says of the window."""
-        day = {} if self.day is None else {DAY: self.day}
-        return {NAME: self.name, FILES: self.files, END: self.end, **day}
+        return {NAME: self.name, FILES: self.files, END: self.end}
 
 
 class RunWindows(DatasetView):
@@ -105,8 +101,7 @@ class RunWindows(DatasetView):
         for record in records:
             if NAME in record:
                 name, end, files = (record[key] for key in (NAME, END, FILES))
-                day = record.get(DAY)
-                self._windows.append(WindowSteps(name, first, end, files, day, None))
+                self._windows.append(WindowSteps(name, first, end, files, None))
                 first = end
         if not self._windows or step >= self.end:
             return
@@ -136,11 +131,9 @@ class RunWindows(DatasetView):
         window = there[0]
         if last is not None and last.window is not None:
             check_follows(last.window, window)
-        check_day(window, self._tables.values())
         begin, end = self.end, self.end + self._steps_of(window)
         digest = window.manifest.digest()
-        steps = WindowSteps(window.name, begin, end, digest, window.day, window)
-        self._windows.append(steps)
+        self._windows.append(WindowSteps(window.name, begin, end, digest, window))
         return True
 
     def _next_name(self) -> str | None:
@@ -174,10 +167,6 @@ class RunWindows(DatasetView):
     def at(self, step: int) -> WindowSteps:
         """Returns the window that the batch after ``step`` steps is of."""
         return next(w for w in reversed(self._windows) if w.first <= step)
-
-    def until(self, step: int) -> list[WindowSteps]:
-        """Returns the windows of the steps so far, and the one after them."""
-        return [window for window in self._windows if window.first <= step]
 
     @property
     def last(self) -> PreparedData:
@@ -262,16 +251,3 @@ class RunWindows(DatasetView):
         manifest = manifests.read(window.folder)
         fixed = {*manifest.hashed_tables, *manifest.numbered_tables}
         return {t: n for t, n in manifest.table_rows.items() if t not in fixed}
-
-
-def check_day(window: TimeWindow, tables: Iterable[TableSpec]) -> None:
-    """Raises ``DataError`` if nobody knows the day of a window, by which rows of a
-    table expire."""
-    for table in tables:
-        if table.expire_days is not None and window.day is None:
-            raise DataError(
-                f"{window.folder}: embedding.tables.{table.name}.expire_after is "
-                f"{table.expire_after!r}, but the name {window.name!r} of the window "
-                "is no date; name folders such as 2026-11-24, or cut one by embark "
-                "data prepare --window"
-            )

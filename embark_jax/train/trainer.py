@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from embark_jax.cache.kept_slots import KEY, NO_ROW, SLOT
+from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
 from embark_jax.data import Batch, BatchChecker, Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch
@@ -251,19 +251,6 @@ class Trainer:
         steps = StepsInFlight(self._engine, self._placing, self._checker())
         return steps.apply(batches)
 
-    def begin_window(self, day: float, steps_ago: int = 0) -> None:
-        """Says that batches from the next on are of another day, by which rows of
-        dynamic tables expire (``expire_after="7d"``). A ``Dataset`` of
-        ``data.kind: windows`` says it itself.
-
-        Args:
-          day: day of the samples, counted from any one, such as 1970-01-01; a day that
-            was begun before is not begun again.
-          steps_ago: number of steps on this day so far, after a restore.
-        """
-        if self.cached is not None:
-            self.cached.windows.begin(day, steps_ago)
-
     def apply(
         self, batch: DeviceBatch, following: DeviceBatch | None = None
     ) -> StepReport:
@@ -298,15 +285,15 @@ class Trainer:
         if not table.is_dynamic:
             return TableRows(np.arange(len(rows)), rows)
         states: Any = state.embedding_state
-        keys, slots = (
+        keys, used = (
             export_table(
                 self.embeddings,
                 {storage: arrays.get(value) for storage, arrays in states.items()},
                 name,
             )[:, 0]
-            for value in (KEY, SLOT)
+            for value in (KEY, USED)
         )
-        held = np.flatnonzero(slots != NO_ROW)
+        held = np.flatnonzero(used != NO_ROW)
         held = held[np.argsort(keys[held])]
         return TableRows(keys[held], rows[held])
 

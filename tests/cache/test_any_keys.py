@@ -138,14 +138,13 @@ def logits_of(rows: dict[int, np.ndarray], batch: ej.Batch) -> np.ndarray:
     return logits
 
 
-def trained(rows: dict[int, np.ndarray], batch: ej.Batch, admitted=None) -> np.ndarray:
-    """Logits of a batch, which then updates the rows of admitted keys, or of all."""
+def trained(rows: dict[int, np.ndarray], batch: ej.Batch) -> np.ndarray:
+    """Logits of a batch, which then updates the rows of its keys."""
     cells, logits = cells_of(batch), logits_of(rows, batch)
     slope = (1 / (1 + np.exp(-logits)) - batch.labels) / BATCH
     for sample, key in cells:
-        if admitted is None or key in admitted:
-            row = rows.setdefault(key, initial_row(key % 2**64).astype(np.float64))
-            rows[key] = row - RATE * slope[sample] * WEIGHT
+        row = rows.setdefault(key, initial_row(key % 2**64).astype(np.float64))
+        rows[key] = row - RATE * slope[sample] * WEIGHT
     return logits
 
 
@@ -197,14 +196,13 @@ def test_hostile_keys_beside_a_dictionary(mesh, cluster, slots, options):
     "options",
     [
         {},
-        {"evicted": "disk", "evict": "lfu", "expire_after": 2},
-        {"admit_after": 2},
+        {"evicted": "disk", "evict": "lfu"},
     ],
 )
 def test_any_keys_on_one_mesh_after_another_beside_a_dictionary(options, tmp_path):
     """Each mesh goes on from the checkpoint of the one before; the table grows on all
     of them, and rows leave on some. Other batches are scored in between."""
-    rng, rows, seen = np.random.default_rng(0), {}, Counter()
+    rng, rows = np.random.default_rng(0), {}
     hostile, meshes = np.array([*EXTREME, *colliding(30)]), [(2, 4), (1, 2)]
     with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
         for mesh in [*meshes, *meshes]:
@@ -217,15 +215,12 @@ def test_any_keys_on_one_mesh_after_another_beside_a_dictionary(options, tmp_pat
                 assert_table(trainer, rows)
             for _ in range(5):
                 new = rng.integers(-(2**63), 2**63, rng.integers(2, 20), np.int64)
-                again = rng.choice(sorted(seen) or hostile, 6)
+                again = rng.choice(sorted(rows) or hostile, 6)
                 batch = batch_of(
                     np.concatenate([new, again, rng.choice(hostile, 5)]), rng
                 )
                 (result,) = trainer.iterate_batches([batch])
-                seen.update({key for _, key in cells_of(batch)})
-                admit_after = options.get("admit_after", 1)
-                admitted = {key for key, count in seen.items() if count >= admit_after}
-                logits = trained(rows, batch, admitted)
+                logits = trained(rows, batch)
                 np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
                 strange = rng.integers(-(2**63), 2**63, 9, np.int64)
                 scoring = trainer.predict([batch, batch_of(strange, rng)])
@@ -247,114 +242,12 @@ def test_padding_is_said_apart_for_dynamic_tables_alone():
         check(dataclasses.replace(batch, ids={"user": batch.ids["user"][:, :1]}))
 
 
-@pytest.mark.parametrize(
-    ("mesh", "cluster", "options"),
-    [
-        ((1, 1), "ub", {"admit_after": 3}),
-        pytest.param(
-            (2, 4),
-            "rb",
-            {"admit_after": 2, "expire_after": 3, "evicted": "discard"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            (1, 2),
-            "ub",
-            {"expire_after": 2, "evicted": "discard", "overlap": True},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param((1, 2), "ub", {"expire_after": 2}, marks=pytest.mark.slow),
-    ],
-)
-def test_admission_and_expiry_beside_a_dictionary(mesh, cluster, options, tmp_path):
-    """Some keys come in every batch, some now and then, others once. In between, the
-    run is saved and resumed."""
-    table = {k: v for k, v in options.items() if k != "overlap"}
-    look_ahead = {"overlap": options.get("overlap", False)}
-    trainer = trainer_of(mesh, cluster, SLOTS, 400, table, **look_ahead)
-    admit_after, expire_after = (options.get(f"{n}_after") for n in ("admit", "expire"))
-    rng, rows = np.random.default_rng(1), {}
-    seen, last_step, not_admitted = Counter(), {}, 0
-    for step in range(14):
-        if step == 7:
-            with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
-                checkpoints.save(
-                    trainer.whole_state(), trainer.step, trainer.embeddings, {}
-                )
-                trainer = trainer_of(mesh, cluster, SLOTS, 400, table, **look_ahead)
-                trainer.load(checkpoints)
-        often = np.arange(4) + 20 * (step % 5 == 0)
-        once = 1000 * (step + 1) + np.arange(10)
-        batch = batch_of(np.concatenate([often, rng.integers(50, 60, 3), once]), rng)
-        (result,) = trainer.iterate_batches([batch])
-        keys = {key for _, key in cells_of(batch)}
-        seen.update(keys)
-        for key in keys:
-            gone = expire_after and step - last_step.get(key, step) > expire_after
-            if gone and options.get("evicted") == "discard":
-                rows.pop(key, None)
-            last_step[key] = step
-        admitted = {key for key, count in seen.items() if count >= (admit_after or 1)}
-        not_admitted += len(keys - admitted)
-        logits = trained(rows, batch, admitted)
-        np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
-    assert trainer.cached is not None
-    figures = trainer.cached.figures()
-    assert (not_admitted > 0) == (admit_after is not None)
-    assert ("not_admitted/user" in figures) == (admit_after is not None)
-    assert trainer.embeddings.plan.tables[0].slots == SLOTS < len(seen)
-    found = trainer.table("user")
-    if options.get("evicted") != "discard":
-        assert set(found.keys.tolist()) == admitted
-    for key, row in zip(found.keys.tolist(), found.rows, strict=True):
-        if key in admitted and step - last_step[key] <= (expire_after or step):
-            np.testing.assert_allclose(row, rows[key], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("meshes", "options"),
-    [
-        ([(1, 1), (1, 1)], {}),
-        ([(2, 4), (1, 2)], {"overlap": True}),
-    ],
-)
-def test_rows_expire_after_days_beside_a_dictionary(meshes, options, tmp_path):
-    """Windows of two or three steps, with days between some of them. The run is resumed
-    within one, on another mesh; it forgets rows by the day that they were last seen."""
-    table, rng = {"expire_after": "2d", "evicted": "discard"}, np.random.default_rng(2)
-    days = np.repeat([10, 11, 12.5, 14, 15, 19, 20], [2, 3, 2, 3, 2, 2, 3])
-    trainer = trainer_of(meshes[0], "ub", SLOTS, 400, table, **options)
-    rows, last_day, forgotten = {}, {}, 0
-    for step, day in enumerate(days):
-        if step == 9:
-            with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
-                checkpoints.save(trainer.whole_state(), step, trainer.embeddings, {})
-                trainer = trainer_of(meshes[1], "ub", SLOTS, 400, table, **options)
-                trainer.load(checkpoints)
-            for earlier in np.unique(days[:step]):
-                first = int(np.argmax(days == earlier))
-                trainer.begin_window(float(earlier), step - first)
-        trainer.begin_window(float(day))
-        keys = np.concatenate([rng.integers(0, 25, 12), 1000 * step + np.arange(4)])
-        batch = batch_of(keys, rng)
-        (result,) = trainer.iterate_batches([batch])
-        for key in {key for _, key in cells_of(batch)}:
-            if day - last_day.get(key, day) > 2:
-                del rows[key]
-                forgotten += 1
-            last_day[key] = day
-        logits = trained(rows, batch)
-        np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
-    assert forgotten > 20
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "max_slots"),
     [
-        ({"admit_after": 2, "expire_after": 3, "evicted": "discard"}, 400),
-        ({"expire_after": "2d", "evicted": "discard"}, 400),
+        ({}, 400),
+        ({"evict": "lru", "evicted": "discard"}, 48),
         ({"evict": "lfu", "evicted": "discard"}, 48),
     ],
 )
@@ -379,7 +272,6 @@ def test_a_batch_that_is_replayed_is_counted_once(options, max_slots):
                 )
                 for step in range(4)
             ]
-            trainer.begin_window(day)
             for result in trainer.iterate_batches(batches):
                 losses.append(result.loss)
                 if result.step % 3 == 0:
@@ -396,13 +288,6 @@ def test_a_batch_that_is_replayed_is_counted_once(options, max_slots):
         outcome, more_recompilations = run(capacity=1, overlap=overlap)
         assert outcome == expected
         assert more_recompilations >= recompilations + 2
-
-
-def test_days_must_be_told():
-    trainer = trainer_of((1, 1), "ub", 64, 64, {"expire_after": "2d"})
-    batch = batch_of(np.arange(3), np.random.default_rng(0))
-    with pytest.raises(ValueError, match=r"is '2d', but nothing says which day it is"):
-        list(trainer.iterate_batches([batch]))
 
 
 @pytest.mark.parametrize(

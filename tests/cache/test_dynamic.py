@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import embark_jax as ej
-from embark_jax.cache.kept_slots import NO_ROW, SLOT_VALUES, keys_of
+from embark_jax.cache.saved_keys import NO_ROW, keys_of
 from embark_jax.cache.slots_needed import TooFewSlotsError
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer
@@ -104,14 +104,13 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
     (name,) = (n for n in state.storages if "_user" in n)
     states = dict(state.embedding_state[name])
     keys = states.pop("key")
-    states = {n: a for n, a in states.items() if n not in SLOT_VALUES}
+    used = states.pop("used")
     arrays = [state.storages[name], *states.values()]
     found = {}
-    slots = state.embedding_state[name]["slot"]
-    shards = (each.addressable_shards for each in (slots, keys, *arrays))
-    for slot, key, *parts in zip(*shards, strict=True):
+    shards = (each.addressable_shards for each in (used, keys, *arrays))
+    for use, key, *parts in zip(*shards, strict=True):
         rows = np.concatenate([each.data for each in parts], axis=1)
-        known = slot.data[:, 0] != NO_ROW
+        known = use.data[:, 0] != NO_ROW
         for number, row in zip(key.data[known, 0].tolist(), rows[known], strict=True):
             columns = [found[number]] if number in found else []  # of other shards
             found[number] = np.concatenate([*columns, row])

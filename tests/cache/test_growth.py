@@ -25,7 +25,7 @@ def plan_of(table: ej.TableSpec) -> ej.Plan:
 def wanted(table: ej.TableSpec, needed: int, asked: int, new: int) -> dict[str, int]:
     """Slots that a batch makes the table want, where a device needs ``needed``."""
     storage = next(s for s in plan_of(table).storages if s.kind.table)
-    demand = Demand(None, np.array([0, needed, 0, 0]), np.array([asked, new, 0, 0]))  # pyright: ignore
+    demand = Demand(None, np.array([0, needed, 0, 0]), np.array([asked, new, 0]))  # pyright: ignore
     with pytest.raises(TooFewSlotsError) as raised:
         check_slots({storage.name: demand}, {storage.name: storage}, None)  # pyright: ignore
     return dict(raised.value.slots)
@@ -53,7 +53,7 @@ def test_tables_that_soon_must_grow_do_so_with_another():
         demands = {}
         for name, storage in storages.items():
             of_table = needed[storage.kind.table]
-            rows = np.array([9, new, 0, 0])
+            rows = np.array([9, new, 0])
             demands[name] = Demand(None, np.array([0, of_table, 0, 0]), rows)  # pyright: ignore
         with pytest.raises(TooFewSlotsError, match="tables user must grow") as raised:
             check_slots(demands, storages, None)  # pyright: ignore

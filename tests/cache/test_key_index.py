@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from embark_jax.cache import directory, key_index
 from embark_jax.cache.key_index import KeyIndex, Resolved
 from embark_jax.cache.leaving import ANY_ROW, SlotRules
-from embark_jax.cache.sketch import SKETCH_CELLS
 
 BATCH = 16
 
@@ -112,43 +111,6 @@ def test_a_batch_that_needs_more_slots_changes_nothing():
     assert int(refused.moves.count[0]) == 0
     assert contents(refused.index) == contents(index)
     np.testing.assert_array_equal(refused.index.used_at, index.used_at)
-
-
-def test_guests_are_counted_and_leave_first():
-    rules = SlotRules(may_evict=False, admit_after=2)
-    index = key_index.empty_index(4, 1, cells=SKETCH_CELLS)
-    for keys, admitted in (([1, 2], []), ([1, 3], [1]), ([1, 4, 5], [1])):
-        resolved = resolve(index, *words_of(keys, 1), rules)
-        assert int(resolved.needed[0]) <= 4
-        updated = np.isin(resolved.slot, resolved.touched.row)[: len(keys)]
-        assert updated.tolist() == [key in admitted for key in keys]
-        assert not resolved.moves.leaves.any()  # guests are not kept
-        index = resolved.index
-    assert contents(index).keys() == {1, 3, 4, 5}
-    again = resolve(index, *words_of([1, 4, 5], 1), rules, np.bool_(True))
-    np.testing.assert_array_equal(again.index.times_used, index.times_used)
-    # 2 has left, but its count stays. Four admitted keys need four slots.
-    index = resolve(index, *words_of([2, 4, 5], 1), rules).index
-    assert contents(index).keys() == {1, 2, 4, 5}
-    refused = resolve(index, *words_of([6], 1), rules)
-    assert int(refused.needed[0]) == 5
-    assert contents(refused.index) == contents(index)
-
-
-@pytest.mark.parametrize("may_evict", [False, True])
-def test_expired_rows_make_room_and_begin_anew(may_evict):
-    rules = SlotRules("lfu", may_evict, expire_after=2, forgets=True)
-    index = key_index.empty_index(4, 1)
-    for keys in ([1, 2, 3, 4], [1, 2, 3], [1, 2], [1]):
-        index = resolve(index, *words_of(keys, 1), rules).index
-    resolved = resolve(index, *words_of([1, 3, 5], 1), rules)
-    count = int(resolved.moves.count[0])
-    # 5 takes the place of 4, and 3 was forgotten: both rows come.
-    assert numbers_of(np.asarray(resolved.moves.incoming)[:count]) == [5, 3]
-    assert numbers_of(np.asarray(resolved.moves.outgoing)[:1]) == [4]
-    assert contents(resolved.index) == {1: 0, 2: 1, 3: 2, 5: 3}
-    slots = np.asarray(resolved.slot)[:3].tolist()
-    assert slots == [0, 2, 3]
 
 
 def test_keys_without_room_find_it_in_a_larger_directory():

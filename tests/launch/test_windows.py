@@ -13,7 +13,7 @@ from tests.runs import done
 MESH = "mesh={nodes: 2, gpus_per_node: 1}"
 SPLIT = (
     "embedding.tables={user: {rows: 200, cluster: rb}, "
-    "item: {max_slots: 99, slots: 99, evicted: discard, expire_after: 1d}}"
+    "item: {max_slots: 99, slots: 99, evicted: discard}}"
 )
 
 TOWERS = "model={kind: two_tower, items: [item], tower: [8, 4]}"
@@ -42,7 +42,6 @@ def test_two_processes_train_on_windows_as_one(tmp_path):
         assert two == pytest.approx(one, rel=1e-4)
     more = [
         f"data={{kind: prepared, path: {days / '2024-05-12'}}}",
-        "embedding.tables.item.expire_after=null",
         f"train.init_from={tmp_path / 'one'}",
         "train.steps=3",
     ]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from embark_jax.config import reading
-from embark_jax.data import DataError, PreparedData, TimeWindow, WindowsData
+from embark_jax.data import DataError, PreparedData, WindowsData
 from embark_jax.data import manifest as manifests
 from embark_jax.run import experiment, windows
 from tests import runs
@@ -63,13 +63,13 @@ def test_each_window_is_evaluated_on_before_it_is_trained_on(days, tmp_path):
 
 
 ROOM = "{rows: 200}"
-EXPIRING = "{max_slots: 99, slots: 99, evicted: discard, expire_after: 1d}"
+DISCARDING = "{max_slots: 60, slots: 60, evicted: discard}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "user"), [(2, ROOM), (4, ROOM), (6, EXPIRING)])
+@pytest.mark.parametrize(("first", "user"), [(2, ROOM), (4, ROOM), (6, DISCARDING)])
 def test_it_resumes_inside_a_window_and_between_two(tmp_path, first, user):
-    """Also where rows that the second day did not ask for begin anew on the third."""
+    """Also where some rows were discarded."""
     days = prepare_days(tmp_path, name="2024-05-1{}")
     config = config_of(tmp_path, days, f"embedding.tables.user={user}")
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -150,10 +150,6 @@ def test_a_window_must_follow_the_one_before(days, tmp_path):
     ("overrides", "message"),
     [
         (["embedding.tables.user.rows=50"], "day 2: needs 56 rows of table 'user'"),
-        (
-            ["embedding.tables.user={max_slots: 9, expire_after: 7d}"],
-            "tables.user.expire_after is '7d', but the name 'day 0' of the window",
-        ),
         (["train.batch_size=151"], "151, more than the 150 training samples"),
         (["train.eval_every=3"], "train.eval_every: must be left out with data.kind"),
         (
@@ -177,21 +173,6 @@ def test_a_table_without_room_for_new_values_is_told_at_the_start(days, tmp_path
     one = prepare_table(tmp_path / "raw", table_of(0), tmp_path / "one", window=50)
     config = reading.load(config_of(tmp_path, one, full))
     assert experiment.build(config).room_warnings() == []  # no folder will come
-
-
-@pytest.mark.parametrize(
-    ("name", "day"),
-    [
-        ("2024-05-01", "2024-05-01"),
-        ("day=2024-05-01", "2024-05-01"),
-        ("2024-05-01T06", "2024-05-01T06"),
-        ("2024-05-01T06:00+06:00", "2024-05-01"),
-        ("day 1", None),
-    ],
-)
-def test_names_of_windows_may_be_dates(name, day):
-    expected = day and np.datetime64(day, "s").astype(int) / 86_400
-    assert TimeWindow(name, Path(name), None).day == expected
 
 
 def test_unfinished_folders_are_not_there_yet(days, tmp_path):
