@@ -2,9 +2,13 @@
 
 The devices get, in this order: the route of a batch, which changes the indexes and says
 which rows move; the swap that moves them; the step. Routes and swaps come in pairs and
-in the order of batches, so that whatever becomes of a step, a row is where the indexes
-say, or else in the store. One thread works on the store: it first writes the rows that
-a swap put out, then reads those that the next swap takes in. It reads no stale row.
+in the order of batches, so that a row is where the indexes say, or else in the store.
+One thread works on the store: it first writes the rows that a swap put out, then reads
+those that the next swap takes in. It reads no stale row.
+
+What a batch has changed is known until its step is known to be applied. If a step is
+refused, its batch and those behind it are undone, from the last to the first: rows lie
+where they lay before, and nobody has asked for any. The batches may come again.
 
 With look-ahead, the devices get the route of a batch before the step ahead of it: its
 rows are read while that step runs.
@@ -12,6 +16,8 @@ rows are read while that step runs.
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,8 +35,9 @@ from embark_jax.cache.resolving import (
     grow_slots,
     init_indexes,
     resolve_routes,
+    undo_moves,
 )
-from embark_jax.cache.slots_needed import check_slots
+from embark_jax.cache.slots_needed import TooFewSlotsError, check_slots
 from embark_jax.cache.stored_rows import ROWS_AT_ONCE, StoredRows
 from embark_jax.cache.swaps import Incoming, make_put, make_take
 from embark_jax.cache.table_stores import TableStores, most_of_all
@@ -38,6 +45,9 @@ from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 from embark_jax.embedding.rules import AnyRule
+
+STARTED_AT_MOST = 8
+"""Batches that may be undone at a time; more than steps are ever in flight."""
 
 
 class PendingBatch(NamedTuple):
@@ -47,19 +57,35 @@ class PendingBatch(NamedTuple):
       batch: the batch as the devices have it.
       routes: routes to slots.
       demands: demand on each storage.
-      rows: rows that come, by storage, once they are read; none if nothing moves.
-      new: whether it counts, unless it is refused: it was not here last, too.
+      rows: rows that come, by storage, once they are read; none if nothing moves. With
+        them come the numbers of keys in the stores before this batch.
     """
 
     batch: DeviceBatch
     routes: Routes
     demands: dict[str, Demand]
-    rows: Future[dict[str, Incoming]]
-    new: bool = False
+    rows: Future[tuple[dict[str, Incoming], dict[str, list[int]]]]
 
-    @property
-    def moves(self) -> dict[str, Moves]:
-        return {name: demand.moves for name, demand in self.demands.items()}
+
+class StartedBatch(NamedTuple):
+    """A batch whose rows are in slots, and whose step is not known to be applied.
+
+    Attributes:
+      batch, demands: as in ``PendingBatch``.
+      left: rows that left slots for it, by storage, as they come back.
+      stored: numbers of keys in the stores before it.
+      late: whether the devices waited for its rows.
+    """
+
+    batch: DeviceBatch
+    demands: dict[str, Demand]
+    left: dict[str, Incoming]
+    stored: dict[str, list[int]]
+    late: bool
+
+
+def _moves(demands: Mapping[str, Demand]) -> dict[str, Moves]:
+    return {name: demand.moves for name, demand in demands.items()}
 
 
 class CachedRows:
@@ -72,10 +98,6 @@ class CachedRows:
       micro_batches: number of micro-batches of a batch of training.
       look_ahead: whether rows of the batch after are read during a step.
       scratch: folder for stores on disk; None takes the system's for temporary files.
-
-    Attributes:
-      halted: whether a batch was refused; until this is set back, batches change no
-        index, and those that come again are counted once.
 
     Raises:
       StoreError: if there is no room for a store.
@@ -95,9 +117,8 @@ class CachedRows:
         self._micro_batches, self._look_ahead = micro_batches, look_ahead
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None
+        self._started: deque[StartedBatch] = deque(maxlen=STARTED_AT_MOST)
         self._written: Future | None = None
-        self._routed: DeviceBatch | None = None  # what the indexes have counted last
-        self.halted = False
         self._stores = TableStores(collection, optimizer, key, scratch)
         self.use(collection)
         dynamic = {name: store.table for name, store in self._stores.dynamic.items()}
@@ -111,11 +132,9 @@ class CachedRows:
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
-        def resolve(indexes, batch, again, halted):
+        def resolve(indexes, batch):
             routes = route_batch(collection, batch, self._micro_batches)
-            return resolve_routes(
-                collection, indexes, routes, self._micro_batches, again, halted
-            )
+            return resolve_routes(collection, indexes, routes, self._micro_batches)
 
         def lend(indexes, batch):
             routes = route_batch(collection, batch)
@@ -123,6 +142,9 @@ class CachedRows:
 
         self._resolve = jax.jit(resolve, donate_argnums=0)
         self._try_to_resolve = jax.jit(lend)
+        self._undo = jax.jit(
+            functools.partial(undo_moves, collection), donate_argnums=0
+        )
 
     def prepare(
         self, tables: TableState, batch: DeviceBatch, following: DeviceBatch | None
@@ -130,33 +152,58 @@ class CachedRows:
         """Brings the rows of a batch into slots; see ``Router``.
 
         Raises:
-          TooFewSlotsError: if the slots cannot hold the rows; it has the tables. Once
-            they have grown, the same batch may be prepared again.
+          TooFewSlotsError: if the slots cannot hold the rows; nothing has changed.
         """
         if not self._look_ahead:
             following = None
             if batch.hot:  # needs no row in a slot
                 return tables, None, None
-        if self._pending is not None and self._pending.batch is not batch:
-            tables = self.bring_pending(tables)
-        if self._pending is None:
+        if self._pending is None or self._pending.batch is not batch:
+            self.drop_pending()
             self._pending = self._route(batch)
             self._start_reading(self._pending)
-        self._pending.rows.result()  # or it stays pending
-        check_slots(self._pending.demands, self._storages, tables)
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        pending.rows.result()  # or it stays pending
+        try:
+            check_slots(pending.demands, self._storages)
+        except TooFewSlotsError:
+            self.drop_pending()
+            raise
+        self._pending = None
         return self._bring(tables, pending, following), pending.routes, None
 
     def keep(self, following: DeviceBatch | None, routes: Routes | None) -> None:
         """Keeps nothing: routes of cached tables are made outside of steps."""
 
-    def bring_pending(self, tables: TableState) -> TableState:
-        """Brings the rows of the pending batch, if there is one; it is routed again
-        when its step comes."""
-        if self._pending is None:
-            return tables
-        pending, self._pending = self._pending, None
-        return self._bring(tables, pending, None)
+    def drop_pending(self) -> None:
+        """Undoes the route of a batch whose rows are not in slots yet, if there is one;
+        it is routed again when its step comes."""
+        if self._pending is not None:
+            self._undo_route(self._pending.demands)
+            self._pending = None
+
+    def landed(self, batch: DeviceBatch) -> None:
+        """Says that the step of a batch was applied: it cannot be undone any more."""
+        if self._started and self._started[0].batch is batch:
+            started = self._started.popleft()
+            self._figures.count(started.demands, started.late)
+
+    def undo(self, tables: TableState) -> TableState:
+        """Returns the tables as they were before all batches that have not landed."""
+        self.drop_pending()
+        self._wait_for_writes()
+        while self._started:
+            started = self._started.pop()
+            tables, _ = self._swap(tables, _moves(started.demands), started.left)
+            self._undo_route(started.demands)
+            self._stores.truncate(started.stored)
+        return tables
+
+    def _undo_route(self, demands: Mapping[str, Demand]) -> None:
+        """Takes back what the last batch that was routed changed in the indexes."""
+        self._indexes, homeless = self._undo(self._indexes, demands)
+        if np.asarray(homeless).any():
+            self._indexes = grow_directories(self._collection, self._indexes)
 
     def lend(
         self, tables: TableState, batch: DeviceBatch
@@ -165,26 +212,21 @@ class CachedRows:
         change; see ``Router``.
 
         Raises:
-          TooFewSlotsError: if the slots cannot hold the rows; it has the tables.
+          TooFewSlotsError: if the slots cannot hold the rows; nothing has changed.
         """
-        tables = self.bring_pending(tables)
+        self.drop_pending()
         routes, demands = self._try_to_resolve(self._indexes, batch)
         borrower = PendingBatch(batch, routes, demands, Future())
         self._start_reading(borrower)
-        rows = borrower.rows.result()
-        check_slots(demands, self._storages, tables)
-        tables, outgoing = self._swap(tables, borrower.moves, rows)
-        back = {
-            name: incoming._replace(
-                rows=outgoing[name], fresh=jnp.zeros_like(incoming.fresh)
-            )
-            for name, incoming in rows.items()
-        }
-        return tables, routes, lambda t: self._swap(t, borrower.moves, back)[0]
+        rows, _ = borrower.rows.result()
+        check_slots(demands, self._storages)
+        tables, left = self._swap(tables, _moves(demands), rows)
+        return tables, routes, lambda t: self._swap(t, _moves(demands), left)[0]
 
     def grow(self, tables: TableState, collection: EmbeddingCollection) -> TableState:
-        """Returns the tables, which ``bring_pending`` gave, with more slots for a plan
-        with more of them; ``use`` must take that plan next."""
+        """Returns the tables with more slots for a plan with more of them; ``use`` must
+        take that plan next."""
+        self.drop_pending()
         self._indexes, storages, states = grow_slots(
             collection, self._indexes, tables.storages, tables.optimizer
         )
@@ -192,14 +234,15 @@ class CachedRows:
 
     def stored(self, tables: TableState) -> TableState:
         """Returns the tables with all rows of cached ones as they lie in the stores,
-        which are brought up to date. It takes tables that ``bring_pending`` gave; the
-        result is good until the next batch."""
+        which are brought up to date. The result is good until the next batch."""
+        self.drop_pending()
         self._wait_for_writes()
         return self._stores.filled(self._collection, tables, self._indexes)
 
     def unfilled(self, tables: TableState) -> TableState:
         """Returns tables like ``stored``, but with any values and no keys: a checkpoint
         is restored into them."""
+        self.drop_pending()
         self._wait_for_writes()
         return self._stores.unfilled(tables)
 
@@ -225,8 +268,8 @@ class CachedRows:
           tables: tables with those arrays.
           slots: tables that give the slots, whatever is in them.
         """
-        self._pending = self._routed = None
-        self.halted = False
+        self._pending = None
+        self._started.clear()
         self._indexes = init_indexes(self._collection)
         tables = self._stores.restored(slots, tables)
         discarding = self._stores.discarding
@@ -253,12 +296,8 @@ class CachedRows:
 
     def _route(self, batch: DeviceBatch) -> PendingBatch:
         """Starts the route of a batch, and waits for nothing."""
-        new = not self.halted and batch is not self._routed
-        self._routed = None if self.halted else batch
-        self._indexes, routes, demands = self._resolve(
-            self._indexes, batch, np.bool_(not new), np.bool_(self.halted)
-        )
-        return PendingBatch(batch, routes, demands, Future(), new)
+        self._indexes, routes, demands = self._resolve(self._indexes, batch)
+        return PendingBatch(batch, routes, demands, Future())
 
     def _start_reading(self, pending: PendingBatch) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""
@@ -269,8 +308,9 @@ class CachedRows:
                 if written is not None:
                     written.result()  # or raises why not
                 demands = pending.demands
-                moves = any(np.asarray(d.largest)[0] for d in demands.values())
-                pending.rows.set_result(self._stores.read(demands) if moves else {})
+                moves = any(demand.on_host().coming for demand in demands.values())
+                rows = self._stores.read(demands) if moves else {}
+                pending.rows.set_result((rows, self._stores.counts()))
             except BaseException as error:
                 pending.rows.set_exception(error)
 
@@ -281,26 +321,20 @@ class CachedRows:
     ) -> TableState:
         """Brings rows into slots and starts to write those that leave, then to read
         those of the batch after, if it is given."""
-        rows = pending.rows.result()
-        *_, homeless, refused = np.max(
-            [demand.largest for demand in pending.demands.values()], axis=0
-        )
-        if pending.new and refused:
-            self.halted, self._routed = True, None
-        elif pending.new:
-            # The devices waited for the rows if the tables, as the step before leaves
-            # them, are ready.
-            array: Any = next(iter(tables.storages.values()))
-            self._figures.count(pending.demands, late=array.is_ready())
-        if homeless:
+        demands = pending.demands
+        if any(demand.on_host().homeless for demand in demands.values()):
             self._indexes = grow_directories(self._collection, self._indexes)
+        # The devices waited for the rows if the tables, as the step before leaves them,
+        # are ready.
+        array: Any = next(iter(tables.storages.values()))
+        late = array.is_ready()
         if following is not None:
             self._pending = self._route(following)
+        rows, stored = pending.rows.result()
+        tables, left = self._swap(tables, _moves(demands), rows)
+        self._started.append(StartedBatch(pending.batch, demands, left, stored, late))
         if rows:
-            tables, outgoing = self._swap(tables, pending.moves, rows)
-            self._written = self._worker.submit(
-                self._stores.write, pending.demands, outgoing
-            )
+            self._written = self._worker.submit(self._stores.write, demands, left)
         if self._pending is not None:
             self._start_reading(self._pending)
         return tables
@@ -310,13 +344,18 @@ class CachedRows:
         tables: TableState,
         moves: Mapping[str, Moves],
         rows: Mapping[str, Incoming],
-    ) -> tuple[TableState, dict[str, jax.Array]]:
-        """Puts rows, if any, into slots; returns those that leave, too."""
+    ) -> tuple[TableState, dict[str, Incoming]]:
+        """Puts rows, if any, into slots. Returns those that leave, too, as they come
+        back if the same moves are made with them."""
         if not rows:
             return tables, {}
         outgoing = self._take(*tables, moves, rows)
         storages, states = self._put(*tables, self._key, moves, rows)
-        return TableState(storages, states), outgoing
+        left = {
+            name: Incoming(outgoing[name], jnp.zeros_like(incoming.fresh))
+            for name, incoming in rows.items()
+        }
+        return TableState(storages, states), left
 
     def _wait_for_writes(self) -> None:
         if self._written is not None:

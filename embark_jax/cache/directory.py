@@ -80,6 +80,7 @@ def replace(
     outgoing: jax.Array,
     leaves: jax.Array,
     incoming: jax.Array,
+    comes: jax.Array,
     slot: jax.Array,
     count: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -89,7 +90,7 @@ def replace(
     Args:
       way_keys, way_slots: the directory.
       outgoing, leaves: ``[n, words]`` keys, and ``[n]`` bool which of them leave.
-      incoming: ``[n, words]`` keys that come.
+      incoming, comes: ``[n, words]`` keys, and ``[n]`` bool which of them come.
       slot: ``[n]`` int32 slots that they get.
       count: ``[1]`` int32: only the first keys count.
 
@@ -102,9 +103,9 @@ def replace(
     def replace_some(carried):
         way_keys, way_slots, homeless, first = carried
         begin = jnp.minimum(first, n - size)
-        some_outgoing, some_leave, some_incoming, some_slots = (
+        some_outgoing, some_leave, some_incoming, some_come, some_slots = (
             lax.dynamic_slice_in_dim(array, begin, size)
-            for array in (outgoing, leaves, incoming, slot)
+            for array in (outgoing, leaves, incoming, comes, slot)
         )
         index = begin + jnp.arange(size, dtype=jnp.int32)
         wanted = (index >= first) & (index < count)
@@ -113,7 +114,7 @@ def replace(
         way_keys = way_keys.at[bucket, way].set(EMPTY, mode="drop")
         way_slots = way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
         way_keys, way_slots, left = insert(
-            way_keys, way_slots, some_incoming, some_slots, wanted
+            way_keys, way_slots, some_incoming, some_slots, some_come & wanted
         )
         return way_keys, way_slots, homeless + left, first + size
 

@@ -32,6 +32,9 @@ from embark_jax.cache.directory import (
 from embark_jax.cache.leaving import ANY_ROW, SlotRules, find_victims
 from embark_jax.embedding.keys import number_keys
 
+NOWHERE = 2**31 - 1
+"""Slot where nothing moves or changes: no block has as many, nor will."""
+
 
 class KeyIndex(NamedTuple):
     """The keys of a block's slots, and the directory that finds them.
@@ -67,7 +70,7 @@ class Moves(NamedTuple):
     """Rows that come into slots, and the rows that leave them.
 
     Attributes:
-      slot: ``[n]`` int32 slots, each once; ``slots`` where nothing moves. Those where
+      slot: ``[n]`` int32 slots, each once; ``NOWHERE`` where nothing moves. Those where
         something moves come first.
       incoming: ``[n, words]`` uint32 keys of the rows that come.
       outgoing: ``[n, words]`` uint32 keys of the rows that leave.
@@ -82,11 +85,29 @@ class Moves(NamedTuple):
     leaves: jax.Array
 
 
+class Before(NamedTuple):
+    """What a batch has changed in an index, as it was before.
+
+    Attributes:
+      slot: ``[2 n]`` int32 slots of the keys that were asked for, each once;
+        ``NOWHERE`` elsewhere.
+      used_at, times_used: ``[2 n]`` int32 what the index said of these slots.
+      filled, hand: as in ``KeyIndex``.
+    """
+
+    slot: jax.Array
+    used_at: jax.Array
+    times_used: jax.Array
+    filled: jax.Array
+    hand: jax.Array
+
+
 class Resolved(NamedTuple):
     """The result of ``resolve``.
 
     Attributes:
       index: index with all keys that were asked for.
+      before: what it was before, for ``undo``.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
       touched: the keys grouped by their slots.
       moves: moves that bring the rows to where ``index`` says.
@@ -100,6 +121,7 @@ class Resolved(NamedTuple):
     """
 
     index: KeyIndex
+    before: Before
     slot: jax.Array
     touched: RowGroups
     moves: Moves
@@ -142,7 +164,6 @@ def resolve(
     keys: jax.Array,
     present: jax.Array,
     rules: SlotRules = ANY_ROW,
-    again: jax.Array | bool = False,
     group: Callable[[jax.Array, int], RowGroups] = group_rows,
 ) -> Resolved:
     """Finds the slots of a batch's keys, and gives slots to those that have none.
@@ -152,11 +173,9 @@ def resolve(
       keys: ``[n, words]`` uint32 keys; one may occur several times.
       present: ``[n]`` bool: which keys count; the others mean nothing.
       rules: rules of the slots.
-      again: ``[]`` bool: whether the batch was here last, too, and is counted.
       group: groups ``[n]`` int32 numbers below a bound, as ``group_rows`` does.
     """
-    slots = index.slots
-    turn = index.turn + jnp.where(again, 0, 1)
+    slots, filled, hand = index.slots, index.filled, index.hand
     groups, keys = _group_keys(index, keys, present, group)
     n, row = len(keys), groups.row
     slot = jnp.where(row < slots, row, slots)
@@ -165,12 +184,14 @@ def resolve(
     unique_keys, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
     needed = unique_keys if rules.may_evict else index.filled + misses
     fits = needed <= slots
-    was_counted = index.used_at.at[slot].get(mode="fill", fill_value=0) == turn
     # All arrays are read before they are written, or else XLA copies them.
-    used_slot = jnp.where(fits & ~was_counted, slot, slots)
+    used_slot = jnp.where(fits & (slot < slots), slot, NOWHERE)
+    used_at, times_used = use_of(index, used_slot)
+    used_slot = jnp.where(used_at < 0, NOWHERE, used_slot)  # never
+    turn = index.turn + 1
     index = index._replace(
         used_at=index.used_at.at[used_slot].set(turn[0], mode="drop"),
-        times_used=index.times_used.at[used_slot].add(1, mode="drop"),
+        times_used=index.times_used.at[used_slot].set(times_used + 1, mode="drop"),
         turn=turn,
     )
     missing &= fits
@@ -180,16 +201,27 @@ def resolve(
         return False, *_give_slots(index, keys, slot, missing, rules)
 
     none = jnp.zeros_like(keys)
-    moves = Moves(jnp.full(n, slots), none, none, misses * 0, jnp.zeros(n, bool))
+    nowhere = jnp.full(n, NOWHERE, jnp.int32)
+    moves = Moves(nowhere, none, none, misses * 0, jnp.zeros(n, bool))
+    use = nowhere, nowhere
     # Many batches of a table whose rows all have slots move nothing. This is a loop of
     # one turn or none, since XLA copies all of the index for a conditional.
-    moving = missing.any(), index, slot, moves, misses * 0
-    _, index, slot, moves, homeless = lax.while_loop(
+    moving = missing.any(), index, slot, moves, use, misses * 0
+    _, index, slot, moves, use, homeless = lax.while_loop(
         lambda carried: carried[0], move, moving
     )
     unused = slots + jnp.arange(n, dtype=jnp.int32)
+    moved_used_at, moved_times_used = use
+    before = Before(
+        jnp.concatenate([used_slot, moves.slot]),
+        jnp.concatenate([used_at, moved_used_at]),
+        jnp.concatenate([times_used, moved_times_used]),
+        filled,
+        hand,
+    )
     return Resolved(
         index,
+        before,
         slot.at[groups.group].get(mode="fill", fill_value=slots),
         groups.with_rows(jnp.where(present, slot, unused)),
         moves,
@@ -245,7 +277,7 @@ def _give_slots(
     slot: jax.Array,
     missing: jax.Array,
     rules: SlotRules,
-) -> tuple[KeyIndex, jax.Array, Moves, jax.Array]:
+) -> tuple[KeyIndex, jax.Array, Moves, tuple[jax.Array, jax.Array], jax.Array]:
     """Gives slots to the keys of a batch that have none.
 
     Args:
@@ -255,8 +287,8 @@ def _give_slots(
       missing: ``[n]`` bool: which keys need a slot.
 
     Returns:
-      The index, the slots, the moves, and the number of keys that found no room in the
-      directory.
+      The index, the slots, the moves, what ``use_of`` said of their slots, and the
+      number of keys that found no room in the directory.
     """
     n, slots = len(keys), index.slots
     count = missing.sum(dtype=jnp.int32)[None]
@@ -270,7 +302,7 @@ def _give_slots(
     victims, hand = find_victims(index, n, rules, any_leaves)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     taken = jnp.where(fresh < slots, fresh, victim)
-    taken = jnp.where(moves, taken, slots)
+    taken = jnp.where(moves, taken, NOWHERE)
     leaves = moves & (fresh >= slots)
 
     incoming = jnp.where(moves[:, None], keys[moving_key], 0)
@@ -281,11 +313,14 @@ def _give_slots(
         outgoing,
         leaves,
         incoming,
+        moves,
         taken,
         count,
     )
+    use = use_of(index, taken)
     # Never less than none: this makes all that is written depend on all that is read.
-    taken = jnp.where((homeless < 0) & leaves, slots, taken)
+    never = (homeless < 0) & (use[0] < 0) & (use[1] < 0)
+    taken = jnp.where(never & leaves, NOWHERE, taken)
     index = index._replace(
         way_keys=way_keys,
         way_slots=way_slots,
@@ -296,7 +331,45 @@ def _give_slots(
         hand=jnp.where(any_leaves, hand, index.hand),
     )
     slot = slot.at[jnp.where(moves, moving_key, n)].set(taken, mode="drop")
-    return index, slot, Moves(taken, incoming, outgoing, count, leaves), homeless
+    return index, slot, Moves(taken, incoming, outgoing, count, leaves), use, homeless
+
+
+def use_of(index: KeyIndex, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns ``used_at`` and ``times_used`` of slots."""
+    used_at = index.used_at.at[slot].get(mode="clip")
+    return used_at, index.times_used.at[slot].get(mode="clip")
+
+
+def undo(index: KeyIndex, moves: Moves, before: Before) -> tuple[KeyIndex, jax.Array]:
+    """Takes back what ``resolve`` did for the last batch; since then the index may have
+    got a larger directory, or more slots.
+
+    Returns:
+      The index, and the ``[1]`` int32 number of keys that found no room in its
+      directory.
+    """
+    everything = jnp.ones(len(moves.slot), bool)
+    way_keys, way_slots, homeless = replace(
+        index.way_keys,
+        index.way_slots,
+        moves.incoming,
+        everything,
+        moves.outgoing,
+        moves.leaves,
+        moves.slot,
+        moves.count,
+    )
+    slot, used_at, times_used, filled, hand = before
+    return KeyIndex(
+        way_keys,
+        way_slots,
+        index.slot_keys.at[moves.slot].set(moves.outgoing, mode="drop"),
+        index.used_at.at[slot].set(used_at, mode="drop"),
+        index.times_used.at[slot].set(times_used, mode="drop"),
+        index.turn - 1,
+        filled,
+        hand,
+    ), homeless
 
 
 def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Array]:

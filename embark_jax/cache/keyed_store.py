@@ -38,6 +38,11 @@ class KeyedStore:
         """Forgets all rows."""
         self._numbers, self._store = KeyNumbers(), self._make(self._first_rows)
 
+    def truncate(self, count: int) -> None:
+        """Forgets all rows but the first ones."""
+        if count < len(self):
+            self._numbers = KeyNumbers(self.keys[:count])
+
     def __len__(self) -> int:
         return len(self._numbers)
 
@@ -45,10 +50,6 @@ class KeyedStore:
     def keys(self) -> np.ndarray:
         """The keys by row number, ``[n]`` int64; not to be written to."""
         return self._numbers.keys
-
-    def numbers(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the row numbers of keys that have one, ``[n]`` int32."""
-        return self._numbers.find(keys)
 
     def holds(self, keys: np.ndarray) -> np.ndarray:
         """Returns ``[n]`` bool: whether the rows of these keys were written."""

@@ -21,12 +21,14 @@ from jax.sharding import PartitionSpec
 
 from embark_jax.cache.directory import default_buckets
 from embark_jax.cache.key_index import (
+    Before,
     KeyIndex,
     Moves,
     Resolved,
     empty_index,
     rehash,
     resolve,
+    undo,
 )
 from embark_jax.cache.leaving import SlotRules
 from embark_jax.embedding.arrays import (
@@ -43,21 +45,45 @@ from embark_jax.embedding.keys import WORDS
 from embark_jax.plans.storage import Storage
 
 
+class Counts(NamedTuple):
+    """What a batch asks for from one cached storage.
+
+    Attributes:
+      coming, needed, homeless: of the device that has the most: rows that come, slots
+        that the batch needs, as in ``Resolved``, and keys without room in the
+        directory.
+      asked, missing, filled: of all devices: rows that are asked for, those of them
+        that had no slot, and slots that hold a row.
+    """
+
+    coming: int
+    needed: int
+    homeless: int
+    asked: int
+    missing: int
+    filled: int
+
+
+MAXIMA = 3
+"""The first so many of ``Counts`` are maxima over devices; the others are sums."""
+
+
 class Demand(NamedTuple):
-    """The demand of a batch on one cached storage.
+    """The demand of a batch on one cached storage, on the devices.
 
     Attributes:
       moves: moves on each device.
-      largest: ``[4]`` int32 maximum over devices of the rows that come, the slots that
-        the batch needs, as in ``Resolved``, and the keys without room in the directory;
-        and 1 of a batch that is refused, which asks for nothing, or 0.
-      rows: ``[3]`` int32 numbers over all devices: rows that are asked for, those of
-        them that had no slot, and slots that hold a row.
+      before: what they change on each device.
+      counts: ``[6]`` int32 numbers of ``Counts``.
     """
 
     moves: Moves
-    largest: jax.Array
-    rows: jax.Array
+    before: Before
+    counts: jax.Array
+
+    def on_host(self) -> Counts:
+        """Returns the counts; waits for them."""
+        return Counts(*np.asarray(self.counts).tolist())
 
 
 def words_of_keys(storage: Storage) -> int:
@@ -155,8 +181,6 @@ def resolve_routes(
     indexes: Mapping[str, KeyIndex],
     routes: Routes,
     micro_batches: int = 1,
-    again: jax.Array | np.bool_ | bool = False,
-    halted: jax.Array | np.bool_ | bool = False,
     lend: bool = False,
 ) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
     """Lets owners say in which slots the rows of a batch lie; must run under jit.
@@ -167,10 +191,6 @@ def resolve_routes(
       routes: result of ``EmbeddingCollection.route``; several micro-batches lie along a
         first axis.
       micro_batches: number of micro-batches.
-      again: ``[]`` bool: whether the indexes were asked for the same batch last.
-      halted: ``[]`` bool: whether a batch before this one was refused. So is this one
-        then, as it is if it does not fit the capacities or has bad ids: the indexes
-        stay as they are, since it comes again, or never.
       lend: whether rows may leave any slots, to come back.
 
     Returns:
@@ -180,8 +200,8 @@ def resolve_routes(
     cached = collection.cached
     clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
 
-    def resolve_all(indexes, routes, again, refused):
-        moves, counts = {}, []
+    def resolve_all(indexes, routes):
+        changes, counts = {}, []
         for name, cluster in clusters.items():
             words, present = routes[name].keys
             rules = slot_rules(cached[name])
@@ -194,9 +214,8 @@ def resolve_routes(
             resolved = resolve(
                 indexes[name],
                 words.reshape(-1, words.shape[-1]),
-                present.reshape(-1) & ~refused,
+                present.reshape(-1),
                 rules,
-                again | refused,
                 group,
             )
             routes[name] = _with_slots(cluster, routes[name], resolved)
@@ -205,14 +224,13 @@ def resolve_routes(
                 slots = cluster.touched(routes[name])
                 row_keys = resolved.index.slot_keys.at[slots].get(mode="clip")
                 routes[name] = routes[name]._replace(row_keys=row_keys)
-            moves[name] = resolved.moves
+            changes[name] = resolved.moves, resolved.before
             counts.append(
                 jnp.concatenate(
                     [
                         resolved.moves.count,
                         resolved.needed,
                         resolved.homeless,
-                        refused.astype(jnp.int32)[None],
                         resolved.unique_keys,
                         resolved.missing,
                         resolved.index.filled,
@@ -220,27 +238,44 @@ def resolve_routes(
                 )
             )
         counts = gather(jnp.stack(counts)[None])  # of all devices, by one collective
-        largest, rows = counts[..., :4].max(axis=0), counts[..., 4:].sum(axis=0)
-        demands = {
-            name: Demand(moves[name], largest[i], rows[i])
-            for i, name in enumerate(clusters)
-        }
+        maxima = counts[..., :MAXIMA].max(axis=0)
+        counts = jnp.concatenate([maxima, counts[..., MAXIMA:].sum(axis=0)], axis=1)
+        demands = {}
+        for i, (name, (moves, before)) in enumerate(changes.items()):
+            demands[name] = Demand(moves, before, counts[i])
         return indexes, routes, demands
 
     batch = BATCH if micro_batches == 1 else MICRO_BATCHES
-    demand = Demand(BATCH, PartitionSpec(), PartitionSpec())  # pyright: ignore
+    demand = Demand(BATCH, BATCH, PartitionSpec())  # pyright: ignore
     new_indexes, resolved, demands = collection.map(
         resolve_all,
-        (BATCH, batch, PartitionSpec(), PartitionSpec()),
+        (BATCH, batch),
         (BATCH, batch, dict.fromkeys(clusters, demand)),
     )(
         dict(indexes),
         {name: routes.storages[name] for name in clusters},
-        jnp.asarray(again),
-        halted | ~collection.fits(routes) | routes.any_bad.any(),
     )
     routes = routes._replace(storages={**routes.storages, **resolved})
     return new_indexes, routes, demands
+
+
+def undo_moves(
+    collection: EmbeddingCollection,
+    indexes: Mapping[str, KeyIndex],
+    demands: Mapping[str, Demand],
+) -> tuple[dict[str, KeyIndex], jax.Array]:
+    """Takes back what ``resolve_routes`` did to indexes for the last batch; must run
+    under jit. Returns the largest number of keys without room in a directory, too."""
+
+    def undo_all(indexes, changes):
+        undone = {name: undo(indexes[name], *changes[name]) for name in indexes}
+        left = jnp.concatenate([homeless for _, homeless in undone.values()])
+        indexes = {name: index for name, (index, _) in undone.items()}
+        return indexes, largest_over_devices(left)
+
+    changes = {name: (demand.moves, demand.before) for name, demand in demands.items()}
+    mapped = collection.map(undo_all, (BATCH, BATCH), (BATCH, PartitionSpec()))
+    return mapped(dict(indexes), changes)
 
 
 def _with_slots(cluster: ShardedCluster, route: Route, resolved: Resolved) -> Route:

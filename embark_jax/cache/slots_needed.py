@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from embark_jax.cache.resolving import Demand
 from embark_jax.cache.row_store import StoreError
-from embark_jax.embedding.arrays import TableState
 from embark_jax.plans.storage import Storage
 
 BATCHES_AHEAD = 100
@@ -26,33 +23,29 @@ class TooFewSlotsError(StoreError):
     Attributes:
       slots: slots, on all devices together, that dynamic tables should have for it and
         for the next batches, by table; empty if more would not help.
-      tables: the tables as they are now; of the batch, nothing is in them but rows.
     """
 
-    def __init__(self, message: str, slots: Mapping[str, int], tables: TableState):
+    def __init__(self, message: str, slots: Mapping[str, int]):
         super().__init__(message)
         self.slots = slots
-        self.tables = tables
 
 
-def check_slots(
-    demands: Mapping[str, Demand], storages: Mapping[str, Storage], tables: TableState
-) -> None:
-    """Raises ``TooFewSlotsError`` if a batch needs more slots of a storage. Rows that
-    fit come with the next batch. Other tables that will soon grow do so, too."""
+def check_slots(demands: Mapping[str, Demand], storages: Mapping[str, Storage]) -> None:
+    """Raises ``TooFewSlotsError`` if a batch needs more slots of a storage. Other
+    tables that will soon grow do so, too."""
     wanted: dict[str, int] = {}
     must_grow, refused = [], []
     for name, demand in demands.items():
         storage = storages[name]
         named = ", ".join(row_range.table.name for row_range in storage.ranges)
-        _, needed, *_ = np.asarray(demand.largest).tolist()
+        counts = demand.on_host()
+        needed = counts.needed
         (row_range, *_) = storage.ranges
         limit = row_range.table.max_slots
         can_grow = limit is not None and row_range.table.slots != limit
         if can_grow:
             slots = needed * row_range.row_shards
-            _, missing, _ = np.asarray(demand.rows).tolist()
-            soon = slots + BATCHES_AHEAD * missing
+            soon = slots + BATCHES_AHEAD * counts.missing
             wanted[named] = min(soon, MOST_AHEAD * slots)
         if needed <= storage.slots_per_device:
             continue
@@ -67,8 +60,8 @@ def check_slots(
         )
         refused.append(message)
     if refused:
-        raise TooFewSlotsError(refused[0], {}, tables)
+        raise TooFewSlotsError(refused[0], {})
     if must_grow:
         raise TooFewSlotsError(
-            f"the tables {', '.join(must_grow)} must grow for a batch", wanted, tables
+            f"the tables {', '.join(must_grow)} must grow for a batch", wanted
         )

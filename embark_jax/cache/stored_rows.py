@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.cache.key_index import KeyIndex, Moves
+from embark_jax.cache.key_index import NOWHERE, KeyIndex, Moves
 from embark_jax.cache.keyed_store import KeyedStore
 from embark_jax.cache.resolving import Demand, words_of_keys
 from embark_jax.cache.row_store import RowStore, make_store
@@ -93,8 +93,7 @@ class StoredRows:
 
     def incoming(self, demand: Demand) -> Incoming:
         """Returns the rows that come into slots, on the devices."""
-        largest, *_ = np.asarray(demand.largest).tolist()
-        self._moved.append(largest)
+        self._moved.append(demand.on_host().coming)
         room = max(LEAST_ROWS, *self._moved)
         limit = demand.moves.slot.shape[0] // self._mesh.size
         size = min(limit, 1 << (room - 1).bit_length())
@@ -181,7 +180,7 @@ class StoredRows:
     @property
     def count(self) -> int:
         """Number of rows in the store of the device that has the most."""
-        return max(len(store) for store in self._keyed.values())
+        return max(self.counts())
 
     def key_arrays(self, index: KeyIndex, room: int) -> dict[str, StoredArray]:
         """Returns what ``saved_keys`` says of a dynamic table's rows, by name, with
@@ -202,6 +201,15 @@ class StoredRows:
     @property
     def _keyed(self) -> dict[Any, KeyedStore]:
         return {d: s for d, s in self._stores.items() if isinstance(s, KeyedStore)}
+
+    def counts(self) -> list[int]:
+        """Returns the number of keys in each store of a dynamic table."""
+        return [len(store) for store in self._keyed.values()]
+
+    def truncate(self, counts: list[int]) -> None:
+        """Forgets the keys that were stored since there were so many."""
+        for store, count in zip(self._keyed.values(), counts, strict=True):
+            store.truncate(count)
 
     def clear(self) -> None:
         """Forgets all rows of a dynamic table."""
@@ -272,7 +280,7 @@ class StoredRows:
             if device in keys_by_device:
                 keys = keys_by_device[device][first : first + size]
             count = len(keys)
-            slot = np.full(size, slots, np.int32)
+            slot = np.full(size, NOWHERE, np.int32)
             slot[:count] = first + np.arange(count)
             rows = np.zeros((size, self._width), np.float32)
             rows[:count] = store.read(keys)

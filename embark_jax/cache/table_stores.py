@@ -77,11 +77,20 @@ class TableStores:
         return {n: store.incoming(demands[n]) for n, store in self._stores.items()}
 
     def write(
-        self, demands: Mapping[str, Demand], outgoing: Mapping[str, jax.Array]
+        self, demands: Mapping[str, Demand], left: Mapping[str, Incoming]
     ) -> None:
         """Stores the rows that left slots."""
-        for name, rows in outgoing.items():
-            self._stores[name].take_back(demands[name], rows)
+        for name, incoming in left.items():
+            self._stores[name].take_back(demands[name], incoming.rows)
+
+    def counts(self) -> dict[str, list[int]]:
+        """Returns the numbers of keys in the stores of dynamic tables."""
+        return {name: store.counts() for name, store in self.dynamic.items()}
+
+    def truncate(self, counts: Mapping[str, list[int]]) -> None:
+        """Forgets keys that were stored since there were so many."""
+        for name, of_store in counts.items():
+            self._stores[name].truncate(of_store)
 
     def filled(
         self,

@@ -150,6 +150,8 @@ class Engine:
     ) -> StepResult:
         """Counts a step that was applied, and returns its result."""
         self.step += 1
+        if self.cached is not None:
+            self.cached.landed(batch)
         capacities = self.embeddings.plan.capacities
         used = {
             name: needed / max(capacities[name], 1)
@@ -169,7 +171,8 @@ class Engine:
         """Lets steps change something again, once one was refused."""
         self.state = self.state.without_halt()
         if self.cached is not None:
-            self.cached.halted = False
+            tables = self.cached.undo(self.state.tables)
+            self.state = self.state.with_tables(tables)
 
     def make_room(self, needed: Mapping[str, int]) -> None:
         """Grows the capacities where a batch needs more."""
@@ -187,7 +190,6 @@ class Engine:
             try:
                 return prepare(self.state.tables)
             except TooFewSlotsError as error:
-                self.state = self.state.with_tables(error.tables)
                 if not error.slots:
                     raise
                 self._grow_tables(error.slots)
@@ -199,7 +201,6 @@ class Engine:
             return
         self.growth.begin(self.embeddings.plan, plan)
         larger = self.embeddings.with_plan(plan)
-        self._bring_pending()
         tables = self.cached.grow(self.state.tables, larger)
         self.state = self.state.with_tables(tables)
         self.use(larger, self.optimizers)
@@ -210,7 +211,6 @@ class Engine:
         good until the next batch."""
         if self.cached is None:
             return self.state
-        self._bring_pending()
         return self.state.with_tables(self.cached.stored(self.state.tables))
 
     def blank_state(self) -> TrainState:
@@ -218,7 +218,6 @@ class Engine:
         checkpoint is restored into it."""
         if self.cached is None:
             return self.state
-        self._bring_pending()
         return self.state.with_tables(self.cached.unfilled(self.state.tables))
 
     def restore(self, state: TrainState) -> None:
@@ -230,8 +229,3 @@ class Engine:
         chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)
         self.state = state
         self.step = int(state.step)
-
-    def _bring_pending(self) -> None:
-        if self.cached is not None:
-            tables = self.cached.bring_pending(self.state.tables)
-            self.state = self.state.with_tables(tables)

@@ -9,7 +9,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.cache.growth import TableGrowth
 from embark_jax.cache.keyed_store import KeyedStore
-from embark_jax.cache.resolving import Demand
+from embark_jax.cache.resolving import Counts, Demand
 from embark_jax.cache.row_store import make_store
 from embark_jax.cache.slots_needed import TooFewSlotsError, check_slots
 from embark_jax.planner.request.table_list import read_table_list
@@ -22,12 +22,17 @@ def plan_of(table: ej.TableSpec) -> ej.Plan:
     return ej.plan(tables, features, fleet=fleet, batch=8)
 
 
+def demand_of(needed: int, asked: int, missing: int) -> Demand:
+    counts = Counts(0, needed, 0, asked, missing, 0)
+    return Demand(None, None, np.array(counts))  # pyright: ignore
+
+
 def wanted(table: ej.TableSpec, needed: int, asked: int, new: int) -> dict[str, int]:
     """Slots that a batch makes the table want, where a device needs ``needed``."""
     storage = next(s for s in plan_of(table).storages if s.kind.table)
-    demand = Demand(None, np.array([0, needed, 0, 0]), np.array([asked, new, 0]))  # pyright: ignore
+    demand = demand_of(needed, asked, new)
     with pytest.raises(TooFewSlotsError) as raised:
-        check_slots({storage.name: demand}, {storage.name: storage}, None)  # pyright: ignore
+        check_slots({storage.name: demand}, {storage.name: storage})
     return dict(raised.value.slots)
 
 
@@ -53,10 +58,9 @@ def test_tables_that_soon_must_grow_do_so_with_another():
         demands = {}
         for name, storage in storages.items():
             of_table = needed[storage.kind.table]
-            rows = np.array([9, new, 0])
-            demands[name] = Demand(None, np.array([0, of_table, 0, 0]), rows)  # pyright: ignore
+            demands[name] = demand_of(of_table, 9, new)
         with pytest.raises(TooFewSlotsError, match="tables user must grow") as raised:
-            check_slots(demands, storages, None)  # pyright: ignore
+            check_slots(demands, storages)
         return [table.slots for table in plan.with_slots(raised.value.slots).tables]
 
     assert grown(101, 40, 1) == [400, 200]  # 201 and 140 in 100 batches
