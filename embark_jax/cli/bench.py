@@ -76,7 +76,7 @@ def input_pipeline(
     _show(result, as_json)
 
 
-@app.command()
+@app.command(writes=["out"])
 def calibrate(
     out: Annotated[
         Path | None,

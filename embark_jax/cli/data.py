@@ -11,7 +11,7 @@ from rich.progress import track
 
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import Overrides, console, say, show_table
-from embark_jax.cli.paths import Commands
+from embark_jax.cli.paths import Commands, check_outputs
 from embark_jax.config import ExperimentConfig, PreparedConfig, reading
 from embark_jax.statistics.accesses import Statistics
 
@@ -40,7 +40,7 @@ def movielens_100k(
     say(f"MovieLens-100k is in {folder}")
 
 
-@app.command("stats")
+@app.command("stats", writes=["out", "plot", "figure"])
 def stats(
     config_file: Annotated[
         Path,
@@ -82,6 +82,7 @@ def stats(
         config = ExperimentConfig(data=PreparedConfig(path=config_file))
     else:
         config = reading.load(config_file, overrides or ())
+    check_outputs({"out": out, "plot": plot, "figure": figure}, config)
     from embark_jax.run.accesses import recurrence, sample_accesses
 
     statistics = sample_accesses(

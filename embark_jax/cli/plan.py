@@ -20,6 +20,7 @@ from embark_jax.cli.arguments import (
     say,
     with_list_options,
 )
+from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
 from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import Report
@@ -90,6 +91,7 @@ def plan(
     without_data = False
     if config_file is not None:
         config = reading.load(config_file, overrides or ())
+        check_outputs({"out": out, "html": html}, config)
         from embark_jax.run import experiment
 
         model = experiment.plan_model(config, statistics)

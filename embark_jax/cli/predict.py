@@ -98,6 +98,7 @@ def _write(columns: Mapping[str, Any], out: Path | None) -> None:
     import pyarrow.parquet
 
     from embark_jax._base.config import ConfigError
+    from embark_jax._base.files import replacing
 
     table = pa.table(dict(columns))
     if out is None:
@@ -105,10 +106,11 @@ def _write(columns: Mapping[str, Any], out: Path | None) -> None:
             print("\t".join(map(_text, row)))
         return
     try:
-        if out.suffix == ".csv":
-            pyarrow.csv.write_csv(table, out)
-        else:
-            pyarrow.parquet.write_table(table, out)
+        with replacing(out.resolve()) as scratch:
+            if out.suffix == ".csv":
+                pyarrow.csv.write_csv(table, scratch)
+            else:
+                pyarrow.parquet.write_table(table, scratch)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ConfigError(
             f"{out}: cannot hold a column of --keep ({error}); write .parquet"

@@ -21,6 +21,7 @@ from embark_jax.cli.arguments import (
     say,
     with_list_options,
 )
+from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
 from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 from embark_jax.plans.tables import embedding_width
@@ -69,6 +70,7 @@ def simulate(
         try:
             if config_file is not None:
                 config = reading.load(config_file, overrides or ())
+                check_outputs({"trace": trace}, config)
                 from embark_jax.run import experiment
 
                 model = experiment.plan_model(config)

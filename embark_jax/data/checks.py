@@ -73,7 +73,7 @@ class BatchChecker:
         Raises:
           DataError: if it breaks a rule; the message names the first such sample.
         """
-        batch = _of_arrays(batch)
+        batch = as_arrays(batch)
         if self._dense_features is None:
             self._dense_features = (
                 np.shape(batch.dense)[-1] if np.ndim(batch.dense) else 0
@@ -311,7 +311,7 @@ class BatchChecker:
         return with_values(column, weights)
 
 
-def _of_arrays(batch: Batch) -> Batch:
+def as_arrays(batch: Batch) -> Batch:
     """Returns the batch with arrays in the place of lists."""
     lists: dict[str, Any] = {
         what: _whole(what, values)

@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -37,6 +37,8 @@ from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import FeatureSpec
 
 FILE_NAME = "manifest.json"
+Hotness = Annotated[int, Field(ge=1, le=2**20)]
+"""Largest number of ids in a bag; with more, a batch would fit into no memory."""
 VERSION = 4
 LABEL = "label"
 VOCABULARY = "vocabulary"
@@ -84,7 +86,7 @@ class PreparedFeature(Config):
     """
 
     table: str
-    hotness: PositiveInt
+    hotness: Hotness
     pooling: Pooling
     bags_of_one_id: bool = False
 

@@ -16,7 +16,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays to a file."""
     path.touch()
     mode = path.stat().st_mode
-    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, path)
+    save_file({name: np.asarray(a, order="C") for name, a in arrays.items()}, path)
     path.chmod(mode)  # the library makes the file readable to its owner only
 
 

@@ -53,7 +53,12 @@ def onnx_layers(path: Path) -> DenseLayers:
     def layers(dense: np.ndarray, embeddings: Arrays) -> np.ndarray:
         inputs = {EMBEDDING + name: array for name, array in embeddings.items()}
         inputs["dense"] = dense
-        (results,) = session.run(None, {name: inputs[name] for name in names})
+        try:
+            (results,) = session.run(None, {name: inputs.get(name) for name in names})
+        except Exception as error:  # of shapes or names that are not the graph's
+            raise ExportError(
+                f"{path}: onnxruntime cannot compute it ({error}); {MEND}"
+            ) from error
         return np.asarray(results)
 
     return layers

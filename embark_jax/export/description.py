@@ -12,6 +12,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
+from embark_jax.data.manifest import Hotness
 from embark_jax.plans.options import Pooling, RowFormat
 from embark_jax.plans.tables import FeatureSpec
 
@@ -38,7 +39,7 @@ class ExportedFeature(Config):
     """A feature, like ``FeatureSpec``."""
 
     table: str
-    hotness: PositiveInt
+    hotness: Hotness
     pooling: Pooling
     weighted: bool
 

@@ -3,12 +3,14 @@ compiled."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
 import numpy as np
 
-from embark_jax.data import Batch, BatchChecker, Jagged
+from embark_jax.data import Batch, BatchChecker, DataError, Jagged
+from embark_jax.data.checks import as_arrays
 from embark_jax.export.arrays import read_arrays
 from embark_jax.export.dense_layers import BATCH, Arrays, DenseLayers, onnx_layers
 from embark_jax.export.description import DENSE, JAX, ONNX
@@ -41,6 +43,7 @@ class IdScorer:
     ):
         self.step, self.tables = step, tables
         self._features, self._layers = tuple(features), layers
+        self._dense_features = dense_features
         ids = {name: table.ids for name, table in tables.items()}
         self._check = BatchChecker(self._features, ids, dense_features, tasks=0)
 
@@ -60,10 +63,18 @@ class IdScorer:
           weights: for each weighted feature ``[samples, hotness]``.
 
         Raises:
-          DataError: if arrays are missing, unknown, or break these rules.
+          DataError: if arrays are missing, unknown, or break these rules, or log odds
+            are not finite.
         """
-        labels = np.zeros(np.shape(dense)[:1], np.float32)  # which nothing reads
-        batch = self._check(Batch(dense, ids, labels, weights or {}))
+        columns = [f"column {number}" for number in range(self._dense_features)]
+        return self.logits_of(Batch(dense, ids, np.empty(0), weights or {}), columns)
+
+    def logits_of(self, batch: Batch, columns: Sequence[str]) -> np.ndarray:
+        """Returns the same of a batch, whose labels do not count; ``columns`` are names
+        of its dense columns, for messages."""
+        batch = as_arrays(batch)
+        labels = np.zeros(np.shape(batch.dense)[:1] or 0, np.float32)
+        batch = self._check(dataclasses.replace(batch, labels=labels))
         blocks = [
             self._block(
                 batch.dense[start : start + BATCH],
@@ -72,7 +83,9 @@ class IdScorer:
             )
             for start in range(0, len(batch), BATCH)
         ]
-        return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+        logits = np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+        _check_finite(batch, logits, columns)
+        return logits
 
     def _block(self, dense: np.ndarray, ids: Arrays, weights: Arrays) -> np.ndarray:
         embeddings = {
@@ -82,6 +95,23 @@ class IdScorer:
             for f in self._features
         }
         return self._layers(dense, embeddings)
+
+
+def _check_finite(batch: Batch, logits: np.ndarray, columns: Sequence[str]) -> None:
+    """Raises ``DataError`` for the first sample whose score is not finite, and names
+    its largest number, which is the likely cause."""
+    bad = ~np.isfinite(logits).reshape(len(batch), -1).all(axis=1)
+    if not bad.any():
+        return
+    sample, largest = int(bad.argmax()), ""
+    if columns:
+        numbers = np.abs(batch.dense[sample])
+        value = batch.dense[sample, numbers.argmax()]
+        largest = f"; its largest number is {value:g}, of {columns[numbers.argmax()]}"
+    raise DataError(
+        f"{batch.locate(sample)}: the score is {logits[sample]}, must be finite"
+        f"{largest} ({int(bad.sum())} such samples)"
+    )
 
 
 def load_id_scorer(

@@ -65,11 +65,23 @@ def read_serialized(path: Path) -> Callable[..., jax.Array]:
     """Reads what ``serialized`` made.
 
     Raises:
-      ExportError: if it is something else.
+      ExportError: if it is something else; the function, if arrays have other shapes
+        than those of the model.
     """
+
+    def refused(error: Exception) -> ExportError:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        return ExportError(f"{path}: jax.export does not take it ({first}); {MEND}")
+
     try:
-        return export.deserialize(bytearray(path.read_bytes())).call
+        call = export.deserialize(bytearray(path.read_bytes())).call
     except Exception as error:  # of any class, as bytes make flatbuffers fail
-        raise ExportError(
-            f"{path}: jax.export does not take it ({error}); {MEND}"
-        ) from error
+        raise refused(error) from error
+
+    def layers(*arrays):
+        try:
+            return call(*arrays)
+        except (TypeError, ValueError) as error:  # of other shapes than it was made for
+            raise refused(error) from error
+
+    return layers

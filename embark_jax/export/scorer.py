@@ -49,7 +49,8 @@ class Scorer:
           rows: a path, columns, or a data frame, as in ``RowEncoder.batches``.
 
         Raises:
-          DataError: if a column is missing or a value breaks a rule.
+          DataError: if a column is missing, a value breaks a rule, or a probability is
+            no number.
         """
         return self.evaluate(rows)[0]
 
@@ -87,7 +88,7 @@ class Scorer:
 
     def _scored(self, rows: Any) -> Iterator[tuple[Batch, np.ndarray, bool]]:
         for batch, has_labels in self._rows.batches(rows):
-            logits = self._model.logits(batch.dense, batch.ids, batch.weights)
+            logits = self._model.logits_of(batch, self._rows.dense)
             yield batch, logits, has_labels
 
     def _joined(self, logits: Sequence[np.ndarray]) -> np.ndarray:

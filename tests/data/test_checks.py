@@ -129,6 +129,13 @@ WEIGHTS = good_batch().weights["tags"]
             "line 1: sample weights: value is -2.0, must be 0 or more",
         ),
         (good_batch(sample_weights=np.ones(3)), r"sample weights: shape is \(3,\)"),
+        (
+            good_batch(ids={**good_batch().ids, "tags": [np.arange(2), np.arange(3)]}),
+            "ids of feature 'tags': rows have different lengths, must have one",
+        ),
+        (good_batch(weights={"tags": [[1], [1, 2]]}), "'tags': rows have different"),
+        (good_batch(dense=[[1.0], [1.0, 2.0]]), "dense: rows have different"),
+        (good_batch(labels=[[1], [0, 1]]), "labels: rows have different"),
     ],
 )
 def test_a_bad_batch_is_refused_by_sample_value_and_rule(batch, message):

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
 import embark_jax as ej
 from embark_jax._base.errors import UserError
+from embark_jax._base.files import read_arrow, write_arrow
+from embark_jax.data.hashed_file import HashedFile, checksum_of
+from embark_jax.export.arrays import save_arrays
 from tests import runs
 from tests.export.changed import sign
 from tests.runs import done, embark
@@ -108,6 +112,37 @@ def described(change):
     return lambda folder: sign(folder, change)
 
 
+def encoded(change):
+    """Damages the manifest of the encoding."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "encoding/manifest.json"
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest | {"checksum": checksum_of(manifest)}))
+
+    return damage
+
+
+def vocabulary(table: str, values):
+    """Writes other values into a vocabulary."""
+
+    def damage(folder: Path) -> None:
+        name = f"vocabulary/{table}.arrow"
+        path = folder / "encoding" / name
+        count = len(read_arrow(path))
+        write_arrow(path, pa.table({"key": list(values(count))}))
+
+        def list_it(manifest):
+            file = HashedFile.of(folder / "encoding", name).model_dump()
+            others = [f for f in manifest["vocabularies"] if f["file"] != name]
+            manifest["vocabularies"] = [*others, file]
+
+        encoded(list_it)(folder)
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -165,6 +200,18 @@ def described(change):
             lambda f: (f / "model.onnx").write_bytes(b"no graph"),
             "model.onnx: onnxruntime does not take it",
         ),
+        (
+            described(lambda d: d["features"]["user"].update(hotness=10**12)),
+            "features.user.hotness: Input should be less than",
+        ),
+        (
+            encoded(lambda m: m["features"]["user"].update(hotness=10**12)),
+            "features.user.hotness: Input should be less than",
+        ),
+        (
+            vocabulary("user", range),
+            "user.arrow: column 'key' has int64, must have text, as feature 'user'",
+        ),
     ],
 )
 def test_what_somebody_wrote_who_knows_the_format(export, damage, message):
@@ -176,6 +223,27 @@ def test_what_somebody_wrote_who_knows_the_format(export, damage, message):
         ej.load_scorer(export)
     assert message in str(error.value)
     assert str(export) in str(error.value)
+
+
+def test_layers_in_jax_that_are_none_are_refused(made, tmp_path):
+    export = tmp_path / "export"
+    done("export", made / "run", "--out", export, "--trust-code", "--no-onnx")
+    expected = ej.load_scorer(made / "export").predict(ROWS)
+    np.testing.assert_allclose(ej.load_scorer(export).predict(ROWS), expected, 1e-6)
+    layers = (export / "dense.jax").read_bytes()
+    refused = pytest.raises(
+        UserError, match=r"dense\.jax: jax\.export does not take it"
+    )
+    for damaged in (b"garbage", layers[: len(layers) // 2]):
+        (export / "dense.jax").write_bytes(damaged)
+        sign(export)
+        with refused:
+            ej.load_scorer(export)
+    (export / "dense.jax").write_bytes(layers)
+    save_arrays(export / "dense.safetensors", {"scale": np.ones(3, np.float32)})
+    sign(export)
+    with refused:
+        ej.load_scorer(export).predict(ROWS)
 
 
 @pytest.mark.parametrize("name", ["../outside", "link", "ABSOLUTE"])

@@ -135,8 +135,13 @@ class Columns(Config):
 
 
 def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None:
-    """Raises ``DataError`` if a file lacks a wanted column."""
+    """Raises ``DataError`` if a file lacks a wanted column, or has it twice."""
     for name in wanted:
         if name not in names:
             hint = nearest(name, names)
             raise DataError(f"{where}: has no column {name!r}; {hint}")
+        if (count := list(names).count(name)) > 1:
+            raise DataError(
+                f"{where}: has {count} columns {name!r}, must have one; rename the "
+                "others, or leave them out"
+            )

@@ -142,6 +142,7 @@ def raw_rows(path: Path, columns: Columns) -> list[RawFile]:
     """
     files = OwnFiles.of_rows(path, columns, columns.inputs)
     used = {*columns.inputs, *columns.targets, columns.weight} & set(files.names)
+    check_there(sorted(used), files.names, str(files.paths[0]))
     column = functools.partial(_column, columns, label_required=False)
     return files.readers(sorted(used), column, MISSING)
 

@@ -97,6 +97,7 @@ class RowEncoder:
     Attributes:
       cut: for each feature, how many values of too long lists were left out.
       labels: names of the labels, if samples have several.
+      dense: names of the dense columns, in words.
 
     Raises:
       DataError: if the folder has no encoding: its data were not a user's own files.
@@ -116,6 +117,7 @@ class RowEncoder:
         self._records_of = SampleEncoder(self._manifest, encoding)
         self.cut = dict.fromkeys(self._manifest.features, 0)
         self.labels = self._manifest.labels
+        self.dense = [f"column {name}" for name in self._manifest.dense]
 
     def batches(self, rows: Any) -> Iterator[tuple[Batch, bool]]:
         """Returns batches of any size, in the order of the rows, and whether they have
@@ -129,10 +131,18 @@ class RowEncoder:
           DataError: if a column is missing or a value breaks a rule.
         """
         unknown = _UnknownValues(self._manifest)
+        first: dict[Path, int] = {}  # row of each file's next batch
         for table, path in self._tables(rows):
             records, has_label = self._records(table, path)
             unknown.add(records)
-            yield Batch.of(records, f"{path}, row {{}}".format), has_label
+
+            def locate(
+                row: int, file: Path = path, at: int = first.get(path, 0)
+            ) -> str:
+                return f"{file}, row {at + row}"
+
+            first[path] = first.get(path, 0) + len(records)
+            yield Batch.of(records, locate), has_label
         unknown.warn()
 
     def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
@@ -150,7 +160,11 @@ class RowEncoder:
                     yield chunk.read("error").table, file.path
             return
         table = _table(rows)
-        own_files.check_there(self._columns.inputs, table.column_names, "rows")
+        columns = self._columns
+        used = {*columns.targets, columns.weight} & set(table.column_names)
+        own_files.check_there(
+            [*columns.inputs, *sorted(used)], table.column_names, "rows"
+        )
         yield table, Path("rows")
 
     def _records(self, table: pa.Table, path: Path) -> tuple[np.ndarray, bool]:

@@ -252,3 +252,39 @@ def test_arrow_files_are_validated(folder):
         DataError, match=r"member\.arrow: is no Arrow file, or is damaged"
     ):
         RowEncoder(folder)
+
+
+def test_a_column_twice_is_refused(folder):
+    table = pyarrow.csv.read_csv(folder / "raw.csv")
+    for name in ("shop", "price", "label"):
+        twice = table.append_column(name, table[name])
+        pq.write_table(twice, folder / "rows.parquet")
+        pyarrow.csv.write_csv(twice, folder / "rows.csv")
+        for rows in (twice, folder / "rows.parquet", folder / "rows.csv"):
+            with pytest.raises(
+                DataError, match=f"has 2 columns '{name}', must have one"
+            ):
+                ids(folder, rows)
+    other = table.append_column("other", table["shop"])
+    other = other.append_column("other", table["shop"])
+    pq.write_table(other, folder / "rows.parquet")
+    expected = ids(folder, table)
+    assert ids(folder, other) == ids(folder, folder / "rows.parquet") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("shop", ["ann", "\ud800"]),
+        ("shop", np.array(["NaT", "2020-01-01"], "datetime64[s]")),
+        ("shop", np.array(["NaT", "NaT"], "datetime64")),
+        ("shop", [np.datetime64("NaT"), "ann"]),
+        ("price", np.array(["NaT", "2020-01-01"], "datetime64[s]")),
+        ("price", [np.datetime64("NaT"), 1.0]),
+        ("price", [1.0, "\ud800"]),
+    ],
+)
+def test_what_is_no_value_of_a_column_is_named(folder, name, values):
+    rows = pyarrow.csv.read_csv(folder / "raw.csv")[:2].to_pydict()
+    with pytest.raises(DataError, match=f"column {name}: "):
+        ids(folder, rows | {name: values})
