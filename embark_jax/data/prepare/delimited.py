@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from embark_jax.data.batch import DataError
@@ -21,10 +22,10 @@ MOST_SHOWN = 80
 """Most characters of a line that a message quotes."""
 
 _TYPES = {
-    "integer": (pa.int64(), "a whole number"),
-    "number": (pa.float64(), "a finite number"),
-    "hex": (pa.binary(), "8 hexadecimal digits"),
-    "text": (pa.string(), "UTF-8 text"),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "hex": pa.binary(),
+    "text": pa.string(),
 }
 
 
@@ -43,14 +44,6 @@ class Column:
     kind: Literal["integer", "number", "hex", "text"] = "text"
     required: bool = False
     bounds: tuple[float, float] | None = None
-
-    @property
-    def rule(self) -> str:
-        """Says what a value must be."""
-        rule = _TYPES[self.kind][1]
-        if self.bounds is not None:
-            rule += " from {:g} to {:g}".format(*self.bounds)
-        return rule if self.required else f"{rule}, or nothing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,28 +178,31 @@ def _parse(text: bytes, layout: Layout) -> pa.Table:
     """
     columns = layout.columns
     if not text:
-        types = [pa.uint32() if c.kind == "hex" else _TYPES[c.kind][0] for c in columns]
+        types = [pa.uint32() if c.kind == "hex" else _TYPES[c.kind] for c in columns]
         fields = zip([c.name for c in columns], types, strict=True)
         return pa.schema(list(fields)).empty_table()
-    if not text.endswith(b"\n"):
-        raise ValueError(
-            f"the file ends inside this line, {shown(text)}, which must end with a "
-            "newline"
-        )
     try:
         table = _read(text, layout)
     except pa.ArrowInvalid as error:
-        raise ValueError(_explain(str(error), text, layout)) from None
+
+        def named(match: re.Match) -> str:
+            return f"column {columns[int(match[1])].name}: "
+
+        reason = re.sub(r"In CSV column #(\d+): (?:Row #\d+: )?", named, str(error))
+        raise ValueError(reason) from None
     _check_lines(table, text)
     for index, column in enumerate(columns):
         values = table.column(index)
         if column.kind == "hex":
-            values = _from_hex(values.combine_chunks(), column)
+            try:
+                values = _from_hex(values.combine_chunks())
+            except ValueError as error:
+                raise ValueError(f"column {column.name}: {error}") from None
             table = table.set_column(index, column.name, values)
         elif column.kind != "text":
             _check_numbers(values, column)
         if column.required and values.null_count:
-            raise ValueError(f"column {column.name}: is empty, must be {column.rule}")
+            raise ValueError(f"column {column.name}: is empty")
     return table
 
 
@@ -225,7 +221,7 @@ def _read(text: bytes, layout: Layout) -> pa.Table:
             ignore_empty_lines=False,
         ),
         pyarrow.csv.ConvertOptions(
-            column_types={column.name: _TYPES[column.kind][0] for column in columns},
+            column_types={column.name: _TYPES[column.kind] for column in columns},
             null_values=list(layout.missing),
             strings_can_be_null=True,
         ),
@@ -240,32 +236,15 @@ def _check_lines(table: pa.Table, text: bytes) -> None:
         for values in column.chunks:
             if _is_bytes(values.type) and re.search(b"\n", values.buffers()[2] or b""):
                 raise ValueError(
-                    f"a quote is not closed on this line, {shown(text)}; a value must "
-                    "end on its line, and a quote inside it be written twice: files "
-                    "with line breaks in values can be read as Parquet"
+                    f"a quote is not closed on this line, {shown(text)}; files with "
+                    "line breaks in values can be read as Parquet"
                 )
-    if len(table) != text.count(b"\n"):
+    if len(table) != text.count(b"\n") + (not text.endswith(b"\n")):
         raise ValueError(f"a carriage return is inside this line, {shown(text)}")
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_binary(kind)
-
-
-def _explain(error: str, line: bytes, layout: Layout) -> str:
-    """Rewords an error of the CSV reader about a single line."""
-    if count := re.search(r"Expected (\d+) columns, got (\d+)", error):
-        return f"has {count[2]} columns, must have {count[1]}: {shown(line)}"
-    if number := re.search(r"column #(\d+)", error):
-        index = int(number[1])
-        column = layout.columns[index]
-        values = line.rstrip(b"\r\n").split(layout.separator.encode())
-        value = shown(values[index] if index < len(values) else line)
-        problem = f"column {column.name}: value is {value}, must be {column.rule}"
-        if column.kind == "number" and value.strip("'\"").lower() in ("true", "false"):
-            problem += "; write 1 for true and 0 for false"
-        return problem
-    return error
 
 
 def shown(text: bytes) -> str:
@@ -283,31 +262,29 @@ def shown(text: bytes) -> str:
 def _check_numbers(values: pa.ChunkedArray, column: Column) -> None:
     numbers = values.drop_null().to_numpy()
     bad = ~np.isfinite(numbers)
+    rule = "a finite number"
     if column.bounds is not None:
         low, high = column.bounds
         bad |= (numbers < low) | (numbers > high)
+        rule = f"from {low:g} to {high:g}"
     if bad.any():
-        value = numbers[bad][0]
         raise ValueError(
-            f"column {column.name}: value is {value}, must be {column.rule}"
+            f"column {column.name}: value is {numbers[bad][0]}, must be {rule}"
         )
 
 
-def _from_hex(values: pa.BinaryArray, column: Column) -> pa.Array:
+def _from_hex(values: pa.BinaryArray) -> pa.Array:
     """Returns values of 8 hexadecimal digits as uint32; missing ones stay missing."""
-    _, offsets, data = values.buffers()
-    lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(values) + 1])
-    missing = values.is_null().to_numpy(zero_copy_only=False)
-    wrong = np.where(missing, lengths != 0, lengths != 8)
-    digits = bytes(data or b"")[: int(lengths.sum())]
+    present = values.drop_null()
+    lengths = pc.call_function("binary_length", [present]).to_numpy()
+    digits = bytes(present.buffers()[2] or b"")[: int(lengths.sum())]
     octets = b""
     with contextlib.suppress(ValueError):
         octets = bytes.fromhex(digits.decode("latin-1"))
-    if wrong.any() or 2 * len(octets) != len(digits):  # blanks are left out
-        value = values.drop_null()[0].as_py() if len(values) == 1 else b""
-        raise ValueError(
-            f"column {column.name}: value is {shown(value)}, must be {column.rule}"
-        )
+    if (lengths != 8).any() or 2 * len(octets) != len(digits):  # blanks are left out
+        value = shown(present[0].as_py())
+        raise ValueError(f"value is {value}, must be 8 hexadecimal digits")
+    missing = values.is_null().to_numpy(zero_copy_only=False)
     numbers = np.zeros(len(values), np.uint32)
     numbers[~missing] = np.frombuffer(octets, ">u4")
     return pa.array(numbers, mask=missing)
