@@ -69,7 +69,7 @@ def test_the_doors_of_python(enter, kind, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("path", ["a", "/a/b", "../a", "C:/a", "a:b", "day_0:1/x", "."])
+@pytest.mark.parametrize("path", ["a", "/a/b", "../a", "a:b", "day_0:1/x", "."])
 def test_paths_of_file_systems_pass(path):
     assert local(path) == Path(path)
 

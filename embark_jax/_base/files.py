@@ -112,7 +112,7 @@ def confined(folder: Path, name: str) -> Path:
     outside = f"{folder}: names the file {name!r}, which must lie in this folder"
     try:
         inside = (folder / name).resolve().relative_to(folder.resolve())
-    except (ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+    except ValueError as error:
         raise DataError(f"{outside}; get the folder anew from who made it") from error
     if inside == Path():
         raise DataError(f"{outside}, and is the folder itself")

@@ -19,9 +19,8 @@ from pydantic import AfterValidator, PlainSerializer
 
 from embark_jax._base.errors import UserError
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
-"""A scheme has two letters at least: one is a drive. ``Path`` makes one slash of two.
-"""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
+"""``Path`` makes one slash of two."""
 BUCKETS = {"gs": "gcs", "s3": "s3"}
 """TensorStore's driver of each scheme that names a bucket."""
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import tensorstore as ts
 from etils import epath
@@ -48,7 +46,7 @@ class Lease:
             self._store = ts.KvStore.open(key_value_store(folder)).result()
             held = self._store.read(KEY).result()
             self._generation = held.stamp.generation
-            if held.state == "value" and not _is_dead(held.value):
+            if held.state == "value":
                 say(f"{folder}: waits up to {EXPIRES_S:.0f} s: has a run died here?")
                 self._wait_for_expiry()
             self._renew()
@@ -83,8 +81,6 @@ class Lease:
             "id": self._id,
             "count": self._count,
             "host": socket.gethostname(),
-            "machine": _machine(),
-            "process": os.getpid(),
         }
         text = json.dumps(writer)
         stamp = self._store.write(KEY, text, if_equal=self._generation).result()
@@ -97,27 +93,3 @@ class Lease:
         while not self._released.wait(RENEWED_S) and not self._is_lost:
             with contextlib.suppress(Exception):  # the next one may reach the bucket
                 self._renew()
-
-
-def _machine() -> str:
-    """Identifies what numbers of processes are unique in, until it boots; "" if this
-    cannot be known."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return boot + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _is_dead(writer: bytes) -> bool:
-    """Whether a writer is a process of this machine that has ended."""
-    try:
-        fields = json.loads(writer)
-        if not _machine() or fields["machine"] != _machine():
-            return False
-        os.kill(int(fields["process"]), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, KeyError, TypeError, OverflowError, PermissionError):
-        pass
-    return False

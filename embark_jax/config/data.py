@@ -123,8 +123,6 @@ RECIPES = {
     "criteo-1tb-multi-hot": "embark_jax.data.prepare.criteo:terabyte_multi_hot",
     "avazu": "embark_jax.data.prepare.avazu:avazu",
     "taobao": "embark_jax.data.prepare.taobao:taobao",
-    "movielens-100k": "embark_jax.data.prepare.movielens_files:recipe_100k",
-    "movielens-1m": "embark_jax.data.prepare.movielens_files:recipe_1m",
 }
 """The registry of data sets that ``embark data prepare`` reads: a function that makes a
 recipe of the folder that users download."""

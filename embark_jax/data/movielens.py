@@ -1,4 +1,8 @@
-"""MovieLens-100k in memory: did this user give this film 4 stars or more?"""
+"""MovieLens-100k in memory: did this user give this film 4 stars or more?
+
+F. M. Harper and J. A. Konstan, https://doi.org/10.1145/2827872; terms of use:
+https://grouplens.org/datasets/movielens/100k.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
 from embark_jax.config import EmbeddingConfig, MovieLens100KConfig
 from embark_jax.data.batch import Batch, DataError, Dataset
 from embark_jax.data.download import movielens_100k_folder
 from embark_jax.data.in_memory import InMemory
 from embark_jax.data.leave_one_out import LeaveOneOut
-from embark_jax.data.prepare.movielens_files import LIKED_STARS, Files, recbole_100k
 from embark_jax.data.prepare.sequences import History
 from embark_jax.data.prepare.vocabulary import flat, padded
 from embark_jax.data.source import Description
@@ -36,6 +42,24 @@ _TABLE_ROWS = {
 }
 _HOTNESS = {"genres": 6, "title_words": 10}
 _SPLIT_SEED = 0
+_LIKED_STARS = 4
+_COLUMNS = {
+    "inter": {
+        "user": pa.string(),
+        "item": pa.string(),
+        "rating": pa.float64(),
+        "timestamp": pa.float64(),
+    },
+    "user": {
+        "user": pa.string(),
+        "age": pa.int64(),
+        "gender": pa.string(),
+        "occupation": pa.string(),
+        "zip_code": pa.string(),
+    },
+    "item": dict.fromkeys(("item", "title", "release_year", "genres"), pa.string()),
+}
+"""Names and types of the columns of each file."""
 _REMEDY = "`embark data movielens-100k` fetches a good copy"
 
 
@@ -79,18 +103,15 @@ class MovieLens100K(InMemory):
         labels: Mapping[str, int] = MappingProxyType({}),
         ratings: int = 100_000,
     ):
-        files, rated, user, item = _read(folder, ratings)
-        self._file_name = files.ratings.path.name
-
+        rated, users, items, user, item = _read(folder, ratings)
         order = np.random.default_rng(_SPLIT_SEED).permutation(ratings)
         train, validation, test = np.split(
             order, [ratings * 8 // 10, ratings * 9 // 10]
         )
         super().__init__(train, validation, test, seed)
-        least = np.array(list(labels.values()) or [LIKED_STARS])
+        least = np.array(list(labels.values()) or [_LIKED_STARS])
         liked = (rated["rating"].to_numpy()[:, None] >= least).astype(np.float32)
         self._labels = liked if labels else liked[:, 0]
-        users, items = files.users.table, files.items.table
         time = rated["timestamp"].to_numpy()
         dense = np.column_stack([users["age"].to_numpy()[user], time])
         mean, std = dense[self._train].mean(axis=0), dense[self._train].std(axis=0)
@@ -98,7 +119,9 @@ class MovieLens100K(InMemory):
 
         # Ids follow the order of the file, in which each item occurs once.
         self.titles = tuple(items["title"].to_pylist())
-        items = items.append_column("title_words", _title_words(self.titles))
+        genres = [text.split() for text in items["genres"].to_pylist()]
+        bags = {"genres": genres, "title_words": _title_words(self.titles)}
+        items = pa.table({name: items[name] for name in items.column_names[:3]} | bags)
         # For each feature: the user or item of each rating, and the bag of each of
         # them.
         self._bags = {
@@ -124,7 +147,7 @@ class MovieLens100K(InMemory):
             dense=self._dense[rows],
             ids={name: ids[owner[rows]] for name, (owner, ids) in self._bags.items()},
             labels=self._labels[rows],
-            locate=lambda i: f"{self._file_name}, line {rows[i] + 2}",
+            locate=lambda i: f"ml-100k.inter, line {rows[i] + 2}",
         )
 
 
@@ -137,7 +160,7 @@ def movielens_100k_next(
 ) -> LeaveOneOut:
     """Returns the films of each user by time, and of one time in the order of the file;
     arguments and errors as in ``MovieLens100K`` and ``LeaveOneOut``."""
-    _, rated, user, item = _read(folder, ratings)
+    rated, _, _, user, item = _read(folder, ratings)
     order = np.lexsort([rated["timestamp"].to_numpy(), user])
     rows = int(item.max()) + 1
     return LeaveOneOut(
@@ -145,24 +168,53 @@ def movielens_100k_next(
     )
 
 
-def _read(
-    folder: Path | None, ratings: int
-) -> tuple[Files, pa.Table, np.ndarray, np.ndarray]:
-    """Returns the files, the ratings, and the numbers of their users and items."""
+class _Files(NamedTuple):
+    """The three files, and the numbers of the users and items of the ratings."""
+
+    ratings: pa.Table
+    users: pa.Table
+    items: pa.Table
+    user: np.ndarray
+    item: np.ndarray
+
+
+def _read(folder: Path | None, ratings: int) -> _Files:
+    """Reads the files, which RecBole describes:
+    https://recbole.io/docs/user_guide/data/atomic_files.html."""
     folder = movielens_100k_folder() if folder is None else Path(folder)
-    try:
-        files = recbole_100k(folder)
-        rated = files.ratings.read()
-        user = files.users.numbers_of(rated["user"], required=True).to_numpy()
-        item = files.items.numbers_of(rated["item"], required=True).to_numpy()
-    except DataError as error:
-        raise DataError(f"{error}; {_REMEDY}") from None
+    rated, users, items = (_table(folder, kind) for kind in _COLUMNS)
+    numbers = []
+    for name, table in (("user", users), ("item", items)):
+        options = pc.SetLookupOptions(table[name])
+        rows = pc.call_function("index_in", [rated[name]], options)
+        if rows.null_count:
+            unknown = rated[name].filter(rows.is_null())[0].as_py()
+            path = folder / f"ml-100k.{name}"
+            raise DataError(f"{path}: has no {name} {unknown!r}; {_REMEDY}")
+        numbers.append(rows.to_numpy())
     if len(rated) != ratings:
+        path = folder / "ml-100k.inter"
         raise DataError(
-            f"{files.ratings.path}: has {len(rated)} ratings, must have {ratings}; "
-            f"{_REMEDY}"
+            f"{path}: has {len(rated)} ratings, must have {ratings}; {_REMEDY}"
         )
-    return files, rated, user, item
+    return _Files(rated, users, items, *numbers)
+
+
+def _table(folder: Path, kind: str) -> pa.Table:
+    """Reads one of the files; its header has the types of its columns, too."""
+    path, columns = folder / f"ml-100k.{kind}", _COLUMNS[kind]
+    try:
+        with path.open("rb") as file:
+            table = pyarrow.csv.read_csv(
+                file,
+                pyarrow.csv.ReadOptions(column_names=list(columns), skip_rows=1),
+                pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
+                pyarrow.csv.ConvertOptions(column_types=columns),
+            )
+    except (OSError, pa.ArrowInvalid) as error:
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: {problem}; {_REMEDY}") from None
+    return table.combine_chunks()
 
 
 class MovieLensSource:
@@ -213,14 +265,11 @@ def _features(
     return (*bags, FeatureSpec("earlier_items", "item", earlier_items, "none"))
 
 
-def _title_words(titles: Sequence[str]) -> pa.ListArray:
+def _title_words(titles: Sequence[str]) -> list[list[str]]:
     """Returns the words of each title that occur in enough titles."""
     words = [re.findall(r"[\w']+", title.lower()) for title in titles]
     counts = Counter(word for title in words for word in set(title))
-    return pa.array(
-        [[w for w in title if counts[w] >= _TITLE_WORD_MIN_ITEMS] for title in words],
-        pa.list_(pa.string()),
-    )
+    return [[w for w in title if counts[w] >= _TITLE_WORD_MIN_ITEMS] for title in words]
 
 
 def _ids(column: pa.ChunkedArray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Prepares data sets, as users download them, for training.
 
 ``run`` shows all of it. A ``recipe`` says what a data set is. One file each has those
-of ``avazu``, ``criteo``, ``taobao`` and ``movielens_files``; ``own_files`` has those of
-a user's own files, whose ``columns`` the user describes; ``engine_files`` has what
-engines such as Spark write. In the order of the stages:
+of ``avazu``, ``criteo`` and ``taobao``; ``own_files`` has those of a user's own files,
+whose ``columns`` the user describes; ``engine_files`` has what engines such as Spark
+write. In the order of the stages:
 
 - ``chunks``, ``delimited``: chunks of text become typed columns.
 - ``parsing``: recipes make samples of them; ``values`` says which values are the same.

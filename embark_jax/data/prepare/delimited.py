@@ -53,10 +53,9 @@ class Layout:
     Attributes:
       columns: the columns in order; at least one is required, so that no empty line
         passes.
-      separator: separator of the columns: one byte, such as a tab, or "::".
+      separator: separator of the columns: one byte, such as a tab.
       header: names that the first line must hold; () means that there is no header.
       quotes: whether a value may be in double quotes.
-      encoding: encoding of the text.
       missing: texts that stand for a missing value.
     """
 
@@ -64,7 +63,6 @@ class Layout:
     separator: str = "\t"
     header: tuple[str, ...] = ()
     quotes: bool = False
-    encoding: Literal["utf-8", "latin-1"] = "utf-8"
     missing: tuple[str, ...] = ("",)
 
 
@@ -95,11 +93,6 @@ def parse(chunk: TextChunk, layout: Layout, on_bad_line: OnBadLine = "error") ->
         line = 2
         if problem := _header_problem(header, layout):
             raise DataError(f"{chunk.path}, line 1: {problem}")
-    if layout.encoding == "latin-1":
-        text = text.decode("latin-1").encode("utf-8")
-    if layout.separator == "::":
-        text = text.replace(b"::", b"\t")
-        layout = dataclasses.replace(layout, separator="\t")
     tables, bad = [_parse(b"", layout)], {}
     for number, outcome in _search(text, lambda lines: _parse(lines, layout), line):
         if isinstance(outcome, pa.Table):
@@ -111,19 +104,18 @@ def parse(chunk: TextChunk, layout: Layout, on_bad_line: OnBadLine = "error") ->
     return Parsed(pa.concat_tables(tables), bad)
 
 
-def header_names(line: bytes, separator: str, encoding: str = "utf-8") -> list[str]:
+def header_names(line: bytes, separator: str) -> list[str]:
     """Returns the names of columns in the first line of a file, which may be in quotes.
 
     Raises:
-      DataError: if the line is no text of the encoding, or a quote is not closed.
+      DataError: if the line is no UTF-8 text, or a quote is not closed.
     """
     try:
-        text = line.decode(encoding).rstrip("\r\n")
+        text = line.decode().rstrip("\r\n")
         (names,) = csv.reader([text], delimiter=separator, strict=True)
     except UnicodeDecodeError:
-        kind = encoding.upper()
         raise DataError(
-            f"is {shown(line)}, not {kind} text; must name the columns"
+            f"is {shown(line)}, not UTF-8 text; must name the columns"
         ) from None
     except (csv.Error, ValueError) as error:
         raise DataError(
@@ -137,7 +129,7 @@ def _header_problem(line: bytes, layout: Layout) -> str | None:
     """Returns what is wrong with the first line of a file that has a header."""
     expected = list(layout.header)
     try:
-        names = header_names(line, layout.separator, layout.encoding)
+        names = header_names(line, layout.separator)
     except DataError as error:
         return str(error)
     if names == expected:
@@ -188,8 +180,8 @@ def _parse(text: bytes, layout: Layout) -> pa.Table:
         def named(match: re.Match) -> str:
             return f"column {columns[int(match[1])].name}: "
 
-        reason = re.sub(r"In CSV column #(\d+): (?:Row #\d+: )?", named, str(error))
-        raise ValueError(reason) from None
+        reason = re.sub(r"Row #\d+: ", "", str(error))  # of the lines that were tried
+        raise ValueError(re.sub(r"In CSV column #(\d+): ", named, reason)) from None
     _check_lines(table, text)
     for index, column in enumerate(columns):
         values = table.column(index)

@@ -32,19 +32,7 @@ class SideTable:
             if count.as_py() > 1:
                 raise DataError(f"{path}: {key} {value.as_py()!r} has {count} lines")
 
-    def rows_of(self, keys: pa.ChunkedArray, *, required: bool) -> pa.Table:
-        """Returns the row of each key; null if there is none, unless required.
-
-        Raises:
-          DataError: if a required key is missing.
-        """
-        return self.table.take(self.numbers_of(keys, required=required))
-
-    def numbers_of(self, keys: pa.ChunkedArray, *, required: bool) -> pa.ChunkedArray:
-        """Returns the number of the row of each key, as ``rows_of`` does."""
+    def rows_of(self, keys: pa.ChunkedArray) -> pa.Table:
+        """Returns the row of each key; null if there is none."""
         options = pc.SetLookupOptions(self.table[self._key].combine_chunks())
-        numbers = pc.call_function("index_in", [keys], options)
-        if required and numbers.null_count:
-            key = keys.filter(numbers.is_null())[0].as_py()
-            raise DataError(f"{self.path}: has no {self._key} {key!r}, which is used")
-        return numbers
+        return self.table.take(pc.call_function("index_in", [keys], options))

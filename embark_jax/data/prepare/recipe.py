@@ -202,11 +202,11 @@ def _check_table(feature: FeatureSpec, where: Path) -> None:
     """Raises ``DataError`` if the name of a table cannot be that of a file, as its
     vocabulary and its rows have."""
     table = feature.table
-    if not table.strip() or set(table) & set("/\\\0") or len(table.encode()) > 200:
+    if not table.strip() or set(table) & set("/\0") or len(table.encode()) > 200:
         raise DataError(
             f"{where}: column {feature.name!r} reads a table named {table!r:.300}, "
-            "which also names files: must be text of at most 200 bytes, without / and "
-            "\\; rename the column, or give its table a name: features.NAME.table"
+            "which also names files: must be text of at most 200 bytes, without /; "
+            "rename the column, or give its table a name: features.NAME.table"
         )
 
 

@@ -83,8 +83,8 @@ def taobao(raw: Path) -> Recipe:
     users = SideTable(find(raw, "user_profile.csv"), USERS, "userid")
 
     def samples(columns: pa.Table, file: int) -> pa.Table:
-        ad = ads.rows_of(columns["adgroup_id"], required=False)
-        user = users.rows_of(columns["user"], required=False)
+        ad = ads.rows_of(columns["adgroup_id"])
+        user = users.rows_of(columns["user"])
         prices = ad["price"].fill_null(0).to_numpy()
         log_prices = np.log1p(prices).astype(np.float32)
         late = columns["time_stamp"].to_numpy() >= LAST_DAY_S

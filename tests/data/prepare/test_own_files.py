@@ -333,7 +333,7 @@ def test_arguments_that_are_wrong(tmp_path, argument, problem):
 
 def test_ratings_are_no_labels_unless_told(rows, tmp_path):
     path = write_table(tmp_path / "rows.csv", rows)
-    with pytest.raises(DataError, match="must be a finite number from 0 to 1"):
+    with pytest.raises(DataError, match="must be from 0 to 1"):
         of(path, tmp_path / "out", label="stars")
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark_jax.data import DataError, MovieLens100K
-from embark_jax.data.prepare import avazu, movielens_files, own_files, taobao
+from embark_jax.data import DataError
+from embark_jax.data.prepare import avazu, own_files, taobao
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import everything, prepared, samples, write_rows
 
@@ -63,113 +63,6 @@ def test_a_wrong_header(tmp_path):
     message = r"train\.csv, line 1: header is \['id', 'clicks'\], must be \['id', 'cl"
     with pytest.raises(DataError, match=message):
         prepared(avazu.avazu(tmp_path), tmp_path / "out")
-
-
-GENRE_FLAGS = {"Toy Story (1995)": (3, 4, 5), "L'année (1961)": (8,), "unknown": ()}
-ITEM_TITLES = {title: str(i) for i, title in enumerate(GENRE_FLAGS, 1)}
-ITEM_YEARS = ["1995", "1961", None]
-
-
-def movielens_folder(folder: Path, kind: str) -> list[tuple]:
-    """Writes 60 ratings; returns user, item, stars and time of each."""
-    rng = np.random.default_rng(0)
-    ratings = [
-        (int(u), int(i), int(s), 881250949 + n)
-        for n, (u, i, s) in enumerate(rng.integers([1, 1, 1], [3, 4, 6], (60, 3)))
-    ]
-    users = [(1, 24, "M", "writer", "85711"), (2, 53, "F", "other", "T8H1N")]
-    genres = [[movielens_files.GENRES_100K[g] for g in f] for f in GENRE_FLAGS.values()]
-    if kind == "100k":
-        write_rows(folder / "u.data", None, ratings, "\t")
-        write_rows(folder / "u.user", None, users, "|")
-        items = []
-        for (title, number), year, flags in zip(
-            ITEM_TITLES.items(), ITEM_YEARS, GENRE_FLAGS.values(), strict=True
-        ):
-            date = f"01-Jan-{year}" if year else ""
-            marks = [int(g in flags) for g in range(19)]
-            items.append((number, title, date, "", "http://x", *marks))
-        write_rows(folder / "u.item", None, items, "|", "latin-1")
-    else:
-        write_rows(folder / "ratings.dat", None, ratings, "::")
-        users = [(u, gender, age, work, code) for u, age, gender, work, code in users]
-        write_rows(folder / "users.dat", None, users, "::")
-        items = [
-            (n, title if "(" in title else "None (1999)", "|".join(names) or "Drama")
-            for (title, n), names in zip(ITEM_TITLES.items(), genres, strict=True)
-        ]
-        write_rows(folder / "movies.dat", None, items, "::", "latin-1")
-    return ratings
-
-
-@pytest.mark.parametrize("kind", ["100k", "1m"])
-def test_movielens(tmp_path, kind):
-    ratings = movielens_folder(tmp_path, kind)
-    recipe = {"100k": movielens_files.recipe_100k, "1m": movielens_files.recipe_1m}[
-        kind
-    ]
-    found = everything(prepared(recipe(tmp_path), tmp_path / "out"))
-    assert len(found) == 60
-    ages, genders = {1: 24, 2: 53}, {1: "M", 2: "F"}
-    genres = [["Animation", "Children's", "Comedy"], ["Drama"]]
-    genres.append([] if kind == "100k" else ["Drama"])
-    years = [*ITEM_YEARS[:2], None if kind == "100k" else "1999"]
-    expected = sorted(
-        (
-            float(stars >= 4),
-            str(user),
-            str(item),
-            ages[user],
-            genders[user],
-            genres[item - 1],
-            str(years[item - 1]),
-        )
-        for user, item, stars, _ in ratings
-    )
-    assert expected == sorted(
-        (
-            s["label"],
-            s["user"],
-            s["item"],
-            s["age"],
-            s["gender"],
-            s["genres"],
-            str(s["release_year"]),
-        )
-        for s in found
-    )
-
-
-def test_movielens_with_an_unknown_user(tmp_path):
-    movielens_folder(tmp_path, "100k")
-    with (tmp_path / "u.data").open("a") as file:
-        file.write("9\t1\t5\t881250949\n")
-    message = r"u\.user: has no user '9', which is used"
-    with pytest.raises(DataError, match=message):
-        prepared(movielens_files.recipe_100k(tmp_path), tmp_path / "out")
-
-
-def test_movielens_twice_the_same_user(tmp_path):
-    movielens_folder(tmp_path, "100k")
-    with (tmp_path / "u.user").open("a") as file:
-        file.write("1|24|M|writer|85711\n")
-    with pytest.raises(DataError, match=r"u\.user: user '1' has 2 lines"):
-        movielens_files.recipe_100k(tmp_path)
-
-
-def test_movielens_real(movielens_folder, tmp_path):
-    found = prepared(movielens_files.recipe_100k(movielens_folder), tmp_path / "out")
-    whole = MovieLens100K(movielens_folder)
-    rows = found.table_rows
-    # Ids 0 and 1 stand for missing and rare values; random 8:1:1 of 100,000.
-    assert rows["user"] == whole.table_rows["user"] + 2
-    assert rows["gender"] == 2 + 2
-    assert rows["genres"] == 19 + 2
-    total = {split: found.manifest.rows(split) for split in found.manifest.files}
-    assert sum(total.values()) == 100_000
-    assert abs(total["test"] - 10_000) < 500
-    labels = [batch.labels for s in total for batch in found.in_file_order(s, 10_000)]
-    assert np.concatenate(labels).sum() == 34_174 + 21_201
 
 
 def test_taobao(tmp_path):
