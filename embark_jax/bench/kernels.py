@@ -12,29 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from embark_kernels import (
     SHAPES,
-    LookupConfig,
     LookupShape,
     RowwiseAdagrad,
-    UpdateConfig,
     availability,
+    group_rows,
     init_states,
-    lookup_key,
     pooled_lookup,
-    tune,
+    sum_and_update,
     unique_by_owner,
-    update_from_bags,
-    update_key,
-    update_rows,
 )
 
 ZIPF_EXPONENT = 1.05
 OPTIMIZER = RowwiseAdagrad(0.01)
-LOOKUP_CANDIDATES = [
-    LookupConfig(bags, rows) for bags in (1, 4, 16, 64) for rows in (4, 8, 16, 32)
-]
-UPDATE_CANDIDATES = [
-    UpdateConfig(blocks * rows, rows) for blocks in (1, 4, 16) for rows in (2, 4, 8, 16)
-]
 
 
 def measure_kernels(
@@ -94,57 +83,11 @@ def measure_kernels(
             say(f"{name}: update, {implementation}")
             seconds = _median_s(_update(shape, ids, implementation), rounds)
             yield {
-                "op": "update_from_bags",
+                "op": "update",
                 "implementation": implementation,
                 "median_ms": 1e3 * seconds,
                 **about,
             }
-
-
-def tune_kernels(
-    names: Sequence[str],
-    table_bytes: int,
-    entries: int,
-    say: Callable[[str], None] = lambda _: None,
-) -> Iterator[dict[str, Any]]:
-    """Finds the best block sizes of the GPU kernels, and keeps them for later runs.
-
-    Args:
-      names, table_bytes, entries, say: as in ``measure_kernels``.
-
-    Yields:
-      For each key: the winner, and the milliseconds of every candidate.
-
-    Raises:
-      ValueError: if the kernels cannot run here.
-    """
-    if reason := availability()["mosaic_gpu"]:
-        raise ValueError(f"mosaic_gpu {reason}: there is nothing to tune")
-    for name in names:
-        shape = SHAPES[name].within(table_bytes, entries)
-        ids = _ids(shape)
-        bags = shape.batch * len(shape.hotness)
-        say(f"{name}: tuning lookup")
-        key = lookup_key(shape.width, jnp.float32, shape.ids, bags)
-        tuned = tune(
-            key,
-            LOOKUP_CANDIDATES,
-            lambda config, s=shape, ids=ids: _lookup(s, ids, "mosaic_gpu", config),
-        )
-        yield _tuned(key, *tuned)
-        say(f"{name}: tuning update")
-        key = update_key(shape.width, jnp.float32, OPTIMIZER.state_widths(shape.width))
-        tuned = tune(
-            key,
-            UPDATE_CANDIDATES,
-            lambda config, s=shape: _update_rows(s, config),
-        )
-        yield _tuned(key, *tuned)
-
-
-def _tuned(key: str, winner: Any, seconds: dict[Any, float]) -> dict[str, Any]:
-    times = {str(config): 1e3 * time_s for config, time_s in seconds.items()}
-    return {"op": "tune", "key": key, "winner": str(winner), "median_ms": times}
 
 
 def _unique(
@@ -168,21 +111,14 @@ def _unique(
 
 
 def _lookup(
-    shape: LookupShape,
-    ids: jax.Array,
-    implementation: str,
-    config: LookupConfig | None = None,
+    shape: LookupShape, ids: jax.Array, implementation: str
 ) -> Callable[[], Any]:
     table = jnp.ones((shape.rows, shape.width), jnp.float32)
 
     @jax.jit
     def lookup(table, ids):
         return pooled_lookup(
-            table,
-            ids,
-            hotness=shape.hotness,
-            implementation=implementation,
-            config=config,
+            table, ids, hotness=shape.hotness, implementation=implementation
         )
 
     return lambda: lookup(table, ids)
@@ -191,57 +127,28 @@ def _lookup(
 def _update(
     shape: LookupShape, ids: jax.Array, implementation: str
 ) -> Callable[[], Any]:
-    state = [_table_and_states(shape)]
-    gradient = jnp.ones((shape.batch, len(shape.hotness), shape.width), jnp.float32)
+    """Of the rows of a batch, from the gradients of its bags."""
+    table = jnp.ones((shape.rows, shape.width), jnp.float32)
+    state = table, init_states(OPTIMIZER, table)
+    bags = len(shape.hotness)
+    gradient = jnp.ones((shape.batch * bags, shape.width), jnp.float32)
+    column_bag = np.repeat(np.arange(bags, dtype=np.int32), shape.hotness)
 
     def update(state, ids, gradient):
-        table, states = state
-        return update_from_bags(
-            table,
-            states,
-            ids,
-            gradient,
-            OPTIMIZER,
-            hotness=shape.hotness,
-            implementation=implementation,
-        )
+        first_bag = jnp.arange(shape.batch, dtype=jnp.int32)[:, None] * bags
+        bag = (first_bag + column_bag[None]).reshape(-1)
+        options = {"implementation": implementation}
+        groups = group_rows(ids.reshape(-1), shape.rows, **options)
+        return sum_and_update(*state, groups, gradient, bag, OPTIMIZER, **options)
 
-    return _donating(jax.jit(update, donate_argnums=0), state, ids, gradient)
+    donating = jax.jit(update, donate_argnums=0)
 
-
-def _update_rows(shape: LookupShape, config: UpdateConfig) -> Callable[[], Any]:
-    """Updates spread-out rows, a tenth as many as there are ids."""
-    state = [_table_and_states(shape)]
-    listed = min(shape.rows, max(1, shape.ids // 10))
-    rows = jnp.arange(listed, dtype=jnp.int32) * (shape.rows // listed)
-    gradient = jnp.ones((listed, shape.width), jnp.float32)
-
-    def update(state, rows, gradient):
-        table, states = state
-        return update_rows(
-            table,
-            states,
-            rows,
-            gradient,
-            OPTIMIZER,
-            implementation="mosaic_gpu",
-            config=config,
-        )
-
-    return _donating(jax.jit(update, donate_argnums=0), state, rows, gradient)
-
-
-def _donating(update: Callable, state: list, *inputs: jax.Array) -> Callable[[], Any]:
     def call():
-        state[0] = update(state[0], *inputs)
-        return state[0][1]["accumulator"][:1]
+        nonlocal state
+        state = donating(state, ids, gradient)
+        return state[1]["accumulator"][:1]
 
     return call
-
-
-def _table_and_states(shape: LookupShape):
-    table = jnp.ones((shape.rows, shape.width), jnp.float32)
-    return table, init_states(OPTIMIZER, table)
 
 
 def _ids(shape: LookupShape) -> jax.Array:

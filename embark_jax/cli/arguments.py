@@ -164,8 +164,7 @@ class ListOptions:
         Kernels | None,
         typer.Option(
             help="For table lists: implementation of lookups and updates, like the "
-            "config key embedding.kernels; xla by default, which runs until the "
-            "kernels have passed `embark bench kernels --check`."
+            "config key embedding.kernels; xla by default."
         ),
     ]
     memory_gb: Annotated[

@@ -10,14 +10,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from embark_jax._base.config import ConfigError, config_error_at, nearest
+from embark_jax._base.config import ConfigError, nearest
 from embark_jax.cli.arguments import (
     ConfigFile,
     Overrides,
     Rounds,
     console,
     say,
-    show_table,
 )
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.paths import Commands
@@ -28,8 +27,6 @@ app = Commands(
     help="Measure this machine. Figures are medians after a warm-up.",
     no_args_is_help=True,
 )
-CASE_KEYS = ("op", "width", "dtype", "about")
-"""What tells a case of the kernels' check from others."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -131,33 +128,13 @@ def kernels(
         int, typer.Option(min=1, help="Largest number of ids in a batch.")
     ] = 2**20,
     rounds: Rounds = 7,
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune",
-            help="Find the best block sizes of the GPU kernels, and keep them.",
-        ),
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Check the GPU kernels against NumPy, and keep the verdict: where "
-            "they pass, embedding.kernels=auto takes them. Compiles 165 programs.",
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Time lookups, updates and unique, on shapes of published models."""
-    if check:
-        if tune or shapes:
-            raise typer.BadParameter("--check goes with neither shapes nor --tune")
-        _check_kernels(as_json)
-        return
     keep_freed_memory()
     from embark_kernels import SHAPES
 
-    from embark_jax.bench.kernels import measure_kernels, tune_kernels
+    from embark_jax.bench.kernels import measure_kernels
 
     for name in shapes or ():
         if name not in SHAPES:
@@ -165,53 +142,13 @@ def kernels(
     names = shapes or list(SHAPES)
     with Console(stderr=True).status("measuring") as status:
         limits = table_mib << 20, ids
-        if tune:
-            with config_error_at("--tune"):
-                rows = list(tune_kernels(names, *limits, status.update))
-        else:
-            rows = list(measure_kernels(names, *limits, rounds, status.update))
+        rows = list(measure_kernels(names, *limits, rounds, status.update))
     if as_json:
         print(json.dumps(rows))
         return
     for row in rows:
         console.print()
         _show(row, as_json=False)
-
-
-def _check_kernels(as_json: bool) -> None:
-    """Prints a line for each case; fails if one did."""
-    from embark_kernels import why_plain_xla
-    from embark_kernels.check import check_kernels
-
-    checking = Console(stderr=True).status("checking")
-    with checking as status, config_error_at("--check"):
-        rows = check_kernels(lambda group: status.update(f"checking: {group}"))
-    failed = [row for row in rows if row["problem"]]
-    if as_json:
-        print(json.dumps(rows))
-    else:
-        _show_checks(rows)
-        for row in failed:
-            case = " ".join(str(row[key]) for key in CASE_KEYS if row.get(key))
-            say(f"{case}: {row['problem']}")
-        say(f"{len(rows) - len(failed)} of {len(rows)} cases passed")
-        why = why_plain_xla()
-        say(f"embedding.kernels=auto takes {f'xla: {why}' if why else 'mosaic_gpu'}")
-    if failed:
-        raise typer.Exit(1)
-
-
-def _show_checks(rows: list[dict]) -> None:
-    """Prints the cases; errors are relative to what a result would be if nothing in it
-    cancelled."""
-    formats = {"op": "", "width": "", "dtype": "", "case": ""}
-    formats |= {"largest error": ".1e", "limit": ".1e", "verdict": ""}
-    cells = []
-    for row in rows:
-        case = (str(row.get(key) or "") for key in CASE_KEYS)
-        figures = ("" if row[key] is None else row[key] for key in ("error", "limit"))
-        cells.append((*case, *figures, "no" if row["problem"] else "yes"))
-    show_table("Check of the GPU kernels", formats, cells)
 
 
 def _show(result: dict, as_json: bool) -> None:

@@ -162,9 +162,9 @@ class EmbeddingConfig(Config):
     """Folder for the rows of tables on ``disk`` during a run; None is the system's
     folder for temporary files."""
     kernels: Literal["auto", Kernels] = "auto"
-    """Implementation of lookups and updates; `auto` takes the GPU kernels,
-    `mosaic_gpu`, on a kind of GPU where they have passed `embark bench kernels
-    --check`, and plain XLA elsewhere."""
+    """Implementation of lookups and updates: `xla`, `mosaic_gpu` (the kernels for
+    Hopper GPUs), or `auto`, which takes these kernels where a small check at the start
+    finds them right, and plain XLA elsewhere."""
 
     @model_validator(mode="after")
     def _optimizers_agree(self):

@@ -56,7 +56,7 @@ class EmbeddingCollection:
       mesh: ``("node", "gpu")`` mesh with as many devices as the plan.
       wire: the formats in which rows and gradients travel.
       implementation: kernels of lookups and updates: "xla", "mosaic_gpu", or None for
-        the kernels where they have passed their check; see ``embark_kernels.choose``.
+        the kernels where they pass their check; see ``embark_kernels.choose``.
       hot_only: whether all ids of all batches are of replicated rows, so that sharded
         storages are only passed on. A batch with another id does not fit; capacities
         are zero.

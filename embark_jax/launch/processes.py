@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-from embark_kernels import tuning, verdict
 
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError
@@ -44,9 +43,6 @@ def join(options: WorkerOptions, config: ExperimentConfig) -> None:
                 f"mesh: has {devices} devices, the {processes} processes have "
                 f"{jax.device_count()}: a mesh must span them all"
             )
-        # Caches differ between hosts, but their programs must not.
-        tuning.use(of_process_0(tuning.winners()))
-        verdict.use(of_process_0(verdict.why_not_checked()))
     own_config = config.model_dump(mode="json")
     if conflicts := differences(of_process_0(own_config), own_config, "for process 0"):
         raise ConfigError(

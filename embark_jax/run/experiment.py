@@ -50,7 +50,13 @@ from embark_jax.run.dataset import (
     source_of,
     with_negatives,
 )
-from embark_jax.run.planning import make_plan, overlap, read_plan, wire
+from embark_jax.run.planning import (
+    make_plan,
+    overlap,
+    read_plan,
+    why_plain_xla,
+    wire,
+)
 from embark_jax.run.windows import RunWindows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.train.losses import build_loss
@@ -355,7 +361,8 @@ def _implementation(config: ExperimentConfig) -> str | None:
     """Returns the implementation of kernels, as a collection takes it."""
     kernels = config.embedding.kernels
     if kernels == "auto":
-        return None
+        # None, not the kernels by name, which cannot handle tables of every width.
+        return "xla" if why_plain_xla() else None
     if reason := availability()[kernels]:
         raise ValueError(f"{kernels} {reason}; choose auto or xla")
     return kernels

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import embark_kernels
 import jax
-from embark_kernels import choose
 
 from embark_jax import models
 from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import Description
+from embark_jax.launch.agreement import tell_all
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
 from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
@@ -56,11 +57,18 @@ def overlap(config: ExperimentConfig, tables: Sequence[TableSpec]) -> bool:
     return looks_ahead(config.train.overlap, machines(config), tables)
 
 
+def why_plain_xla() -> str:
+    """Returns why the GPU kernels are not taken in some process, all of which must call
+    this; "" if they are taken."""
+    return next(filter(None, tell_all(embark_kernels.why_plain_xla(), "kernels")), "")
+
+
 def kernels(config: ExperimentConfig) -> Kernels:
     """Returns the implementation of lookups and updates that runs: where the config
-    does not name it, what is trusted on the devices that JAX has here."""
-    named = config.embedding.kernels
-    return choose(None if named == "auto" else named)
+    does not name it, the GPU kernels if they pass their check in all processes."""
+    if config.embedding.kernels == "auto":
+        return "xla" if why_plain_xla() else "mosaic_gpu"
+    return config.embedding.kernels
 
 
 def workload(

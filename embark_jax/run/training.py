@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from embark_kernels import availability, why_plain_xla
+from embark_kernels import availability
 from rich.console import Console
 
 from embark_jax.checkpoint import Checkpointer
@@ -37,6 +37,7 @@ from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import MetricsLog
 from embark_jax.run.loop import Loop
 from embark_jax.run.page import REPORT, reported
+from embark_jax.run.planning import why_plain_xla
 from embark_jax.run.profile import StepProfile
 from embark_jax.run.trackers import open_tracker
 from embark_jax.train.outcome import NonFiniteLossError
@@ -107,11 +108,12 @@ def _run(
         plan = Plan.from_json(of_process_0(setup.plan.to_json()))
         setup = dataclasses.replace(setup, plan=plan)
     console.print(overview(setup.plan), markup=False, highlight=False)
+    why_not_kernels = unused_kernels(config)
     if main:
         for warning in [*setup.scale_warnings(), *setup.room_warnings()]:
             say(console, f"warning: {warning}")
-        if reason := unused_kernels(config):
-            say(console, f"lookups and updates run in plain XLA: {reason}")
+        if why_not_kernels:
+            say(console, f"lookups and updates run in plain XLA: {why_not_kernels}")
 
     trainer = setup.trainer()
     trainer.growth.report = lambda grown: say(console, grown) if main else None
@@ -240,7 +242,6 @@ def _resume(
 
 def unused_kernels(config: ExperimentConfig) -> str:
     """Returns why GPU kernels that can run here are not used; "" if they are, cannot
-    run, or the config names an implementation."""
-    if config.embedding.kernels != "auto" or availability()["mosaic_gpu"]:
-        return ""
-    return why_plain_xla()
+    run, or the config names an implementation. All processes must call this."""
+    reason = why_plain_xla() if config.embedding.kernels == "auto" else ""
+    return "" if availability()["mosaic_gpu"] else reason

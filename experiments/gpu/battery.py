@@ -1,4 +1,4 @@
-"""Checks every kernel on a GPU as `embark bench kernels --check` does, and times it.
+"""Checks every kernel on a GPU, and times it.
 
     PYTHONPATH=kernels python experiments/gpu/battery.py result.json
 
@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cases
+import check_cases
 import embark_kernels as ek
 import jax
 import numpy as np
-from embark_kernels.check import check_kernels
 
 LIMIT_S = 450
 INPUT_SETS, WARM_UP, ROUNDS = 4, 3, 7
@@ -67,9 +67,14 @@ def timings(group: str) -> Iterator[cases.Case]:
                 yield cases.unique(name, ids)
 
 
+def group_of(width: int | None) -> str:
+    return "check integers" if width is None else f"check width {width}"
+
+
+CHECKS = {group_of(width): width for width in (None, *check_cases.WIDTHS)}
 GROUPS = (
     "copy",
-    "check",
+    *CHECKS,
     "lookup128",
     "update",
     "lookup32",
@@ -108,21 +113,22 @@ def measure(case: cases.Case) -> dict:
     return row
 
 
-def checks() -> Iterator[dict]:
-    """The package's own check, whose verdict counts from now on."""
-    for row in check_kernels():
+def checks(width: int | None) -> Iterator[dict]:
+    """The cases that break kernels, against NumPy."""
+    for case in check_cases.cases(width):
+        row = check_cases.run_case(case)
         found = {name: row[name] for name in ("op", "width", "dtype") if row.get(name)}
         problem = {"error": row["problem"]} if row["problem"] else {}
         errors = {"relative_error": row["error"], "tolerance": row["limit"]}
-        yield {"group": "check", **found, "about": row.get("about", "")} | (
+        yield {"group": group_of(width), **found, "about": row["about"]} | (
             problem or errors
         )
 
 
 def run_group(group: str) -> None:
     """Prints a row of JSON for each case, as soon as it is done."""
-    if group == "check":
-        for row in checks():
+    if group in CHECKS:
+        for row in checks(CHECKS[group]):
             print(json.dumps(row), flush=True)
         return
     for case in timings(group):

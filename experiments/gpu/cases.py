@@ -79,15 +79,13 @@ def lookup(
     table_bytes: int = TABLE_BYTES,
     entries: int = ENTRIES,
 ) -> Case:
-    """One bag a line; bytes are the rows, the sums in the table's dtype, the ids."""
+    """One bag a line; bytes are the rows, the float32 sums, the ids."""
     itemsize = jnp.dtype(dtype).itemsize
     rows, batch = table_bytes // (width * itemsize), max(1, entries // hotness)
     row_bytes = width * itemsize
 
     def function(table, ids):
-        return ek.pooled_lookup(
-            table, ids, out_dtype=dtype, implementation=implementation
-        )
+        return ek.pooled_lookup(table, ids, implementation=implementation)
 
     return Case(
         {
@@ -103,7 +101,7 @@ def lookup(
         lambda key: make_table(rows, width, dtype),
         lambda key: make_ids(key, (batch, hotness), rows, distribution),
         function,
-        bytes=batch * (hotness * (row_bytes + 4) + row_bytes),
+        bytes=batch * (hotness * (row_bytes + 4) + 4 * width),
     )
 
 

@@ -10,8 +10,6 @@ from embark_kernels.buckets import UniqueBuckets as UniqueBuckets
 from embark_kernels.buckets import bucket_by_owner as bucket_by_owner
 from embark_kernels.buckets import bucket_sorted as bucket_sorted
 from embark_kernels.buckets import unique_by_owner as unique_by_owner
-from embark_kernels.config import LookupConfig as LookupConfig
-from embark_kernels.config import UpdateConfig as UpdateConfig
 from embark_kernels.grouping import RowGroups as RowGroups
 from embark_kernels.grouping import SortedIds as SortedIds
 from embark_kernels.grouping import begins_segment as begins_segment
@@ -25,11 +23,7 @@ from embark_kernels.lookup import sum_bags as sum_bags
 from embark_kernels.optimizers import *  # noqa: F403
 from embark_kernels.shapes import SHAPES as SHAPES
 from embark_kernels.shapes import LookupShape as LookupShape
-from embark_kernels.tuning import lookup_key as lookup_key
-from embark_kernels.tuning import tune as tune
-from embark_kernels.tuning import update_key as update_key
 from embark_kernels.update import init_states as init_states
 from embark_kernels.update import sum_and_update as sum_and_update
 from embark_kernels.update import sum_groups as sum_groups
-from embark_kernels.update import update_from_bags as update_from_bags
 from embark_kernels.update import update_rows as update_rows

@@ -7,8 +7,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from embark_kernels.verdict import why_not_checked
-
 Implementation = Literal["xla", "mosaic_gpu"]
 
 
@@ -24,10 +22,14 @@ def availability() -> dict[str, str]:
 def why_plain_xla() -> str:
     """Returns why ``choose(None)`` takes plain XLA here; "" if it takes the kernels.
 
-    It takes them where they can run and have passed their check: see ``verdict``.
+    It takes them where they can run and pass ``check``, once in a process.
     """
-    reason = _why_not_mosaic_gpu()
-    return f"mosaic_gpu {reason}" if reason else why_not_checked()
+    if reason := _why_not_mosaic_gpu():
+        return f"mosaic_gpu {reason}"
+    # Imported here, since it imports the operations, which import this module.
+    from embark_kernels import check
+
+    return check.problem()
 
 
 def choose(
@@ -42,7 +44,7 @@ def choose(
 
     Args:
       implementation: "xla", "mosaic_gpu", or None for "mosaic_gpu" if it can run here
-        and has passed its check on this kind of GPU, and "xla" otherwise.
+        and passes its check, and "xla" otherwise.
       width, dtype: those of the table; without a table, any that the kernel supports.
 
     Raises:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from embark_kernels._blocks import lookup_blocks
 from embark_kernels._mosaic import Rows, chunk_of, is_inside, moves, run
-from embark_kernels.config import LookupConfig
 
 
 def sum_bags_mosaic_gpu(
@@ -22,23 +22,22 @@ def sum_bags_mosaic_gpu(
     rows: jax.Array,
     offsets: jax.Array,
     weights: jax.Array | None,
-    out_dtype: jax.typing.DTypeLike,
-    config: LookupConfig,
 ) -> jax.Array:
     """Sums bags as ``lookup.sum_bags_between`` does, if there are rows and ids."""
     num_rows, width = table.shape
     ids = rows.shape[0]
     senders, bags = offsets.shape[0], offsets.shape[1] - 1
-    programs_per_sender = pl.cdiv(bags, config.bags_per_block)
-    chunk = min(config.rows_in_flight, ids)
+    bags_per_block, rows_in_flight = lookup_blocks(width, ids, senders * bags)
+    programs_per_sender = pl.cdiv(bags, bags_per_block)
+    chunk = min(rows_in_flight, ids)
     row_access = Rows(width)
 
     def sum_bags_kernel(program, *refs):
         table_ref, rows_ref, offsets_ref, *weights_refs, out_ref = refs
         sender = lax.div(program, jnp.int32(programs_per_sender))
         first_bag = lax.rem(program, jnp.int32(programs_per_sender))
-        first_bag *= config.bags_per_block
-        end_bag = jnp.minimum(first_bag + config.bags_per_block, bags)
+        first_bag *= bags_per_block
+        end_bag = jnp.minimum(first_bag + bags_per_block, bags)
 
         def offset(bag):
             return offsets_ref[sender * (bags + 1) + bag]
@@ -85,11 +84,11 @@ def sum_bags_mosaic_gpu(
 
     operands = [table, rows, offsets.reshape(-1)]
     operands += [] if weights is None else [weights]
-    out_type = jax.ShapeDtypeStruct((senders * bags, width), out_dtype)
+    out_type = jax.ShapeDtypeStruct((senders * bags, width), jnp.float32)
     with moves(
         ids * width * table.dtype.itemsize
         + sum(array.size * array.dtype.itemsize for array in operands[1:]),
-        senders * bags * width * jnp.dtype(out_dtype).itemsize,
+        senders * bags * width * out_type.dtype.itemsize,
     ):
         programs = senders * programs_per_sender
         sums = run(sum_bags_kernel, out_type, operands, row_access, programs)

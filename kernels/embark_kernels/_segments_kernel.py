@@ -31,6 +31,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from embark_kernels._blocks import update_blocks
 from embark_kernels._mosaic import (
     WARPGROUP,
     Rows,
@@ -44,7 +45,6 @@ from embark_kernels._mosaic import (
     run_updating,
     sqrt,
 )
-from embark_kernels.config import UpdateConfig
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
 IDS_PER_BLOCK, TILE = 1024, 64
@@ -232,7 +232,8 @@ def _finish_segments(
     n = key.shape[0]
     num_rows = updated[0].shape[0]
     rows = Rows(width)
-    chunk = min(n, UpdateConfig.heuristic(width).rows_in_flight)
+    _, rows_in_flight = update_blocks(width)
+    chunk = min(n, rows_in_flight)
     programs = pl.cdiv(n, IDS_PER_PROGRAM)
     of_ids = [key, source, values] + ([] if weights is None else [weights])
     sums_before = _sum_begun_before(of_ids, num_rows, rows, chunk)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from embark_kernels._blocks import update_blocks
 from embark_kernels._mosaic import (
     Rows,
     is_inside,
@@ -23,7 +24,6 @@ from embark_kernels._mosaic import (
     run_updating,
     sqrt,
 )
-from embark_kernels.config import UpdateConfig
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
 
@@ -36,7 +36,6 @@ def update_rows_mosaic_gpu(
     factors: tuple[jax.Array, ...],
     optimizer: RowOptimizer,
     noise: jax.Array | None,
-    config: UpdateConfig,
 ) -> tuple[jax.Array, States]:
     """Updates rows as ``update.update_rows`` does, if there are some, and some listed.
 
@@ -46,7 +45,8 @@ def update_rows_mosaic_gpu(
       noise: ``[listed]`` uint32 noise of the rows, or None.
     """
     num_rows, width = table.shape
-    listed, chunk = rows.shape[0], config.rows_in_flight
+    listed = rows.shape[0]
+    rows_per_block, chunk = update_blocks(width)
     row_access = Rows(width)
     math = RowMath(sqrt, jnp.where, row_access.fill)
     names = list(states)
@@ -58,8 +58,8 @@ def update_rows_mosaic_gpu(
         square_refs = [] if mean_square is None else [rest.pop(0)]
         noise_refs, factor_refs = rest[: len(noises)], rest[len(noises) :]
         factor = tuple(factor_refs[0][i] for i in range(len(factors)))
-        first = program * config.rows_per_block
-        end = jnp.minimum(first + config.rows_per_block, listed)
+        first = program * rows_per_block
+        end = jnp.minimum(first + rows_per_block, listed)
 
         def update_chunk(index, row, used):
             row = rows_of_own(row, used)
@@ -109,7 +109,7 @@ def update_rows_mosaic_gpu(
     read += noises
     if factors:
         read.append(jnp.stack(factors))
-    programs = pl.cdiv(listed, config.rows_per_block)
+    programs = pl.cdiv(listed, rows_per_block)
     updated = [table, *states.values()]
     updated_bytes = listed * sum(a.shape[1] * a.dtype.itemsize for a in updated)
     read_bytes = sum(array.size * array.dtype.itemsize for array in read)

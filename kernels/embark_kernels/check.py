@@ -1,109 +1,123 @@
-"""Checks every kernel on this machine's GPU against the textbook, in processes of their
-own: a kernel that hangs or breaks the GPU's context costs its group of cases.
+"""A small check of the GPU kernels on this machine's GPU, in this process.
 
-``python -m embark_kernels.check GROUP`` prints, as JSON, a line before and after each
-case of a group.
+Two programs call every kernel, one with rows that a warp reads and one with rows that a
+block reads. Ids repeat, some are out of range, and one row has many of them. What the
+kernels make of them is compared with the textbook (``oracle``).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_kernels._implementation import availability
-from embark_kernels.check_cases import WIDTHS, Case, cases
-from embark_kernels.verdict import keep_verdict
+from embark_kernels import oracle
+from embark_kernels.buckets import unique_by_owner
+from embark_kernels.grouping import group_rows
+from embark_kernels.lookup import sum_bags
+from embark_kernels.optimizers import RowwiseAdagrad
+from embark_kernels.update import sum_and_update, sum_groups, update_rows
 
-GROUPS = {"integers": None, **{f"width{width}": width for width in WIDTHS}}
-LIMIT_S = 240
-"""Time of a group: some 20 programs, each of which compiles in one or two seconds."""
-AT_ONCE = 4
-"""Groups at a time: they compile most of the time."""
-Row = dict[str, Any]
-"""A case with ``error``, ``limit``, and ``problem``, which is "" if it passed."""
-
-
-def check_kernels(say: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """Runs all groups, some at a time, and keeps the verdict for this kind of GPU.
-
-    Args:
-      say: called with the name of each group that is waited for.
-
-    Returns:
-      A row for each case, in the order of the groups.
-
-    Raises:
-      ValueError: if the kernels cannot run here.
-    """
-    # The GPU's memory is for the processes that this one starts.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if reason := availability()["mosaic_gpu"]:
-        raise ValueError(f"mosaic_gpu {reason}: there is nothing to check")
-    rows = []
-    with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1)) as pool:
-        command = [sys.executable, "-m", "embark_kernels.check"]
-        running = {
-            group: pool.submit(run_group, group, [*command, group], LIMIT_S)
-            for group in GROUPS
-        }
-        for group, result in running.items():
-            say(group)
-            rows += result.result()
-    keep_verdict([row["op"] for row in rows if row["problem"]])
-    return rows
+PROGRAMS = ((32, "float32"), (128, "bfloat16"))
+"""Width and dtype of the table of each."""
+ROWS, IDS, BAGS = 97, 300, 40
+RULE = RowwiseAdagrad(0.1)
+Expected = Mapping[str, tuple[np.ndarray, np.ndarray, float]]
+"""By operation what it must return, its magnitudes, and the largest relative error."""
 
 
-def run_group(group: str, command: Sequence[str], limit_s: float) -> list[Row]:
-    """Runs the command of a group's cases, and reads their rows from its output. A
-    case that it began but did not finish gets how the command ended as its problem."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
+@functools.cache
+def problem() -> str:
+    """Returns what is wrong with the kernels on the first GPU; "" if nothing is."""
+    for width, dtype in PROGRAMS:
+        about = f"the GPU kernels failed their check with {dtype} rows of width {width}"
+        program, arguments, expected = make_program(width, dtype)
         try:
-            out, err = process.communicate(timeout=limit_s)
-            last = (err.strip().splitlines() or [""])[-1]
-            code = process.returncode
-            problem = f"ended with exit code {code}: {last[:200]}" if code else ""
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, _ = process.communicate()
-            problem = f"stopped after {limit_s:g} s"
-    # A killed process may leave half a line.
-    lines = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
-    rows = [line for line in lines if "problem" in line]
-    if problem or not rows:
-        problem = problem or "ran no case"
-        begun = lines[-1] if lines and "problem" not in lines[-1] else {"op": group}
-        rows.append({**begun, "error": None, "limit": None, "problem": problem})
-    return rows
+            compiled = jax.jit(program).lower(*arguments).compile()
+            # A caller may be tracing a program of its own.
+            with jax.ensure_compile_time_eval():
+                first, second = compiled(*arguments), compiled(*arguments)
+            wrong = differences(first, second, expected)
+        except Exception as error:  # the run goes on in plain XLA
+            return f"{about}: {type(error).__name__}: {error}".splitlines()[0]
+        if wrong:
+            return f"{about}: {', '.join(wrong)}"
+    return ""
 
 
-def run_case(case: Case) -> Row:
-    """Runs a case twice."""
-    row: Row = {**case.fields, "error": None, "limit": case.limit, "problem": ""}
-    try:
-        first, second = _results(case), _results(case)
-    except Exception as error:  # a failure is a row of the result
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return {**row, "problem": reason[:200]}
-    error = max(
-        largest_error(actual, *expected)
-        for actual, expected in zip(first, case.expected(), strict=True)
-    )
-    row["error"] = error if np.isfinite(error) else None
-    if not error <= case.limit:
-        row["problem"] = "differs from the textbook"
-    elif [x.tobytes() for x in first] != [x.tobytes() for x in second]:
-        row["problem"] = "differs from one call to the next"
-    return row
+def make_program(
+    width: int, dtype: str
+) -> tuple[Callable[..., dict[str, jax.Array]], tuple[np.ndarray, ...], Expected]:
+    """Makes a program of all operations, its arguments, and what it must return."""
+    rng = np.random.default_rng(width)
+    table = rng.normal(size=(ROWS, width)).astype(jnp.dtype(dtype))
+    state = rng.uniform(0.5, 2, (ROWS, 1)).astype(np.float32)
+    # Their sums are exact, so that of an update only the rule rounds.
+    values = (rng.integers(-16, 17, (BAGS, width)) / 8).astype(np.float32)
+    ids = np.where(rng.random(IDS) < 0.4, 5, rng.integers(-2, ROWS + 2, IDS))
+    ids = ids.astype(np.int32)
+    bag = np.sort(rng.integers(0, BAGS + 1, IDS)).astype(np.int32)
+    listed = rng.permutation(ROWS)[:BAGS].astype(np.int32)
+
+    def program(table, state, values, ids, bag, listed):
+        options: dict[str, Any] = {"implementation": "mosaic_gpu"}
+        states = {"accumulator": state}
+        sums = sum_bags(table, ids[None], bag[None], BAGS, **options)
+        groups = group_rows(ids, ROWS, **options)
+        of_groups = sum_groups(values, groups, bag, **options)
+        by_row = jnp.zeros((2 * ROWS, width)).at[groups.row].add(of_groups, mode="drop")
+        summed = table, states, groups, values, bag, RULE
+        touched, _ = sum_and_update(*summed, **options)
+        updated, _ = update_rows(table, states, listed, values, RULE, **options)
+        owner = jnp.zeros_like(ids)
+        slot = jnp.clip(ids, 0, ROWS - 1)
+        unique = unique_by_owner(owner, slot, 1, ROWS, IDS, **options)
+        return {
+            "sum_bags": sums[0],
+            "sum_groups": by_row[:ROWS],
+            "sum_and_update": touched,
+            "update_rows": updated,
+            "unique_by_owner": unique.slot[0, unique.inverse],
+        }
+
+    sums = oracle.sum_rows(values, bag, ids, ROWS)
+    rows = np.unique(ids[(ids >= 0) & (ids < ROWS)])
+    states = {"accumulator": state}
+    sum_limit = (IDS + 2) * float(np.finfo(np.float32).eps)
+    rule_limit = (width + 16) * float(np.finfo(np.float32).eps)
+    rule_limit += 2.0**-8 if dtype == "bfloat16" else 0.0
+
+    def updated(rows, gradients):
+        given = RULE, table, states, rows, gradients, 1
+        return oracle.update(*given)[0], oracle.update_magnitudes(*given)[0], rule_limit
+
+    slots = np.clip(ids, 0, ROWS - 1)
+    expected = {
+        "sum_bags": (*oracle.sum_rows(table, ids, bag, BAGS), sum_limit),
+        "sum_groups": (*sums, sum_limit),
+        "sum_and_update": updated(rows, sums[0][rows]),
+        "update_rows": updated(listed, values),
+        "unique_by_owner": (slots, np.zeros(IDS), 0.0),
+    }
+    return program, (table, state, values, ids, bag, listed), expected
+
+
+def differences(
+    first: Mapping[str, Any], second: Mapping[str, Any], expected: Expected
+) -> list[str]:
+    """Returns what is wrong with the results of two calls, by operation."""
+    wrong = []
+    for name, (value, magnitudes, limit) in expected.items():
+        actual, again = np.asarray(first[name]), np.asarray(second[name])
+        if not largest_error(actual, value, magnitudes) <= limit:
+            wrong.append(f"{name} differs from the textbook")
+        elif actual.tobytes() != again.tobytes():
+            wrong.append(f"{name} differs from one call to the next")
+    return wrong
 
 
 def largest_error(
@@ -119,19 +133,3 @@ def largest_error(
     return float(
         np.max(np.nan_to_num(relative, nan=np.inf, posinf=np.inf), initial=0.0)
     )
-
-
-def _results(case: Case) -> list[np.ndarray]:
-    arguments = jax.tree.map(jnp.array, case.arguments)
-    return [np.asarray(x) for x in jax.tree.leaves(case.program(*arguments))]
-
-
-def main(group: str) -> None:
-    jax.config.update("jax_cuda_visible_devices", "0")  # one is enough
-    for case in cases(GROUPS[group]):
-        print(json.dumps(case.fields), flush=True)
-        print(json.dumps(run_case(case)), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -11,8 +11,6 @@ nothing. Sums are float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +18,7 @@ import numpy as np
 from jax import lax
 
 from embark_kernels._implementation import choose
-from embark_kernels._xla import add_rows, beyond, sum_columns, take
-from embark_kernels.config import LookupConfig
-from embark_kernels.tuning import lookup_key, tuned
+from embark_kernels._xla import add_rows, sum_columns
 
 
 def pooled_lookup(
@@ -31,50 +27,41 @@ def pooled_lookup(
     weights: jax.Array | None = None,
     *,
     hotness: Sequence[int] | None = None,
-    pooling: Literal["sum", "mean"] = "sum",
-    out_dtype: jax.typing.DTypeLike = jnp.float32,
     implementation: str | None = None,
-    config: LookupConfig | None = None,
 ) -> jax.Array:
-    """Sums the rows of each bag, or takes their mean; differentiable in table and
-    weights.
-
-    The gradient by the table is as large as the table; to train a large table, use
-    ``update_from_bags``.
+    """Sums the rows of each bag.
 
     Args:
       table: ``[rows, width]`` float32 or bfloat16.
       ids: ``[batch, columns]`` int32, -1 where padded.
-      weights: ``[batch, columns]`` float32 factors of the rows; a mean is then the
-        weighted sum over the total weight.
+      weights: ``[batch, columns]`` float32 factors of the rows.
       hotness: lengths of the consecutive bags in a sample's ids; their sum is
         ``columns``. None means one bag per sample.
-      pooling: "sum" or "mean"; an empty bag, or one of total weight zero, has mean
-        zero.
-      out_dtype: float32 or bfloat16.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
-      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
-      ``[batch, len(hotness), width]``; ``[batch, width]`` if ``hotness`` is None.
+      ``[batch, len(hotness), width]`` float32; ``[batch, width]`` if ``hotness`` is
+      None. Zeros for an empty bag.
 
     Raises:
-      ValueError: if shapes disagree, or pooling or implementation is not possible.
+      ValueError: if shapes disagree, or the implementation is unknown or cannot handle
+        the table.
     """
     lengths = (ids.shape[1],) if hotness is None else tuple(map(int, hotness))
     if sum(lengths) != ids.shape[1] or min(lengths, default=0) < 1:
         raise ValueError(f"hotness {lengths} does not split {ids.shape[1]} columns")
     if weights is not None and weights.shape != ids.shape:
         raise ValueError(f"weights are {weights.shape}, ids are {ids.shape}")
-    if pooling not in ("sum", "mean"):
-        raise ValueError(f"pooling is {pooling!r}, must be 'sum' or 'mean'")
-    implementation = choose(implementation, table.shape[1], table.dtype)
-    if pooling == "mean":
-        weights = _mean_weights(table.shape[0], ids, weights, lengths)
-    pooled = cast(
-        jax.Array,
-        _pooled_lookup(table, ids, weights, lengths, out_dtype, implementation, config),
-    )
+    if choose(implementation, table.shape[1], table.dtype) == "xla":
+        pooled = sum_columns(table, ids, weights, lengths)
+    else:
+        batch, columns = ids.shape
+        first = jnp.arange(batch, dtype=jnp.int32)[:, None] * columns
+        starts = jnp.asarray((np.cumsum(lengths) - lengths)[None], jnp.int32)
+        offsets = jnp.append(first + starts, jnp.int32(batch * columns))[None]
+        flat_weights = None if weights is None else weights.reshape(-1)
+        sums = sum_bags_between(table, ids.reshape(-1), offsets, flat_weights)
+        pooled = sums.reshape(batch, len(lengths), -1)
     return pooled[:, 0] if hotness is None else pooled
 
 
@@ -86,7 +73,6 @@ def sum_bags(
     weights: jax.Array | None = None,
     *,
     implementation: str | None = None,
-    config: LookupConfig | None = None,
 ) -> jax.Array:
     """Sums the rows of consecutive bags, which several senders ask for.
 
@@ -98,7 +84,6 @@ def sum_bags(
       bags: static number of bags of a sender.
       weights: ``[senders, capacity]`` float32 factors of the rows.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
-      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
       ``[senders, bags, width]`` float32; zeros for an empty bag.
@@ -113,9 +98,7 @@ def sum_bags(
     flat_weights = None if weights is None else weights.reshape(-1)
     if implementation == "mosaic_gpu":
         offsets = jax.vmap(lambda bag: bag_offsets(bag, bags))(bag) + sender * capacity
-        return sum_bags_between(
-            table, flat_rows, offsets, flat_weights, jnp.float32, config
-        )
+        return sum_bags_between(table, flat_rows, offsets, flat_weights)
     target = jnp.where(bag < bags, sender * bags + bag, senders * bags).reshape(-1)
     sums = jnp.zeros((senders * bags, table.shape[1]), jnp.float32)
     sums = add_rows(sums, table, flat_rows, target, flat_weights, ascending=True)
@@ -140,8 +123,6 @@ def sum_bags_between(
     rows: jax.Array,
     offsets: jax.Array,
     weights: jax.Array | None,
-    out_dtype: jax.typing.DTypeLike,
-    config: LookupConfig | None,
 ) -> jax.Array:
     """Sums bags between offsets, in the kernel.
 
@@ -152,72 +133,15 @@ def sum_bags_between(
         from ``offsets[sender, b]`` to before ``offsets[sender, b + 1]``; rows between
         senders are ignored.
       weights: ``[n]`` or None.
-      out_dtype: float32 or bfloat16.
-      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
-      ``[senders, bags, width]``.
+      ``[senders, bags, width]`` float32.
     """
     senders, bags = offsets.shape[0], offsets.shape[1] - 1
     width, n = table.shape[1], rows.shape[0]
     if senders * bags == 0 or n == 0 or table.shape[0] == 0:
-        return jnp.zeros((senders, bags, width), out_dtype)
+        return jnp.zeros((senders, bags, width), jnp.float32)
     # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._lookup_kernel import sum_bags_mosaic_gpu
 
-    if config is None:
-        key = lookup_key(width, table.dtype, n, senders * bags)
-        config = tuned(key, LookupConfig.heuristic(width, n, senders * bags))
-    return sum_bags_mosaic_gpu(table, rows, offsets, weights, out_dtype, config)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def _pooled_lookup(
-    table, ids, weights, lengths, out_dtype, implementation, config
-) -> jax.Array:
-    if implementation == "xla":
-        return sum_columns(table, ids, weights, lengths).astype(out_dtype)
-    batch, columns = ids.shape
-    first = jnp.arange(batch, dtype=jnp.int32)[:, None] * columns
-    starts = jnp.asarray((np.cumsum(lengths) - lengths)[None], jnp.int32)
-    offsets = jnp.append(first + starts, jnp.int32(batch * columns))[None]
-    flat_weights = None if weights is None else weights.reshape(-1)
-    sums = sum_bags_between(
-        table, ids.reshape(-1), offsets, flat_weights, out_dtype, config
-    )
-    return sums.reshape(batch, len(lengths), -1)
-
-
-def _pooled_forward(table, ids, weights, *static):
-    return _pooled_lookup(table, ids, weights, *static), (table, ids, weights)
-
-
-def _pooled_backward(lengths, out_dtype, implementation, config, saved, gradient):
-    table, ids, weights = saved
-    bag = np.repeat(np.arange(len(lengths)), lengths)
-    of_ids = gradient.astype(jnp.float32)[:, bag]
-    by_weights = None
-    if weights is not None:
-        by_weights = (of_ids * take(table, ids)).sum(axis=2)
-        of_ids = of_ids * weights[:, :, None]
-    by_table = jnp.zeros(table.shape, jnp.float32)
-    by_table = by_table.at[beyond(ids, table.shape[0])].add(of_ids, mode="drop")
-    return by_table.astype(table.dtype), None, by_weights
-
-
-_pooled_lookup.defvjp(_pooled_forward, _pooled_backward)
-
-
-def _mean_weights(
-    num_rows: int,
-    ids: jax.Array,
-    weights: jax.Array | None,
-    lengths: tuple[int, ...],
-) -> jax.Array:
-    """Returns ``[batch, columns]`` weights that turn a sum into a mean."""
-    present = ((ids >= 0) & (ids < num_rows)).astype(jnp.float32)
-    present = present if weights is None else present * weights
-    bag = np.repeat(np.arange(len(lengths)), lengths)
-    total = jnp.zeros((ids.shape[0], len(lengths)), jnp.float32)
-    total = total.at[:, bag].add(present)[:, bag]
-    return jnp.where(total == 0, 0.0, present / jnp.where(total == 0, 1.0, total))
+    return sum_bags_mosaic_gpu(table, rows, offsets, weights)

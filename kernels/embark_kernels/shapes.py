@@ -1,4 +1,4 @@
-"""Named shapes of lookups of published models, for tests, tuning and benchmarks.
+"""Named shapes of lookups of published models, for tests and benchmarks.
 
 They are the models of ``configs/models``, with all tables of one width as one table:
 what a device looks up that holds all of them. DLRM-DCNv2 is cut for 8 devices, the

@@ -3,7 +3,7 @@
 The update has three steps, each of which can be used alone. ``grouping.group_rows``
 groups the ids of a batch by row and needs no gradient. ``sum_groups`` sums the
 gradients of equal rows. ``update_rows`` applies the optimizer. ``sum_and_update`` does
-the last two, in one kernel on a GPU; ``update_from_bags`` does all three.
+the last two, in one kernel on a GPU.
 
 On a GPU the kernels use no atomics and add in a fixed order, so the result is the same
 in every run.
@@ -11,21 +11,17 @@ in every run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from embark_kernels._implementation import choose
 from embark_kernels._xla import add_rows, is_inside, take, zeros_after
-from embark_kernels.config import UpdateConfig
-from embark_kernels.grouping import RowGroups, SortedIds, group_rows
+from embark_kernels.grouping import RowGroups, SortedIds
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 from embark_kernels.rounding import column_noise, random_bits, round_stochastically
-from embark_kernels.tuning import tuned, update_key
 
 XLA_MATH = RowMath(jnp.sqrt, jnp.where, lambda column: column)
 ROWS_AT_ONCE = 8192
@@ -43,7 +39,6 @@ def update_rows(
     mean_square: jax.Array | None = None,
     noise: jax.Array | None = None,
     implementation: str | None = None,
-    config: UpdateConfig | None = None,
 ) -> tuple[jax.Array, States]:
     """Applies the optimizer to listed rows; in place if arguments are donated.
 
@@ -60,7 +55,6 @@ def update_rows(
       noise: ``[listed]`` uint32 random number of each row, for stochastic rounding to a
         table of 16 bits; None rounds to the nearest.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
-      config: block sizes of the kernel; None for the tuned ones, or else the heuristic.
 
     Returns:
       The new table and states.
@@ -79,10 +73,6 @@ def update_rows(
         if optimizer.row_wise and mean_square is None:
             old = take(table, rows) if optimizer.reads_row else None
             mean_square = _mean_square(optimizer.full_gradient(old, gradients))
-        if config is None:
-            width = table.shape[1]
-            key = update_key(width, table.dtype, optimizer.state_widths(width))
-            config = tuned(key, UpdateConfig.heuristic(width))
         return update_rows_mosaic_gpu(
             table,
             states,
@@ -92,7 +82,6 @@ def update_rows(
             factors,
             optimizer,
             noise,
-            config,
         )
 
     def all_at_once(table, states, rows, gradients, mean_square, factors, noise):
@@ -275,53 +264,6 @@ def _in_order(
     """Returns the source and the weight of the sorted ids."""
     order = sorted_ids.order
     return source[order], None if weights is None else weights[order]
-
-
-def update_from_bags(
-    table: jax.Array,
-    states: States,
-    ids: jax.Array,
-    gradient: jax.Array,
-    optimizer: RowOptimizer,
-    weights: jax.Array | None = None,
-    *,
-    hotness: Sequence[int] | None = None,
-    step: jax.typing.ArrayLike = 1,
-    implementation: str | None = None,
-) -> tuple[jax.Array, States]:
-    """Updates the rows that ``pooled_lookup`` summed, from the gradient of its sums.
-
-    Args:
-      table, states, optimizer, step: as in ``update_rows``.
-      ids, weights, hotness: as in ``pooled_lookup``.
-      gradient: gradient of the loss by the pooled sums, ``[batch, len(hotness),
-        width]``; ``[batch, width]`` if ``hotness`` is None.
-      implementation: "xla", "mosaic_gpu", or None: see ``choose``.
-
-    Returns:
-      The new table and states.
-
-    Raises:
-      ValueError: if the implementation is unknown or cannot handle the table.
-    """
-    implementation = choose(implementation, table.shape[1], table.dtype)
-    batch, columns = ids.shape
-    lengths = (columns,) if hotness is None else tuple(hotness)
-    column_bag = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    first_bag = jnp.arange(batch, dtype=jnp.int32)[:, None] * len(lengths)
-    bag = jnp.where(ids < 0, -1, first_bag + jnp.asarray(column_bag[None]))
-    groups = group_rows(ids.reshape(-1), table.shape[0], implementation=implementation)
-    return sum_and_update(
-        table,
-        states,
-        groups,
-        gradient.reshape(batch * len(lengths), -1),
-        bag.reshape(-1),
-        optimizer,
-        None if weights is None else weights.reshape(-1),
-        step=step,
-        implementation=implementation,
-    )
 
 
 def init_states(optimizer: RowOptimizer, table: jax.Array) -> States:

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from embark_kernels import (
     begins_segment,
-    check_cases,
+    check,
     group_rows,
     init_states,
     number_segments,
     pooled_lookup,
     sum_and_update,
-    update_from_bags,
     update_rows,
 )
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 from jax.sharding import SingleDeviceSharding
 
 import embark_jax as ej
+from experiments.gpu import check_cases
 from experiments.step_bytes.hlo import Program
 from tests.gpu_compile.machines import h100_mesh
 
@@ -37,6 +37,16 @@ def on_h100():
     return lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
+def update_from_bags(table, states, ids, gradient, optimizer, weights=None):
+    """Updates rows from the gradient of one bag a sample."""
+    options = {"implementation": "mosaic_gpu"}
+    bag = jnp.arange(ids.size, dtype=jnp.int32) // ids.shape[1]
+    weights = None if weights is None else weights.reshape(-1)
+    groups = group_rows(ids.reshape(-1), len(table), **options)
+    given = table, states, groups, gradient, bag, optimizer, weights
+    return sum_and_update(*given, **options)
+
+
 def compile_for(function, *shapes, donate=()):
     compiled = jax.jit(function, donate_argnums=donate).lower(*shapes).compile()
     return compiled, compiled.as_text().count(KERNEL)
@@ -45,11 +55,9 @@ def compile_for(function, *shapes, donate=()):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_pooled_lookup_compiles(on_h100, width, dtype):
-    """Weighted, with the table's dtype out, from a table above 4 GiB where wide."""
+    """Weighted, from a table above 4 GiB where wide."""
     compiled, kernels = compile_for(
-        lambda *args: pooled_lookup(
-            *args, hotness=(3, 7), out_dtype=dtype, implementation="mosaic_gpu"
-        ),
+        lambda *args: pooled_lookup(*args, hotness=(3, 7), implementation="mosaic_gpu"),
         on_h100((ROWS, width), dtype),
         on_h100((BATCH, HOTNESS), jnp.int32),
         on_h100((BATCH, HOTNESS), jnp.float32),
@@ -59,7 +67,7 @@ def test_pooled_lookup_compiles(on_h100, width, dtype):
 
 
 @pytest.mark.parametrize("width", [None, 16, 96, 128])
-def test_programs_of_the_check_compile(on_h100, width):
+def test_cases_of_the_emulator_compile(on_h100, width):
     """Without a width, and with one of each layout of rows."""
     for case in check_cases.cases(width):
         shapes = jax.tree.map(
@@ -68,6 +76,14 @@ def test_programs_of_the_check_compile(on_h100, width):
         donate = tuple(range(case.updated))
         _, kernels = compile_for(case.function, *shapes, donate=donate)
         assert kernels >= 1, case.fields
+
+
+@pytest.mark.parametrize(("width", "dtype"), check.PROGRAMS)
+def test_the_check_at_the_start_compiles(on_h100, width, dtype):
+    program, arguments, _ = check.make_program(width, dtype)
+    shapes = [on_h100(each.shape, each.dtype) for each in arguments]
+    _, kernels = compile_for(program, *shapes)
+    assert kernels == 8  # some operations take two
 
 
 def test_plain_xla_writes_no_gathered_rows(on_h100):
@@ -156,7 +172,7 @@ def test_the_whole_update_uses_no_atomics(on_h100):
     ids = BATCH * HOTNESS
     compiled, kernels = compile_for(
         lambda table, states, ids, gradient: update_from_bags(
-            table, states, ids, gradient, optimizer, implementation="mosaic_gpu"
+            table, states, ids, gradient, optimizer
         ),
         on_h100((ROWS, width), jnp.float32),
         {"accumulator": on_h100((ROWS, 1), jnp.float32)},
@@ -191,7 +207,7 @@ def test_programs_of_narrow_rows_wait_for_no_other(on_h100, monkeypatch, capfd):
 
         def update_all(table, states, ids, gradient, weights, noise, rule=rule):
             bags = table, states, ids, gradient, rule, weights
-            table, states = update_from_bags(*bags, **options)
+            table, states = update_from_bags(*bags)
             listed = table, states, ids[:, 0], gradient, rule
             return update_rows(*listed, noise=noise, **options)
 
@@ -219,9 +235,7 @@ def test_offsets_of_rows_have_64_bits(on_h100, monkeypatch, capfd):
     options = {"implementation": "mosaic_gpu"}
     compile_for(lambda *args: pooled_lookup(*args, **options), table, ids)
     compile_for(
-        lambda table, ids, gradient: update_from_bags(
-            table, {}, ids, gradient, rule, **options
-        ),
+        lambda table, ids, gradient: update_from_bags(table, {}, ids, gradient, rule),
         table,
         ids,
         gradient,

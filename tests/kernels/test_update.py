@@ -1,4 +1,4 @@
-"""update_rows, sum_groups and update_from_bags against a float64 oracle."""
+"""update_rows, sum_groups and sum_and_update against a float64 oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,9 @@ from embark_kernels import (
     SGD,
     LazyAdam,
     RowwiseAdagrad,
-    UpdateConfig,
     _segments_kernel,
+    _update_kernel,
     _xla,
-    check_cases,
     group_rows,
     group_targets,
     init_states,
@@ -20,11 +19,11 @@ from embark_kernels import (
     sum_and_update,
     sum_groups,
     update,
-    update_from_bags,
     update_rows,
 )
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 
+from experiments.gpu import check_cases
 from tests.kernels.implementations import (
     assert_sums_close,
     each_implementation,
@@ -33,7 +32,6 @@ from tests.kernels.implementations import (
 )
 from tests.thorough import thorough
 
-SMALL = UpdateConfig(rows_per_block=3, rows_in_flight=2)
 ROWS, STEP = 9, 3
 HALVED = {"schedule": lambda steps: 0.5**steps}
 OPTIMIZERS = [
@@ -43,6 +41,12 @@ OPTIMIZERS = [
     FTRL(0.1, l1=1.0, l2=0.5, **HALVED, weight_decay=0.3, weight_decay_mode="l2"),
 ]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Rows of a test are more than a program updates, and reads at once."""
+    monkeypatch.setattr(_update_kernel, "update_blocks", lambda *_: (3, 2))
 
 
 def problem(optimizer, width, dtype="float32"):
@@ -82,7 +86,6 @@ def run_update_rows(implementation, optimizer, *args, **options):
             optimizer,
             step=STEP,
             implementation=implementation,
-            config=SMALL,
             **options,
         ),
         *args,
@@ -202,41 +205,6 @@ def test_groups_are_summed(implementation, rows, monkeypatch):
 
 
 @each_implementation
-@pytest.mark.parametrize("weighted", [False, True])
-def test_from_gradients_of_bags(implementation, weighted):
-    optimizer = RowwiseAdagrad(0.1)
-    rng, table, states = problem(optimizer, 8)
-    ids = rng.integers(-1, ROWS, (3, 3)).astype(np.int32)
-    gradient = rng.normal(size=(3, 2, 8)).astype(np.float32)
-    weights = rng.normal(size=(3, 3)).astype(np.float32) if weighted else None
-    actual = run(
-        implementation,
-        lambda table, states, ids, gradient, weights: update_from_bags(
-            table,
-            states,
-            ids,
-            gradient,
-            optimizer,
-            weights,
-            hotness=(1, 2),
-            implementation=implementation,
-        ),
-        table,
-        states,
-        ids,
-        gradient,
-        weights,
-    )
-    gradients = {}
-    for line, column in np.argwhere(ids >= 0):
-        factor = 1.0 if weights is None else float(weights[line, column])
-        added = factor * as_float64(gradient[line, min(column, 1)])
-        row = int(ids[line, column])
-        gradients[row] = gradients.get(row, 0) + added
-    assert_updated(actual, expected_update(optimizer, table, states, gradients))
-
-
-@each_implementation
 @pytest.mark.parametrize(
     ("optimizer", "width"),
     thorough(
@@ -322,17 +290,18 @@ def test_a_batch_of_many_blocks(gpu_programs, monkeypatch):
     ids[rng.random(45) < 0.3] = 17
     gradient = rng.integers(-3, 3, (45, 8)).astype(np.float32)
     table = jnp.zeros((60, 8))
-    actual, _ = jax.jit(
-        lambda *args: update_from_bags(*args, SGD(1.0), implementation="xla")
-    )(table, {}, ids[:, None], gradient)
+    options = {"implementation": "xla"}
+
+    @jax.jit
+    def function(table, ids, gradient):
+        groups = group_rows(ids, 60, **options)
+        given = table, {}, groups, gradient, jnp.arange(45), SGD(1.0)
+        return sum_and_update(*given, **options)
+
+    actual, _ = function(table, ids, gradient)
     expected = np.zeros((60, 8))
     np.add.at(expected, ids[ids >= 0], -gradient[ids >= 0])
     np.testing.assert_array_equal(actual, expected)
-
-
-def test_config_is_validated():
-    with pytest.raises(ValueError, match="rows_per_block is -1, must be at least 1"):
-        UpdateConfig(rows_per_block=-1, rows_in_flight=1)
 
 
 def murmur3_finalizer(number):

@@ -1,46 +1,40 @@
 """What two processes agree on before they compile."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
-from embark_kernels import verdict
 
 from embark_jax.launch.process_group import free_port
 
 PROCESS = """
 import sys
-from embark_kernels import LookupConfig, tuning, verdict
+from embark_kernels import _implementation, check
 from embark_jax.config import ExperimentConfig
 from embark_jax.launch import processes
 from embark_jax.launch.worker import WorkerOptions
+from embark_jax.run.planning import why_plain_xla
 
 port, index = sys.argv[1:]
 options = WorkerOptions(f"localhost:{port}", 2, int(index), resume=False, link=-1)
 data = {"kind": "synthetic"}
 config = ExperimentConfig(data=data, mesh={"nodes": 2}, train={"batch_size": 2})
 processes.join(options, config)
-print(tuning.tuned("key", LookupConfig(1, 1)), [verdict.why_not_checked()])
+_implementation._why_not_mosaic_gpu = lambda: ""
+check.problem = lambda: "sum_bags differs" if index == "1" else ""
+print([why_plain_xla()])
 """
 
 
 @pytest.mark.slow
-def test_the_tuned_blocks_and_the_verdict_of_process_0_count(tmp_path):
+def test_kernels_that_fail_in_one_process_are_taken_in_none():
     port = free_port()
 
     def start(index: int) -> subprocess.Popen:
-        folder = tmp_path / str(index)
-        folder.mkdir()
-        blocks = {"bags_per_block": 8 + index, "rows_in_flight": 4}
-        (folder / "tuned.json").write_text(json.dumps({"cpu": {"key": blocks}}))
-        failed = ["sum_bags"] * index
-        found = {"cpu": {**verdict.versions(), "failed": failed}}
-        (folder / "verdicts.json").write_text(json.dumps(found))
         return subprocess.Popen(
             [sys.executable, "-c", PROCESS, str(port), str(index)],
-            env={**os.environ, "EMBARK_KERNELS_CACHE": str(folder), "XLA_FLAGS": ""},
+            env={**os.environ, "XLA_FLAGS": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -53,5 +47,4 @@ def test_the_tuned_blocks_and_the_verdict_of_process_0_count(tmp_path):
         for process in running:
             process.kill()
     for text in said:
-        last = text.strip().splitlines()[-1]
-        assert last == "LookupConfig(bags_per_block=8, rows_in_flight=4) ['']", text
+        assert text.strip().splitlines()[-1] == "['sum_bags differs']", text

@@ -68,9 +68,8 @@ def plan(
       wire: the formats in which rows and gradients travel.
       certify_s: seconds in which a solver raises the bound and improves the plan.
       memory_gb: most memory of a device that a step may take; None is most of all.
-      kernels: implementation of lookups and updates that is priced: plain XLA, which
-        runs until the GPU kernels have passed `embark bench kernels --check`, or
-        "mosaic_gpu", which are these.
+      kernels: implementation of lookups and updates that is priced: plain XLA, or
+        "mosaic_gpu", the GPU kernels.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, the

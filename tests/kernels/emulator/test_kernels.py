@@ -1,5 +1,5 @@
-"""The code that an H100 would execute, executed: the cases of the kernels' check, in
-two orders, against the textbook."""
+"""The code that an H100 would execute, executed: cases that break kernels, in two
+orders, against the textbook."""
 
 from typing import Any
 
@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import check_cases, pooled_lookup
+from embark_kernels import pooled_lookup
 from embark_kernels.check import largest_error
-from embark_kernels.check_cases import Case, cases
 
+from experiments.gpu import check_cases
+from experiments.gpu.check_cases import Case, cases
 from tests.kernels.emulator.launch import Emulator, emulated, why_not
 from tests.kernels.emulator.mutants import mutants
 
