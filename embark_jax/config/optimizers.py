@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 from embark_kernels.optimizers import ROW_OPTIMIZERS, WeightDecayMode, parameters
 from pydantic import (
@@ -14,6 +14,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    TypeAdapter,
+    ValidationError,
     create_model,
     model_validator,
 )
@@ -108,32 +110,73 @@ class _AnyRuleConfig(Config):
 
 
 def _with_parameters() -> type[_AnyRuleConfig]:
-    """Adds the parameters of all rules."""
+    """Adds the parameters of all rules, which are None unless they are of the rule."""
     fields: dict[str, Any] = {}
-    for kind, types in PARAMETERS.items():
-        for name, annotation in types.items():
-            default = getattr(ROW_OPTIMIZERS[kind], name)
+    for name in dict.fromkeys(name for types in PARAMETERS.values() for name in types):
+        types = {kind: own[name] for kind, own in PARAMETERS.items() if name in own}
+        users: dict[str, list[str]] = {}
+        for kind, annotation in types.items():
             (doc,) = (x for x in annotation.__metadata__ if isinstance(x, Doc))
-            users = [other for other, types in PARAMETERS.items() if name in types]
-            text = f"{doc.documentation} For {', '.join(users)}."
-            fields[name] = annotation, Field(default, description=text)
+            default = f"{kind} ({_default(kind, name)})"
+            users.setdefault(doc.documentation, []).append(default)
+        text = " ".join(
+            f"{doc} For {', '.join(kinds)}." for doc, kinds in users.items()
+        )
+        annotation = Union[(*types.values(), None)]
+        fields[name] = annotation, Field(None, description=text)
     return create_model("_AnyRuleConfig", __base__=_AnyRuleConfig, **fields)
 
 
+def _default(kind: str, name: str) -> Any:
+    return getattr(ROW_OPTIMIZERS[kind], name)
+
+
 class EmbeddingOptimizerConfig(_with_parameters()):
-    """The optimizer of embedding rows, applied once to each touched row."""
+    """The optimizer of embedding rows, applied once to each touched row. A parameter
+    that is not set has the default of the rule."""
 
     @classmethod
     def keys_by_kind(cls):
         common = _AnyRuleConfig.model_fields.keys()
         return {kind: common | types.keys() for kind, types in PARAMETERS.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_the_parameters_of_its_rule(cls, given: Any):
+        if not isinstance(given, Mapping):
+            return given
+        kind = given.get("kind", cls.model_fields["kind"].default)
+        if kind not in PARAMETERS:
+            return given  # which is told where it is
+        set_here = {k: v for k, v in given.items() if v is not None}
+        defaults = {name: _default(kind, name) for name in PARAMETERS[kind]}
+        return defaults | {
+            name: value
+            for name, value in set_here.items()
+            # Runs of before had the parameters of all rules.
+            if not _is_default_of_another(kind, name, value)
+        }
+
     @model_validator(mode="after")
     def _parameters_are_of_the_rule(self):
-        fields = type(self).model_fields.items()
-        changed = {n for n, field in fields if getattr(self, n) != field.default}
-        _check_parameters(self.kind, changed)
+        names = [n for n in type(self).model_fields if getattr(self, n) is not None]
+        _check_parameters(self.kind, names)
+        for name, annotation in PARAMETERS[self.kind].items():
+            try:
+                TypeAdapter(annotation).validate_python(getattr(self, name))
+            except ValidationError as error:
+                rule = error.errors()[0]["msg"].partition(" should ")[2]
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, of {self.kind} must {rule}"
+                ) from None
         return self
+
+
+def _is_default_of_another(kind: str, name: str, value: Any) -> bool:
+    return name not in PARAMETERS[kind] and any(
+        name in types and value == _default(other, name)
+        for other, types in PARAMETERS.items()
+    )
 
 
 def _check_parameters(kind: str, names: Iterable[str]) -> None:
@@ -166,8 +209,8 @@ class TableOptimizerConfig(_unset()):
     """Change of the rate from step to step."""
 
     def over(self, shared: EmbeddingOptimizerConfig) -> EmbeddingOptimizerConfig:
-        """Returns ``shared`` with what is set here; of another rule, without the
-        parameters that it does not have.
+        """Returns ``shared`` with what is set here; of another rule, with that rule's
+        own parameters.
 
         Raises:
           ValueError: if the rule does not have one that is set here.
@@ -175,7 +218,8 @@ class TableOptimizerConfig(_unset()):
         own = self.model_dump(exclude_none=True)
         kind = own.get("kind", shared.kind)
         _check_parameters(kind, own)
-        keys = shared.keys_by_kind()[kind]
+        same = kind == shared.kind
+        keys = shared.keys_by_kind()[kind] if same else _AnyRuleConfig.model_fields
         return EmbeddingOptimizerConfig.model_validate(
             {k: v for k, v in shared.model_dump().items() if k in keys} | own
         )

@@ -66,19 +66,59 @@ for name, rows in trainer.state.storages.items():
 """
 
 
-@pytest.mark.slow
-def test_it_needs_one_file(tmp_path):
+EARLIER = """\
+data: {kind: synthetic}
+embedding:
+  optimizer:
+    kind: rowwise_adagrad
+    learning_rate: 0.1
+    weight_decay: 0.0
+    weight_decay_mode: decoupled
+    schedule: {kind: constant, warmup_steps: 0}
+    eps: 1.0e-08
+    initial_accumulator: 0.0
+    beta1: 0.9
+    beta2: 0.999
+    beta: 1.0
+    l1: 0.0
+    l2: 0.0
+"""
+"""As runs had it that stored the parameters of all rules."""
+OTHERS = """
+from pathlib import Path
+from embark_jax.config import EmbeddingOptimizerConfig as Optimizer
+from embark_jax.config import reading
+
+assert Optimizer(kind="sign").beta2 == 0.5
+assert Optimizer(kind="sign", beta2=7.0).beta2 == 7.0
+adam = Optimizer(kind="adam")
+assert (adam.beta1, adam.beta2, adam.eps) == (0.9, 0.999, 1e-8)
+try:
+    Optimizer(kind="adam", beta2=7.0)
+except ValueError as error:
+    assert "beta2 is 7.0, of adam must be less than 1" in str(error)
+else:
+    raise AssertionError
+config = reading.load("earlier.yaml")
+stored = reading.dump_yaml(config)
+assert "eps: " in stored and "beta" not in stored and "l1" not in stored, stored
+Path("again.yaml").write_text(stored)
+assert reading.load("again.yaml") == config
+"""
+
+
+def run_with_the_rule(tmp_path, rule, program):
+    """Runs a program with a copy of the kernels that has one more rule."""
     shutil.copytree(KERNELS, tmp_path / "embark_kernels")
     path = tmp_path / "embark_kernels" / "optimizers.py"
     registry = "ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {\n"
     text = path.read_text()
     assert text.count(registry) == 1
-    text = text.replace(registry, f'{RULE}{registry}    "sign": Sign,\n')
+    text = text.replace(registry, f'{rule}{registry}    "sign": Sign,\n')
     path.write_text(text.replace("__all__ = [\n", '__all__ = [\n    "Sign",\n'))
-    (tmp_path / "sign.yaml").write_text(CONFIG)
     folders = [str(tmp_path), str(KERNELS.parents[1])]
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "COLUMNS": "500"},
         cwd=tmp_path,
         capture_output=True,
@@ -86,3 +126,16 @@ def test_it_needs_one_file(tmp_path):
         check=False,
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.slow
+def test_it_needs_one_file(tmp_path):
+    (tmp_path / "sign.yaml").write_text(CONFIG)
+    run_with_the_rule(tmp_path, RULE, PROGRAM)
+
+
+def test_other_rules_keep_their_defaults_and_earlier_runs_are_read(tmp_path):
+    (tmp_path / "earlier.yaml").write_text(EARLIER)
+    beta2 = 'beta2: Annotated[float, Ge(0), Doc("Another number.")] = 0.5'
+    rule = RULE.replace("    def state_widths", f"    {beta2}\n\n    def state_widths")
+    run_with_the_rule(tmp_path, rule, OTHERS)
