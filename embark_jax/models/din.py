@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import BATCH_NORM_MOMENTUM, Linear
+from embark_jax.models.packed import MaskedModel, unmasked
 
 
 class Dice(nnx.Module):
@@ -72,14 +73,14 @@ class DiceMLP(nnx.Module):
         return x
 
 
-class DIN(nnx.Module):
+class DIN(MaskedModel):
     """Deep Interest Network: local activation of a user's behaviours.
 
     An activation unit, an MLP over a behaviour, the candidate, their difference and
     their product, says how much each behaviour of the history counts. The sum of the
     behaviours with these weights, without a softmax, and all other features go into
     the MLP that gives the logit. Paper: https://arxiv.org/abs/1706.06978; the default
-    widths are its own. Padding of a sequence, whose row is zeros, counts nothing.
+    widths are its own. Padding of a sequence counts nothing.
 
     Args:
       embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
@@ -128,26 +129,31 @@ class DIN(nnx.Module):
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
+        embeddings, valid = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)
         vectors = dict(embeddings)
         for unit, (name, candidate) in zip(self.units, self.history, strict=True):
-            vectors[name] = interest(unit, embeddings[name], embeddings[candidate])
+            past = embeddings[name], valid[name]
+            vectors[name] = interest(unit, *past, embeddings[candidate])
         ordered = [vectors[name] for name, _ in self.shapes]
         return self.deep(jnp.concatenate([dense, *ordered], axis=1))[:, 0]
 
 
-def interest(unit: DiceMLP, past: jax.Array, candidate: jax.Array) -> jax.Array:
+def interest(
+    unit: DiceMLP, past: jax.Array, valid: jax.Array, candidate: jax.Array
+) -> jax.Array:
     """Returns ``[batch, dim]``: the sum of the behaviours, weighted by how much each
     relates to the candidate.
 
     Args:
       unit: the activation unit, which returns a weight.
       past: ``[batch, length, dim]``.
+      valid: ``[batch, length]`` which places hold a behaviour.
       candidate: ``[batch, dim]``.
     """
     candidate = jnp.broadcast_to(candidate[:, None], past.shape)
     pairs = [past, candidate, past - candidate, past * candidate]
     inputs = jnp.concatenate(pairs, axis=-1).reshape(-1, 4 * past.shape[-1])
     weights = unit(inputs).reshape(past.shape[:2])
-    weights = jnp.where(jnp.any(past != 0, axis=-1), weights, 0.0)
+    weights = jnp.where(valid, weights, 0.0)
     return jnp.einsum("bt,btd->bd", weights, past)

@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import Linear
-from embark_jax.models.sequence import STU, apply_layers, is_event, project
+from embark_jax.models.packed import MaskedModel, unmasked
+from embark_jax.models.sequence import STU, apply_layers, project
 
 
 class NormedMLP(nnx.Module):
@@ -43,7 +44,7 @@ class NormedMLP(nnx.Module):
         return outer if self.norm is None else self.norm(outer)
 
 
-class DLRMv4(nnx.Module):
+class DLRMv4(MaskedModel):
     """The model of MLPerf Training's DLRMv4 benchmark.
 
     A sequence begins with an event of each feature of the context; then come the events
@@ -171,7 +172,7 @@ class DLRMv4(nnx.Module):
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        check_embeddings(embeddings, self.shapes)
+        check_embeddings(unmasked(embeddings)[0], self.shapes)
         batch = dense.shape[0]
         if self.samples_at_once is None or batch <= self.samples_at_once:
             return self.logits(dense, embeddings)
@@ -212,6 +213,7 @@ class DLRMv4(nnx.Module):
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Returns the logits of samples that go through the model at once."""
+        embeddings, events_at = unmasked(embeddings)
         whole = {
             name: jnp.concatenate([embeddings[name], embeddings[now][:, None]], axis=1)
             for name, now in self.history
@@ -223,7 +225,7 @@ class DLRMv4(nnx.Module):
         pairs = zip(self.context, self.context_projections, strict=True)
         context = [layer(embeddings[name])[:, None] for name, layer in pairs]
         x = jnp.concatenate([*context, events], axis=1)
-        has_event = is_event(embeddings[self.content])
+        has_event = events_at[self.content]
         always = jnp.ones_like(has_event[:, :1])
         valid = jnp.concatenate([*[always for _ in context], has_event, always], axis=1)
         # Padding lies between the last event and the candidate, and has no place.

@@ -12,10 +12,11 @@ from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import MLP, Linear
-from embark_jax.models.sequence import SequenceEncoder, is_event, project
+from embark_jax.models.packed import MaskedModel, unmasked
+from embark_jax.models.sequence import SequenceEncoder, project
 
 
-class HSTU(nnx.Module):
+class HSTU(MaskedModel):
     """Hierarchical sequential transduction units over context, history and candidate.
 
     A sequence begins with one event of the context, which is the sum of projections of
@@ -99,6 +100,7 @@ class HSTU(nnx.Module):
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
+        embeddings, events_at = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)
         start = jnp.broadcast_to(
             self.start[...], (dense.shape[0], len(self.start[...]))
@@ -112,7 +114,7 @@ class HSTU(nnx.Module):
         for (name, now), layer in layers:
             past = past + project(layer, embeddings[name])
             candidate = candidate + layer(embeddings[now])
-        held = is_event(embeddings[self.history[0][0]])
+        held = events_at[self.history[0][0]]
         events = jnp.concatenate([start[:, None], past, candidate[:, None]], axis=1)
         one = jnp.ones_like(held[:, :1])
         valid = jnp.concatenate([one, held, one], axis=1)

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import check_history
 from embark_jax.models.layers import Linear
+from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.retrieval import (
     Queries,
     RetrievalModel,
@@ -21,11 +22,11 @@ from embark_jax.models.retrieval import (
     wide,
     without_negatives,
 )
-from embark_jax.models.sequence import SequenceEncoder, is_event
+from embark_jax.models.sequence import SequenceEncoder
 from embark_jax.plans.tables import PADDING_ID
 
 
-class NextItem(RetrievalModel):
+class NextItem(RetrievalModel, MaskedModel):
     """SASRec (https://arxiv.org/abs/1808.09781) or HSTU (https://arxiv.org/abs/2402.17152)
     over the items of a history, trained by a softmax over sampled items.
 
@@ -114,7 +115,8 @@ class NextItem(RetrievalModel):
         return unit(embeddings[self.item])
 
     def queries(self, embeddings: Mapping[str, jax.Array], batch: Samples) -> Queries:
-        items, ids = embeddings[self.item][:, None], batch.ids[self.item]
+        arrays, _ = unmasked(embeddings)
+        items, ids = arrays[self.item][:, None], batch.ids[self.item]
         if not self.every_position:
             users = self.users(batch.dense, embeddings)[:, None]
             return Queries(users, unit(items), ids, batch.labels[:, None])
@@ -123,7 +125,7 @@ class NextItem(RetrievalModel):
         index = jnp.arange(valid.shape[1])
         latest = lax.cummax(jnp.where(valid, index, 0), axis=1)  # before each target
         users = unit(jnp.take_along_axis(seen, latest[..., None], axis=1))
-        targets = unit(jnp.concatenate([embeddings[self.history], items], axis=1))
+        targets = unit(jnp.concatenate([arrays[self.history], items], axis=1))
         with wide(past_ids):
             target_ids = jnp.concatenate([past_ids, ids], axis=1)
             is_met = (past_ids != PADDING_ID).astype(jnp.float32)
@@ -136,13 +138,14 @@ class NextItem(RetrievalModel):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns what each event has seen, ``[batch, 1 + length, dim]``; its position;
         and whether there is an event."""
+        embeddings, events_at = unmasked(embeddings)
         past = embeddings[self.history]
         start = jnp.broadcast_to(self.start[...], (past.shape[0], past.shape[-1]))
         for name, layer in zip(self.context, self.projections, strict=True):
             start = start + layer(embeddings[name])
         if self.dense is not None:
             start = start + self.dense(dense)
-        valid = jnp.pad(is_event(past), ((0, 0), (1, 0)), constant_values=True)
+        valid = jnp.pad(events_at[self.history], ((0, 0), (1, 0)), constant_values=True)
         position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
         events = jnp.concatenate([start[:, None], past], axis=1)
         return self.encoder(events, position, valid), position, valid

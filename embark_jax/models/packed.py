@@ -1,12 +1,44 @@
-"""Sequences as models may take them: the events of a batch, without padding."""
+"""Sequences as models may take them: with a mask, or packed, without padding."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+
+class Masked(NamedTuple):
+    """The embeddings of a padded sequence, and which of its places hold an event.
+
+    Attributes:
+      values: ``[batch, longest, dim]``.
+      valid: ``[batch, longest]`` bool.
+    """
+
+    values: jax.Array
+    valid: jax.Array
+
+
+class MaskedModel(nnx.Module):
+    """A Flax module whose embeddings of sequences are ``Masked``. Exported programs
+    call it with arrays, which ``unmasked`` takes, too."""
+
+
+def unmasked(
+    embeddings: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """Returns the embeddings as arrays, and of each sequence which places hold an
+    event: of an array, which has no mask, those whose row is not zeros."""
+    arrays, valid = dict(embeddings), {}
+    for name, embedding in embeddings.items():
+        if isinstance(embedding, Masked):
+            arrays[name], valid[name] = embedding
+        elif not isinstance(embedding, Packed) and embedding.ndim == 3:
+            valid[name] = jnp.any(embedding != 0, axis=-1)
+    return arrays, valid
 
 
 class PackedModel(nnx.Module):

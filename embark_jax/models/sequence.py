@@ -316,8 +316,3 @@ class SequenceEncoder(nnx.Module):
         x = events + jnp.asarray(self.position_vectors[...])[position]
         x = self.dropout(x) if self.dropout else x
         return self.norm(apply_layers(self.layers, x, position, valid))
-
-
-def is_event(events: jax.Array) -> jax.Array:
-    """Returns ``[batch, length]``: padding of a sequence has rows of zeros."""
-    return jnp.any(events != 0, axis=-1)

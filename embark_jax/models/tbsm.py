@@ -16,11 +16,12 @@ from embark_jax.models.interface import (
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, matmul, xavier_normal
+from embark_jax.models.packed import MaskedModel, unmasked
 
 _LEAST_SQUARED_NORM = 1e-12
 
 
-class TBSM(nnx.Module):
+class TBSM(MaskedModel):
     """Time-based Sequence Model: a DLRM for each event, and attention over events.
 
     An event is the features of a sample at one time: a past event has rows of the
@@ -33,7 +34,7 @@ class TBSM(nnx.Module):
     Paper: https://arxiv.org/abs/2008.11922. Of the settings in its code
     (https://github.com/facebookresearch/tbsm) this is the one for Taobao, with one
     attention; the defaults are its widths. Here all events have the dense features of
-    the sample. Padding of a sequence, whose rows are zeros, is no event: it adds
+    the sample. Padding of a sequence is no event: it adds
     nothing to the context. Without dense features there is no bottom MLP, and an event
     is the dot products of its features alone.
 
@@ -104,10 +105,11 @@ class TBSM(nnx.Module):
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
+        embeddings, valid = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)
         vectors = self._event_vectors(dense, embeddings)
         past, candidate = vectors[:, :-1], vectors[:, -1]
-        past = jnp.where(self._is_event(embeddings)[..., None], past, 0.0)
+        past = jnp.where(self._is_event(valid)[..., None], past, 0.0)
 
         a = self.similarity[...]
         query = matmul(candidate, a.T, self.compute_dtype)
@@ -142,10 +144,10 @@ class TBSM(nnx.Module):
         unit = vectors * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))
         return unit.reshape(dense.shape[0], events, -1)
 
-    def _is_event(self, embeddings: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns ``[batch, length]`` bool: where a sequence has an event."""
-        sequences = [embeddings[past] for _, past in self.fields if past]
-        return jnp.any(jnp.stack(sequences) != 0, axis=(0, 3))
+    def _is_event(self, valid: Mapping[str, jax.Array]) -> jax.Array:
+        """Returns ``[batch, length]`` bool: where some sequence has an event."""
+        sequences = [valid[past] for _, past in self.fields if past]
+        return jnp.any(jnp.stack(sequences), axis=0)
 
 
 def _history_length(

@@ -25,7 +25,7 @@ from embark_jax.plans.options import DenseParallelism, DenseWire
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.state import TrainState, sample_sharding
-from embark_jax.train.step_model import StepModel, with_packed
+from embark_jax.train.step_model import StepModel, as_taken
 
 LossShare = Callable[..., tuple[jax.Array, tuple[jax.Array, Any]]]
 """``(params, embeddings, model_state, batch) -> (loss, (logits, model_state))``; the
@@ -201,7 +201,7 @@ def _loss_share(
         inputs = embeddings, batch.dense, batch.labels, batch.sample_weights
         embeddings, dense, labels, weights = constrain(inputs)
         batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
-        embeddings = with_packed(embeddings, batch.spans, devices)
+        embeddings = as_taken(model, embeddings, batch.ids, batch.spans, devices)
         losses, logits, model_state = model.train(
             params, model_state, embeddings, batch, options.loss
         )

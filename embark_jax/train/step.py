@@ -13,7 +13,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import Columns, check_batch, route_batch
+from embark_jax.embedding.device_batch import (
+    Columns,
+    check_batch,
+    pad_batch,
+    route_batch,
+)
 from embark_jax.embedding.mesh import has_gpus
 from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
@@ -24,9 +29,9 @@ from embark_jax.train.state import TrainState, update_shardings
 from embark_jax.train.step_model import (
     CALL,
     StepModel,
+    as_taken,
     check_independent,
     check_logits,
-    with_packed,
 )
 
 MATMUL_PRECISION = "highest"
@@ -200,8 +205,11 @@ def make_score_step(
         columns = batch.columns()
         if routes is None:
             routes = route_batch(collection, batch)
-        embeddings = with_packed(
+        ids = pad_batch(collection, columns).ids if model.masked else {}
+        embeddings = as_taken(
+            model,
             collection.lookup(storages, routes, model.packed),
+            ids,
             routes.spans,
             collection.mesh.size,
         )

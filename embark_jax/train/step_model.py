@@ -18,7 +18,14 @@ from flax import nnx
 from embark_jax.embedding.device_batch import Columns
 from embark_jax.embedding.sequences import Spans
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
-from embark_jax.models.packed import Packed, PackedModel
+from embark_jax.models.packed import (
+    Masked,
+    MaskedModel,
+    Packed,
+    PackedModel,
+    unmasked,
+)
+from embark_jax.plans.tables import PADDING_ID
 from embark_jax.train.losses import Loss
 
 CALL = "__call__"
@@ -33,10 +40,12 @@ class StepModel(Protocol):
       independent_samples: whether the loss of a sample is a function of this sample
         and the parameters alone, as far as the model says; its state is not asked.
       packed: whether embeddings of sequences are ``models.Packed``.
+      masked: whether they are ``models.Masked``.
     """
 
     independent_samples: bool
     packed: bool
+    masked: bool
 
     @property
     def params(self) -> Any: ...
@@ -89,7 +98,7 @@ class FlaxModel:
     Attributes:
       params: the module's ``nnx.Param`` variables.
       state: the module's other variables.
-      independent_samples, packed: as in ``StepModel``.
+      independent_samples, packed, masked: as in ``StepModel``.
     """
 
     def __init__(self, module: nnx.Module):
@@ -99,6 +108,7 @@ class FlaxModel:
             not isinstance(module, ModelWithLoss) or module.independent_samples
         )
         self.packed = isinstance(module, PackedModel)
+        self.masked = isinstance(module, MaskedModel)
         # Two modules around the same arrays: modes are attributes, not arrays.
         training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
         training.train()
@@ -130,7 +140,7 @@ class FlaxModel:
         else:
             logits = _logits(module, batch.dense, embeddings)
             check_logits(logits, batch.labels)
-            losses = loss(logits, batch.labels, embeddings)
+            losses = loss(logits, batch.labels, unmasked(embeddings)[0])
         nnx.pop(module, nnx.Intermediate)  # of ``sow``: for looking at, not to keep
         after = nnx.state(module, nnx.Not(nnx.Param))
         if jax.tree.structure(after) != jax.tree.structure(state):
@@ -170,7 +180,7 @@ class PlainModel:
         self._model = model
         self.params = model.params
         self.independent_samples = model.loss is None or model.independent_samples
-        self.packed = model.packed
+        self.packed, self.masked = model.packed, False
 
     def train(self, params, state, embeddings, batch, loss):
         if self._model.loss is None:
@@ -189,13 +199,20 @@ class PlainModel:
         return dataclasses.replace(self._model, params=jax.tree.map(jnp.copy, params))
 
 
-def with_packed(
-    embeddings: Mapping[str, jax.Array], spans: Mapping[str, Spans], devices: int
+def as_taken(
+    model: StepModel,
+    embeddings: Mapping[str, jax.Array],
+    ids: Mapping[str, jax.Array],
+    spans: Mapping[str, Spans],
+    devices: int,
 ) -> dict[str, Any]:
-    """Returns embeddings as a model takes them: packed sequences know their lengths.
+    """Returns embeddings as a model takes them: packed sequences know their lengths,
+    and padded ones which places hold an event.
 
     Args:
+      model: the model.
       embeddings: results of ``EmbeddingCollection.lookup``.
+      ids: ``[batch, hotness]`` ids of each feature, padded.
       spans: spans of the sequences, of ``[batch]`` samples.
       devices: number of devices that have these samples.
     """
@@ -204,6 +221,10 @@ def with_packed(
         if embeddings[name].ndim == 2:
             lengths = of_sequence.length.reshape(devices, -1)
             inputs[name] = Packed(embeddings[name], lengths)
+        elif model.masked:
+            with jax.enable_x64(ids[name].dtype.itemsize == 8):
+                valid = ids[name] != PADDING_ID
+            inputs[name] = Masked(embeddings[name], valid)
     return inputs
 
 
