@@ -10,7 +10,7 @@ import pytest
 import requests
 from moto.server import ThreadedMotoServer
 
-from embark_jax.launch.process_group import free_port
+from embark_jax.launch.one_host import free_port
 
 PORT = free_port()
 """One for all servers of this process, whose client does not look for another."""

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from embark_jax.launch.process_group import free_port
+from embark_jax.launch.one_host import free_port
 from tests import runs
 
 ROOT = Path(__file__).parents[1]

@@ -45,7 +45,8 @@ def measure_step(
     rows themselves. Every round trains on all batches.
 
     Args:
-      setup: the experiment; ``make_host_devices`` was called for its config.
+      setup: the experiment; ``launch.processes.make_host_devices`` was called for
+        its config.
       batches: checked batches of the experiment's batch size.
       rounds: number of timed rounds, after two to warm up, of which the first compiles;
         results are medians.

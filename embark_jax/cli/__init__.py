@@ -16,6 +16,7 @@ from embark_jax.cli import (
     errors,
     export,
     init,
+    launch,
     plan,
     plot,
     predict,
@@ -59,6 +60,9 @@ def options(
 
 app.command()(init.init)
 app.command(buckets=["workdir"])(train.train)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(launch.launch)
 app.command(writes=["out", "html"])(plan.plan)
 app.command(writes=["trace"])(simulate.simulate)
 app.command()(trials.sweep)

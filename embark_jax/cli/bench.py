@@ -42,9 +42,10 @@ def step(
     keep_freed_memory()
     set_up_xla(say)
     from embark_jax.bench.step import draw_batches, measure_step
+    from embark_jax.launch.processes import make_host_devices
     from embark_jax.run import experiment
 
-    experiment.make_host_devices(config)
+    make_host_devices(config.mesh.devices)
     with Console(stderr=True).status("planning") as status:
         setup = experiment.build(config)
         status.update("drawing batches")

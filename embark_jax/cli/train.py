@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -21,15 +19,11 @@ from embark_jax.cli.arguments import (
     console,
     say,
 )
-from embark_jax.cli.errors import FIXABLE, complain, show
+from embark_jax.cli.errors import show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
 from embark_jax.config.own import code_of, trusted
-from embark_jax.launch.process_group import find_process_group, this_process_alone
-from embark_jax.launch.supervisor import Supervisor
-from embark_jax.launch.token import shared_token
-from embark_jax.launch.worker import Worker
 from embark_jax.run.folder import CHECKPOINTS, RunFolder
 
 
@@ -63,7 +57,7 @@ def train(
         typer.Option(
             "--distributed",
             help="Run as one of several processes that train together. Slurm, "
-            "Kubernetes or MPI number the processes, or the next three options do.",
+            "Kubernetes, Open MPI or the next three options number the processes.",
         ),
     ] = False,
     coordinator: Annotated[
@@ -84,27 +78,17 @@ def train(
             envvar="EMBARK_PROCESS_ID", help="Number of this process, from 0."
         ),
     ] = None,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="How often all processes start again from the last checkpoint when "
-            "one fails.",
-        ),
-    ] = 0,
 ) -> None:
     """Train a model and evaluate it on the test set."""
     if not distributed and ((coordinator, processes, process_id) != (None, None, None)):
         raise typer.BadParameter(
             "--coordinator, --processes and --process-id need --distributed"
         )
-    supervised = distributed or max_restarts > 0
-    if workdir is None and (resume or supervised):
+    if workdir is None and (resume or distributed):
         raise typer.BadParameter(
             "--resume needs the --workdir of the run"
             if resume
-            else "--distributed and --max-restarts need a --workdir, the same for all "
-            "processes"
+            else "--distributed needs a --workdir, the same for all processes"
         )
     profile_steps = None if profile is None else _steps_of(profile)
     config = reading.load(config_file, overrides or ())
@@ -114,40 +98,22 @@ def train(
                 f"{name} has values of {', '.join(several)}: run embark {name}, or add "
                 f"{name}=null to train without them"
             )
-    worker = Worker.of_this_process()
-    if supervised and worker is None:
-        assert workdir is not None
-        if distributed:
-            group = find_process_group(coordinator, processes, process_id)
-        else:
-            group = this_process_alone()
-        if group.processes == 1:
-            token = secrets.token_bytes()
-        else:
-            token = shared_token(workdir, group.process_id)
-        name = f"{config.name} in {workdir}"
-        command = [sys.executable, *sys.orig_argv[1:]]
-        supervisor = Supervisor(group, name, token, command, max_restarts, complain)
-        raise typer.Exit(supervisor.supervise())
-
     keep_freed_memory()
     set_up_xla(say)
     from embark_jax.run import training
 
     if workdir is None:
         workdir = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if worker is None:
+    if not distributed:
         training.train(config, workdir, resume, console, plan, profile_steps)
     else:
+        import jax
+
         from embark_jax.launch import processes as launched
 
-        with worker.reporting(show, final=FIXABLE):
-            launched.join(worker.options, config)
-            console.quiet = worker.options.process_id != 0
-            resume = resume or worker.options.resume
-            if worker.options.resume and profile_steps:
-                say(f"--profile {profile}: a run that starts again is not profiled")
-                profile_steps = None
+        with launched.ending_at_once(show):
+            launched.join(config, coordinator, processes, process_id)
+            console.quiet = jax.process_index() != 0
             training.train(config, workdir, resume, console, plan, profile_steps)
     say(f"everything is in {workdir}")
 

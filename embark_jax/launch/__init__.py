@@ -1,8 +1,10 @@
-"""Processes of a run: how they start, talk, fail and stop together.
+"""Processes of a run: how they meet, what they tell each other, how they stop.
 
-- ``process_group``: who takes part, by Slurm, MPI, Kubernetes or by hand.
-- ``supervisor``, ``worker``: each process has one that watches over it.
-- ``rendezvous``, ``messages``, ``token``: how supervisors meet, and trust each other.
-- ``processes``, ``agreement``: how the workers join, and what they tell each other.
+- ``processes``: joins a process to the others; one that fails ends at once, and so
+  the others do.
+- ``agreement``: what processes tell each other outside of training.
 - ``stopping``: signals that end a run with a checkpoint.
+- ``one_host``: starts several processes on this machine, and starts them again.
+
+Across hosts, the scheduler starts processes, and starts them again.
 """

@@ -63,18 +63,15 @@ def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
     """Ends a run orderly at SIGTERM and Ctrl-C; a second Ctrl-C ends it at once.
 
     Python runs signal handlers between two of its own instructions, which may be
-    minutes apart while XLA compiles. So a separate thread receives the signals. In a
-    run of several processes, their supervisors pass Ctrl-C on as SIGTERM.
+    minutes apart while XLA compiles. So a separate thread receives the signals. Where
+    several processes train, JAX handles SIGTERM, and has all of them stop at the same
+    step; Ctrl-C becomes one.
 
     Args:
       say: shows a message to the user; another thread calls it.
     """
     stop = Stop()
-    if jax.process_count() > 1:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        yield stop
-        return
-
+    several = jax.process_count() > 1
     received, sent = socket.socketpair()
     sent.setblocking(False)  # as the signal module requires
 
@@ -88,18 +85,19 @@ def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
             if interrupts > 1:
                 say("ended at once")
                 os._exit(128 + signal.SIGINT)
-            if stop.ask() or interrupts:
+            if several:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if several or stop.ask() or interrupts:
                 again = "; Ctrl-C again ends it at once" if interrupts else ""
                 say(f"{name}: the run ends after this step, with a checkpoint{again}")
 
     watcher = threading.Thread(target=watch, name="signals", daemon=True)
     before = {
         number: signal.signal(number, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in [signal.SIGINT, *([] if several else [signal.SIGTERM])]
     }
     descriptor = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
     watcher.start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         yield stop
     finally:

@@ -20,6 +20,7 @@ from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.config import ExperimentConfig, tasks_of
 from embark_jax.data import Batch
 from embark_jax.data.prepare.vocabulary import MISSING_ID
+from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.pointwise import to_host
 from embark_jax.metrics.ranking import Ranking, rank
 from embark_jax.metrics.retrieval import ItemIndex, Ranks, at_k, shard_rows
@@ -55,7 +56,7 @@ def evaluate_checkpoint(
     """
     if not in_bucket(checkpoints) and not checkpoints.is_dir():
         raise CheckpointError(f"{checkpoints}: no such folder")
-    experiment.make_host_devices(config)
+    make_host_devices(config.mesh.devices)
     setup = experiment.build(config)
     trainer = setup.trainer()
     with Checkpointer(checkpoints, setup.identity, keep=None) as opened:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import shutil
@@ -290,14 +289,6 @@ def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
         for key, value in described.items()
         if value or key not in ("dropout", "batch_norm")
     }
-
-
-def make_host_devices(config: ExperimentConfig) -> None:
-    """Makes as many CPU devices as the config's mesh has. Other platforms stay as they
-    are, and so does a process that has used JAX already."""
-    if config.mesh.devices > 1:
-        with contextlib.suppress(RuntimeError):  # JAX was used already
-            jax.config.update("jax_num_cpu_devices", config.mesh.devices)
 
 
 def build(

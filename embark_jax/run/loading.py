@@ -11,6 +11,7 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import ExperimentConfig, code_of, reading, trusted
 from embark_jax.data import Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.launch.processes import make_host_devices
 from embark_jax.plans.plan import Plan
 from embark_jax.run import experiment, history, initial
 from embark_jax.run.early_stopping import Plateau
@@ -97,7 +98,7 @@ def load_run(
     if changes:
         config = reading.load(folder / history.CURRENT, changes)
         history.changes(folder, config)
-    experiment.make_host_devices(config)
+    make_host_devices(config.mesh.devices)
     with code_of(folder):
         setup = experiment.build(config, None if changes else folder / "plan.json")
         first = initial.first_step(config, folder, resume=True)

@@ -17,6 +17,7 @@ from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import BatchChecker
 from embark_jax.launch.agreement import of_process_0, total
+from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.plans.plan import Plan
 from embark_jax.report.display import (
@@ -93,7 +94,7 @@ def _run(
     plan_file: Path | None,
     profile_steps: tuple[int, int] | None,
 ) -> dict[str, Any] | None:
-    experiment.make_host_devices(config)
+    make_host_devices(config.mesh.devices)
     main = jax.process_index() == 0  # process 0 alone writes what one process can
     folder = RunFolder(workdir)
     if main:

@@ -29,8 +29,9 @@ from embark_jax._base.config import ConfigError
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import replacing
 from embark_jax.config import ExperimentConfig, reading
+from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.pointwise import NonFiniteLogitError
-from embark_jax.run import experiment, history, training
+from embark_jax.run import history, training
 from embark_jax.run.logs import LogError, read_metrics
 from embark_jax.train.outcome import NonFiniteLossError
 
@@ -131,9 +132,7 @@ def run_trials(
         for trial in trials:
             _check_same(trial.config, workdir / trial.name)
         configs = [study.config, *(trial.config for trial in trials)]
-        experiment.make_host_devices(
-            max(configs, key=lambda config: config.mesh.devices)
-        )
+        make_host_devices(max(config.mesh.devices for config in configs))
         if not results:
             with replacing(workdir / f"{study.kind}.yaml") as scratch:
                 reading.save(study.config, scratch)

@@ -1,0 +1,115 @@
+"""Starts the processes of a run on this machine, and starts them again when one fails.
+
+On many hosts this is the scheduler's: Slurm, Kubernetes, MPI, Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+FAILED = 1
+"""Exit status of a process that may do better when it starts again."""
+USER_ERROR = 2
+"""Exit status of a process that would fail again: config or data are wrong."""
+POLL_S = 0.1
+GRACE_S = 10
+"""Time for the others to say why they end, after one has failed."""
+
+
+def run(
+    command: Sequence[str], processes: int, restarts: int, say: Callable[[str], None]
+) -> int:
+    """Runs a command as several processes that train together.
+
+    SIGTERM and the first Ctrl-C end all with a checkpoint; a second Ctrl-C ends them at
+    once.
+
+    Args:
+      command: trains with ``--distributed`` and ``--workdir``; ``--resume`` is added
+        when it starts again.
+      processes: number of processes.
+      restarts: how often all start again after one has failed.
+      say: shows a message to the user.
+
+    Returns:
+      The exit status of the process that failed, or 0.
+    """
+    running: list[subprocess.Popen] = []
+    interrupts = 0
+
+    def pass_on(number: int, _) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        kill = number == signal.SIGINT and interrupts > 1
+        for process in running:
+            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    for attempt in range(restarts + 1):
+        running[:] = _start(
+            [*command, *(["--resume"] if attempt else [])],
+            processes,
+        )
+        failed, status = _wait(running)
+        if status == 0 or interrupts or status == USER_ERROR or attempt == restarts:
+            return status if status >= 0 else 128 - status
+        why = f"exit status {status}" if status > 0 else signal.Signals(-status).name
+        say(
+            f"process {failed} ended by {why}: all start again from the last "
+            f"checkpoint ({attempt + 1} of {restarts})"
+        )
+    raise AssertionError("the last attempt is not followed by another")
+
+
+def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen]:
+    """Starts the processes. A terminal's Ctrl-C reaches this process alone."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    group = {"EMBARK_COORDINATOR": coordinator, "EMBARK_PROCESSES": str(processes)}
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **group, "EMBARK_PROCESS_ID": str(number)},
+            start_new_session=True,
+        )
+        for number in range(processes)
+    ]
+
+
+def _wait(running: Sequence[subprocess.Popen]) -> tuple[int, int]:
+    """Waits until all have ended, or until one has failed, and ends the others.
+
+    Returns:
+      (number, exit status) of the first that failed, or of the first process.
+    """
+    while True:
+        statuses = [process.poll() for process in running]
+        failed = [number for number, status in enumerate(statuses) if status]
+        if failed or None not in statuses:
+            break
+        time.sleep(POLL_S)
+    if not failed:
+        return 0, 0
+    # Who ended by itself is the cause: JAX aborts those whose peer is gone.
+    first = max(failed, key=lambda number: statuses[number] != -signal.SIGABRT)
+    deadline = time.monotonic() + GRACE_S
+    while None in [process.poll() for process in running]:
+        if time.monotonic() > deadline:
+            for process in running:
+                process.kill()
+        time.sleep(POLL_S)
+    status = running[first].returncode
+    assert status is not None
+    return first, status
+
+
+def free_port() -> int:
+    """Returns a port that nothing used a moment ago."""
+    with socket.socket() as unused:
+        unused.bind(("", 0))
+        return unused.getsockname()[1]

@@ -1,0 +1,122 @@
+"""Processes of one machine start together, end together, and start again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SECONDS = 60
+LAUNCH = """
+import sys
+from embark_jax.launch import one_host
+
+command = [sys.executable, "-c", sys.argv[1]]
+sys.exit(one_host.run(command, 2, int(sys.argv[2]), lambda text: print("says", text)))
+"""
+BEGIN = """
+import os, pathlib, signal, sys, time
+
+number = os.environ["EMBARK_PROCESS_ID"]
+again = "--resume" in sys.argv
+with open("began", "a") as file:
+    file.write(f"{number} of {os.environ['EMBARK_PROCESSES']}, {again=}\\n")
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts two processes of a program; they run in a folder of their own."""
+    started = []
+
+    def launch(program: str, restarts: int = 0) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, BEGIN + program, str(restarts)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield launch
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=SECONDS)
+    return process.returncode, said
+
+
+def began(folder: Path, processes: int) -> list[str]:
+    """What the processes wrote once as many have begun."""
+    path, end = folder / "began", time.monotonic() + SECONDS
+    while not path.exists() or len(path.read_text().splitlines()) < processes:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return sorted(path.read_text().splitlines())
+
+
+def test_all_end_well(launch, tmp_path):
+    assert ended(launch("")) == (0, "")
+    assert began(tmp_path, 2) == ["0 of 2, again=False", "1 of 2, again=False"]
+
+
+def test_one_that_is_killed_ends_the_others_and_all_start_again(launch, tmp_path):
+    program = """
+if number == "1" and not again: os.kill(os.getpid(), signal.SIGKILL)
+while not again: time.sleep(0.05)
+"""
+    status, said = ended(launch(program, restarts=1))
+    assert status == 0
+    assert said == (
+        "says process 1 ended by SIGKILL: all start again from the last checkpoint "
+        "(1 of 1)\n"
+    )
+    assert began(tmp_path, 4)[1::2] == ["0 of 2, again=True", "1 of 2, again=True"]
+
+
+def test_restarts_come_to_an_end(launch, tmp_path):
+    status, said = ended(launch("sys.exit(7)", restarts=2))
+    assert status == 7
+    assert said.count("ended by exit status 7") == 2
+    assert len(began(tmp_path, 6)) == 6
+
+
+def test_an_error_that_would_come_again_ends_the_run(launch, tmp_path):
+    assert ended(launch("sys.exit(2)", restarts=2)) == (2, "")
+    assert len(began(tmp_path, 2)) == 2
+
+
+def test_sigterm_is_passed_on(launch, tmp_path):
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(f"ready{number}").touch()
+while True: time.sleep(0.05)
+"""
+    process = launch(program, restarts=1)
+    while len(list(tmp_path.glob("ready*"))) < 2:
+        time.sleep(0.02)
+    process.terminate()
+    assert ended(process) == (0, "")
+
+
+def test_a_second_ctrl_c_ends_at_once(launch, tmp_path):
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(f"told{number}").touch())
+pathlib.Path(f"ready{number}").touch()
+while True: time.sleep(0.05)
+"""
+    process = launch(program, restarts=1)
+    for name in ("ready", "told"):
+        while len(list(tmp_path.glob(f"{name}*"))) < 2:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+    assert ended(process) == (128 + signal.SIGKILL, "")
