@@ -81,15 +81,15 @@ def listed(source: str, problems: Mapping[str, str]) -> ConfigError:
     )
 
 
-_BY_KEY = ("sweep", "search")
-"""Sections whose keys are dotted keys."""
+_BY_KEY = "search"
+"""The section whose keys are dotted keys."""
 
 
 def _override(data: Any, override: str, schema: type[Config]) -> dict[str, Any]:
     """Returns a copy of the mapping with one ``dotted.key=value`` applied."""
     key, equals, text = override.partition("=")
     section, dot, inner = key.partition(".")
-    keys = [section, inner] if dot and section in _BY_KEY else key.split(".")
+    keys = [section, inner] if dot and section == _BY_KEY else key.split(".")
     if not (equals and all(keys)):
         raise ConfigError("must read dotted.key=value, such as train.steps=100")
     _, holder = _locate(keys[:-1], schema)

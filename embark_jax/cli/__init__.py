@@ -20,9 +20,9 @@ from embark_jax.cli import (
     plan,
     plot,
     predict,
+    search,
     simulate,
     train,
-    trials,
 )
 from embark_jax.cli.paths import Commands
 
@@ -65,8 +65,7 @@ app.command(
 )(launch.launch)
 app.command(writes=["out", "html"])(plan.plan)
 app.command(writes=["trace"])(simulate.simulate)
-app.command()(trials.sweep)
-app.command()(trials.search)
+app.command()(search.search)
 app.command(buckets=["config_file", "checkpoint"])(train.evaluate)
 app.command(buckets=["workdirs"], writes=["out"])(plot.plot)
 app.command(buckets=["workdir", "out", "since"])(export.export)

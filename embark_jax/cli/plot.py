@@ -20,7 +20,7 @@ def plot(
         list[Path],
         typer.Argument(
             metavar="WORKDIR...",
-            help="Folders of one or several runs, or of sweeps and searches.",
+            help="Folders of one or several runs, or of searches.",
         ),
     ],
     out: Annotated[
@@ -56,7 +56,7 @@ def plot(
 
 
 def _runs(workdir: Path) -> list[Path]:
-    """Returns the folders of the runs of a sweep or a search, else the folder."""
+    """Returns the folders of the runs of a search, else the folder."""
     return sorted(log.parent for log in workdir.glob("*/metrics.jsonl")) or [workdir]
 
 

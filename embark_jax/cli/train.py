@@ -92,12 +92,11 @@ def train(
         )
     profile_steps = None if profile is None else _steps_of(profile)
     config = reading.load(config_file, overrides or ())
-    for name, several in {"sweep": config.sweep, "search": config.search}.items():
-        if several:
-            raise ConfigError(
-                f"{name} has values of {', '.join(several)}: run embark {name}, or add "
-                f"{name}=null to train without them"
-            )
+    if config.search:
+        raise ConfigError(
+            f"search has values of {', '.join(config.search)}: run embark search, or "
+            "add search=null to train without them"
+        )
     keep_freed_memory()
     set_up_xla(say)
     from embark_jax.run import training

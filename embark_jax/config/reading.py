@@ -46,9 +46,8 @@ def load(
         of a key wins. Changing the ``kind`` of a section drops the keys of the file
         that the new kind does not have. ``scale=0.001`` shrinks the experiment after
         all other overrides, as ``ExperimentConfig.shrunk`` does.
-      point: values by dotted key that the config's ``sweep`` lists, or that its
-        ``search`` gave. They take precedence over all else, and the config
-        then has neither section.
+      point: values by dotted key that a trial of the config's ``search`` has. They take
+        precedence over all else, and the config then has no such section.
 
     Raises:
       ConfigError: with every problem of the file and the overrides: dotted key, value
@@ -69,7 +68,7 @@ def load(
 
     changes = {override: f"override {override!r}" for override in overrides}
     if point is not None:
-        changes |= {"sweep=null": "sweep", "search=null": "search"}
+        changes |= {"search=null": "search"}
         for key, value in point.items():
             changes[f"{key}={json.dumps(value)}"] = f"tried with {value!r}"
     scales = [change for change in changes if change.startswith("scale=")]

@@ -198,6 +198,11 @@ class SearchedConfig(Config):
     log: bool = False
     """Whether values are drawn evenly on a logarithmic scale."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_list(cls, data: Any) -> Any:
+        return {"choose": data} if isinstance(data, list | tuple) else data
+
     @model_validator(mode="after")
     def _list_or_range(self):
         if self.choose is not None:
@@ -233,10 +238,8 @@ class ExperimentConfig(Config):
     """The optimizer of the dense parameters."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
-    sweep: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] | None = None
-    """Values by dotted key that ``embark sweep`` tries, in all combinations."""
     search: Mapping[str, SearchedConfig] | None = None
-    """Values by dotted key among which ``embark search`` looks for good ones."""
+    """Values by dotted key that ``embark search`` tries: a list, or a range."""
 
     @model_validator(mode="after")
     def _batch_divides(self):

@@ -35,8 +35,6 @@ OnBadLine = Literal["error", "skip"]
 left out and counted."""
 SplitBy = Literal["time", "random", "none"]
 """Samples that are held out: the latest, a random fifth, or none."""
-Sampler = Literal["tpe", "random"]
-"""How a search chooses values: by what did well before, or at random."""
 Service = Literal["wandb", "mlflow"]
 """Services that get the metrics, too."""
 DenseParallelism = Literal["replicated", "zero1", "tensor"]

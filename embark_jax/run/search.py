@@ -1,160 +1,225 @@
-"""Searches for good values of a config: earlier runs suggest what each run tries.
+"""Searches: runs of one config with several values, which Optuna chooses.
 
-Optuna chooses the values (https://optuna.org). Its choices depend only on the seed and
-on earlier trials, so that a resumed search asks for all of them again: the finished
-runs answer at once.
+Optuna (https://optuna.org) keeps the trials in ``search.db``, where its own commands,
+dashboard and plots read them. The same command goes on with a search; started twice, it
+runs two trials at a time.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState, create_trial
 from rich.console import Console
 from rich.table import Table
 
-from embark_jax._base.config import ConfigError
+from embark_jax._base.config import ConfigError, differences
 from embark_jax._base.files import replacing
-from embark_jax.config import SearchedConfig, reading
-from embark_jax.plans.metrics import DECIDING, MetricName
-from embark_jax.plans.options import Sampler
+from embark_jax.config import ExperimentConfig, SearchedConfig, reading
+from embark_jax.launch.processes import make_host_devices
+from embark_jax.metrics.pointwise import NonFiniteLogitError
+from embark_jax.plans.options import Metric
+from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
-from embark_jax.run.trials import Kind, Trial
+from embark_jax.train.outcome import NonFiniteLossError
 
 BEST = "best.yaml"
-SHOWN = 10
-"""Trials that the table shows: the best ones."""
+"""Config of the best trial so far."""
+CONFIG = "search.yaml"
+"""Config of the search."""
+TRIALS = "search.db"
+DEFAULT_TRIALS = 20
+SHOWN = 20
+"""Lines of the table: the best ones."""
+REPEATS = "seed"
+"""Trials that differ only in this key share a line, with mean and spread."""
+HEARTBEAT_S = 30
+LOST_S = 120
+"""A trial whose process is silent for this long is run again."""
+TEST_METRICS = ("test_auc", "test_log_loss")
 
 
-class Search:
-    """Trials among the values of a config's ``search``, which Optuna chooses.
+def search(
+    path: Path,
+    overrides: list[str],
+    trials: int | None,
+    metric: Metric,
+    workdir: Path,
+    console: Console,
+) -> optuna.Study:
+    """Trains the trials of a search, each in a folder of its own in ``workdir``.
 
-    ``best.yaml``, beside the folders of the trials, is the config of the best one.
+    Where the config lists all values and no number of trials is given, each combination
+    is tried, in order. Else Optuna's TPE (https://arxiv.org/abs/2304.11127) prefers
+    what did well before. The metric is that of the validation set's best evaluation:
+    the test set decides nothing, but orders the table of a grid whose data have no
+    validation set.
 
     Args:
-      path, overrides: as in ``reading.load``.
-      count: number of trials.
-      metric: metric of the validation set whose best evaluation counts for a trial; the
-        test set decides nothing.
-      sampler: "tpe" prefers values that did well before
-        (https://arxiv.org/abs/2304.11127); "random" ignores earlier trials.
-      console: console that shows the values of each trial.
+      path, overrides: as in ``reading.load``; the config has ``search``.
+      trials: number of trials, finished ones included; None is each combination, or 20
+        where a value has a range.
+      metric: metric that decides.
+      workdir: folder of the search; one that holds the same search is continued.
+      console: console that shows the runs and, at the end, a table of the best.
 
-    Attributes:
-      config: config with ``search``.
+    Returns:
+      The study, with the trials of all who have run it.
 
     Raises:
-      ConfigError: if the config has no ``search`` or no ``train.eval_every``.
+      ConfigError: if the config has nothing to search, a value makes no valid config,
+        or the folder holds another search.
+      DataError, CheckpointError: as in ``training.train``.
     """
-
-    kind: Kind = "search"
-
-    def __init__(
-        self,
-        path: Path,
-        overrides: Sequence[str],
-        count: int,
-        metric: MetricName,
-        sampler: Sampler,
-        console: Console,
-    ):
-        self.config = reading.load(path, overrides)
-        if not self.config.search:
-            raise ConfigError(
-                f"{path}: search has no values, must be such as search: "
-                "{dense_optimizer.learning_rate: {low: 1e-4, high: 0.1, log: true}}"
-            )
-        if self.config.train.eval_every is None:
-            raise ConfigError(
-                f"{path}: train.eval_every is not set, but a search compares metrics "
-                "of the validation set: set it"
-            )
-        self._path, self._overrides = path, overrides
-        self._count = count
-        self._metric = metric
-        self._study = _new_study(metric, sampler, self.config.seed)
-        self._console = console
-
-    def rounds(self, jobs: int) -> Iterator[Sequence[Trial]]:
-        """Yields as many trials as run at a time: their values are chosen together."""
-        for first in range(0, self._count, jobs):
-            yield [self._ask() for _ in range(min(jobs, self._count - first))]
-
-    def tell(
-        self, trial: Trial, record: Mapping[str, Any], folder: Path
-    ) -> Mapping[str, Any]:
-        """Tells Optuna how good a trial is, and keeps the config of the best one.
-
-        Returns:
-          The metric's best value, by name.
-
-        Raises:
-          ConfigError: if the data have no validation set.
-        """
-        if "diverged" in record:
-            self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            return {}
-        value = _best_evaluation(folder, self._metric)
-        self._study.tell(trial.number, value)
-        if self._study.best_trial.number == trial.number:
-            with replacing(folder.with_name(BEST)) as scratch:
-                reading.save(trial.config, scratch)
-        return {f"validation_{self._metric}": value}
-
-    def summary(self, results: Sequence[Mapping[str, Any]]) -> Table:
-        """Returns a table of the best trials, one a line, the best one first."""
-        column = f"validation_{self._metric}"
-        ranked = sorted(
-            (result for result in results if column in result),
-            key=lambda result: result[column],
-            reverse=bool(DECIDING[self._metric].higher_is_better),  # stable, too
+    config = reading.load(path, overrides)
+    searched = config.search or {}
+    if not searched:
+        raise ConfigError(
+            f"{path}: search has no values, must be such as search: "
+            "{seed: [0, 1, 2], dense_optimizer.learning_rate: {low: 1e-4, high: 0.1}}"
         )
-        failed = len(results) - len(ranked)
-        caption = f"{failed} of {len(results)} diverged" if failed else None
-        table = Table(caption=caption)
-        table.add_column("trial")
-        keys = list(self.config.search or ())
-        for key in keys:
-            table.add_column(key, overflow="fold")  # shown whole, however narrow
-        for heading in (f"validation {self._metric}", "test auc", "test log loss"):
-            table.add_column(heading.replace("_", " "), justify="right")
-        for result in ranked[:SHOWN]:
-            shown = (result.get(name) for name in (column, "test_auc", "test_log_loss"))
-            table.add_row(
-                result["folder"],
-                *(_text(result[key]) for key in keys),
-                *("–" if value is None else f"{value:.5f}" for value in shown),
-            )
-        return table
+    listed = all(values.choose is not None for values in searched.values())
+    is_grid = listed and trials is None
+    if not is_grid and config.train.eval_every is None:
+        raise ConfigError(
+            f"{path}: train.eval_every is not set, but a search compares metrics of "
+            "the validation set: set it"
+        )
+    combinations = _combinations(searched) if is_grid else []
+    for values in combinations:
+        reading.load(path, overrides, values)
+    make_host_devices(config.mesh.devices)
+    study = _open(config, metric, workdir)
+    for values in combinations:
+        texts = {key: json.dumps(value) for key, value in values.items()}
+        study.enqueue_trial(texts, {"listed": True}, skip_if_exists=True)
 
-    def _ask(self) -> Trial:
-        """Returns the next trial.
-
-        Raises:
-          ConfigError: if its values make no valid config.
-        """
-        trial = self._study.ask()
-        name = f"trial-{trial.number + 1:04d}"
-        searched = self.config.search or {}
+    def objective(trial: optuna.Trial) -> float:
+        if is_grid and "listed" not in trial.user_attrs:  # others took the last ones
+            study.stop()
+            raise optuna.TrialPruned
         values = {key: _suggest(trial, key, one) for key, one in searched.items()}
-        self._console.print(f"{name}:", highlight=False)
+        name = trial.user_attrs.get("folder", f"trial-{trial.number:04d}")
+        trial.set_user_attr("folder", name)
+        console.rule(name)
         for key, value in values.items():
-            self._console.print(f"  {key} = {value}", markup=False, highlight=False)
-        config = reading.load(self._path, self._overrides, values)
-        return Trial(trial.number, name, values, config)
+            console.print(f"  {key} = {value}", markup=False, highlight=False)
+        folder = workdir / name
+        trained = reading.load(path, overrides, values)
+        record = training.train(trained, folder, folder.exists(), console)
+        if record is None:  # it was asked to end: whoever goes on, goes on with it
+            study.add_trial(_waiting(trial))
+            study.stop()
+            raise optuna.TrialPruned
+        for key in TEST_METRICS:
+            trial.set_user_attr(key, record.get(key))
+        return _best_evaluation(folder, metric, or_test=is_grid)
+
+    def keep_best(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.state == TrialState.COMPLETE and study.best_trial == trial:
+            values = {key: _value(value) for key, value in trial.params.items()}
+            with replacing(workdir / BEST) as scratch:
+                reading.save(reading.load(path, overrides, values), scratch)
+
+    finished = (TrialState.COMPLETE, TrialState.FAIL)
+    done = len(study.get_trials(deepcopy=False, states=finished))
+    waiting = len(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+    wanted = trials or DEFAULT_TRIALS
+    left = waiting if is_grid else max(0, wanted - done)
+    callbacks = [keep_best]
+    if not is_grid:  # others may run some of them
+        callbacks.append(optuna.study.MaxTrialsCallback(wanted, finished))
+    if left:
+        study.optimize(
+            objective,
+            n_trials=left,
+            catch=(NonFiniteLossError, NonFiniteLogitError),
+            callbacks=callbacks,
+        )
+    console.print(summary(study, metric))
+    return study
 
 
-def _new_study(metric: MetricName, sampler: Sampler, seed: int) -> optuna.Study:
+def summary(study: optuna.Study, metric: Metric) -> Table:
+    """Returns a table of the best trials, the best one first; several seeds of the same
+    values share a line, with mean ± standard deviation."""
+    finished = [each for each in study.trials if each.state.is_finished()]
+    ended = [each for each in finished if each.state == TrialState.COMPLETE]
+    diverged = sum(each.state == TrialState.FAIL for each in finished)
+    lines: dict[str, list[optuna.trial.FrozenTrial]] = {}
+    for trial in ended:
+        setting = {key: value for key, value in trial.params.items() if key != REPEATS}
+        lines.setdefault(json.dumps(setting), []).append(trial)
+    keys = sorted({key for trial in ended for key in trial.params} - {REPEATS})
+    table = Table(caption=f"{diverged} diverged" if diverged else None)
+    table.add_column("trial")
+    for key in keys:
+        table.add_column(key, overflow="fold")  # shown whole, however narrow
+    for heading in (metric, *TEST_METRICS):
+        table.add_column(heading.replace("_", " "), justify="right")
+    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
+
+    def mean(trials: list[optuna.trial.FrozenTrial]) -> float:
+        return sign * statistics.fmean(trial.values[0] for trial in trials)
+
+    for trials in sorted(lines.values(), key=mean)[:SHOWN]:
+        columns = [
+            [trial.values[0] for trial in trials],
+            *([trial.user_attrs[key] for trial in trials] for key in TEST_METRICS),
+        ]
+        table.add_row(
+            trials[0].user_attrs["folder"] + (" …" if len(trials) > 1 else ""),
+            *(_text(trials[0].params.get(key)) for key in keys),
+            *map(_mean_and_spread, columns),
+        )
+    return table
+
+
+def _open(config: ExperimentConfig, metric: Metric, workdir: Path) -> optuna.Study:
+    """Opens the study in a folder, which must be of the same config."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    own = workdir / CONFIG
+    if own.exists():
+        before, now = (
+            each.model_dump(mode="json") for each in (reading.load(own), config)
+        )
+        if lines := differences(before, now, "in the folder"):
+            raise ConfigError(
+                "\n  ".join([f"{own}: is of another search:", *lines])
+                + "\nsearch into another --workdir"
+            )
+    elif any(workdir.iterdir()):
+        raise FileExistsError(f"{workdir} holds something else: another --workdir")
+    with replacing(own) as scratch:
+        reading.save(config, scratch)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    kinds = {
-        "tpe": optuna.samplers.TPESampler,
-        "random": optuna.samplers.RandomSampler,
-    }
-    direction = "maximize" if DECIDING[metric].higher_is_better else "minimize"
-    return optuna.create_study(sampler=kinds[sampler](seed=seed), direction=direction)
+    storage = optuna.storages.RDBStorage(
+        f"sqlite:///{workdir / TRIALS}",
+        heartbeat_interval=HEARTBEAT_S,
+        grace_period=LOST_S,
+        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+    )
+    return optuna.create_study(
+        storage=storage,
+        study_name=f"{config.name}, {metric}",
+        sampler=optuna.samplers.TPESampler(seed=config.seed, constant_liar=True),
+        direction="minimize" if metric == "log_loss" else "maximize",
+        load_if_exists=True,
+    )
+
+
+def _combinations(searched: Mapping[str, SearchedConfig]) -> list[dict[str, Any]]:
+    """All combinations of listed values, the last key fastest."""
+    lists = [values.choose or () for values in searched.values()]
+    return [
+        dict(zip(searched, values, strict=True)) for values in itertools.product(*lists)
+    ]
 
 
 def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
@@ -168,17 +233,41 @@ def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
     return trial.suggest_float(key, low, high, log=searched.log)
 
 
-def _best_evaluation(folder: Path, metric: MetricName) -> float:
-    key = f"validation_{metric}"
+def _waiting(trial: optuna.Trial) -> optuna.trial.FrozenTrial:
+    """A trial with the same values and the same folder, for whoever runs it next."""
+    return create_trial(
+        state=TrialState.WAITING,
+        user_attrs=trial.user_attrs,
+        system_attrs={"fixed_params": trial.params},
+    )
+
+
+def _best_evaluation(folder: Path, metric: Metric, or_test: bool) -> float:
+    """Best value of a metric in the evaluations of a run."""
     records = read_metrics(folder)
-    values = [record[key] for record in records if record.get(key) is not None]
-    if not values:
-        raise ConfigError(
-            f"{folder}: its evaluations have no {key}; a search needs data with a "
-            "validation set, whose labels are 0 and 1"
-        )
-    return max(values) if DECIDING[metric].higher_is_better else min(values)
+    for split in ("validation", "test")[: 1 + or_test]:
+        key = f"{split}_{metric}"
+        values = [record[key] for record in records if record.get(key) is not None]
+        if values:
+            return min(values) if metric == "log_loss" else max(values)
+    raise ConfigError(
+        f"{folder}: its evaluations have no validation_{metric}; a search needs data "
+        "with a validation set, whose labels are 0 and 1"
+    )
 
 
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _value(param: Any) -> Any:
+    """The value of a parameter of Optuna's, where choices are JSON."""
+    return json.loads(param) if isinstance(param, str) else param
+
+
+def _text(param: Any) -> str:
+    return f"{param:.4g}" if isinstance(param, float) else str(param)
+
+
+def _mean_and_spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    spread = f" ± {statistics.stdev(known):.5f}" if len(known) > 1 else ""
+    return f"{statistics.fmean(known):.5f}{spread}"

@@ -1,0 +1,61 @@
+"""``embark search``: several runs of one config."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embark_jax._base.config import ConfigError
+from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
+from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.cli.xla_setup import set_up_xla
+from embark_jax.config import reading
+from embark_jax.plans.options import Metric
+
+
+def search(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of trials, finished ones included; each combination by "
+            "default, or 20 where a value has a range.",
+        ),
+    ] = None,
+    metric: Annotated[
+        Metric,
+        typer.Option(
+            help="Metric of the validation set that decides which trial is best."
+        ),
+    ] = "auc",
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the search, which gets a folder for each run, and which "
+            "the same command continues; runs/NAME-search by default."
+        ),
+    ] = None,
+) -> None:
+    """Train with several values of some keys: all combinations, or what does well.
+
+    List values in the config or as KEY=VALUE, search.seed=[0,1,2], or give a range:
+    search: {dense_optimizer.learning_rate: {low: 1e-4, high: 0.1, log: true}}
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(
+            "embark search needs Optuna, which is not installed: "
+            "pip install 'embark_jax[search]'"
+        )
+    config = reading.load(config_file, overrides or ())
+    workdir = workdir or Path("runs") / f"{config.name}-search"
+    keep_freed_memory()
+    set_up_xla(say)
+    from embark_jax.run import search as searching
+
+    searching.search(config_file, overrides or [], trials, metric, workdir, console)
+    say(f"everything is in {workdir}; the best config: {workdir / searching.BEST}")
