@@ -95,7 +95,7 @@ def test_commands_are_ours(page):
                 raise
             continue
         file = params.get("config_file")
-        if name in ("train", "plan", "sweep", "simulate", "evaluate") and file:
+        if name in ("train", "plan", "search", "simulate", "evaluate") and file:
             if (ROOT / file).exists():
                 reading.load(ROOT / file, params["overrides"] or ())
             elif name != "evaluate" or file.suffix:  # else the folder of a run

@@ -127,9 +127,9 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     description = json.loads((tmp_path / "export" / "model.json").read_text())
     assert description["model"]["kind"] == "my_model:Bilinear"
     swept = tmp_path / "swept"
-    few = "train.steps=2 train.eval_every=null 'sweep.data.samples=[300, 400]'"
-    done(f"sweep config.yaml --workdir {swept} {few}")
-    assert len(list(swept.glob("data.samples=*"))) == 2
+    few = "train.steps=2 train.eval_every=null 'search.data.samples=[300, 400]'"
+    done(f"search config.yaml --workdir {swept} {few}")
+    assert len(list(swept.glob("trial-*"))) == 2
     shutil.rmtree(swept)
 
 

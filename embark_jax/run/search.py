@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from optuna.trial import TrialState, create_trial
 from rich.console import Console
 from rich.table import Table
 
-from embark_jax._base.config import ConfigError, differences
+from embark_jax._base.agreement import differences
+from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
 from embark_jax.config import ExperimentConfig, SearchedConfig, reading
 from embark_jax.launch.processes import make_host_devices
@@ -195,20 +197,27 @@ def _open(config: ExperimentConfig, metric: Metric, workdir: Path) -> optuna.Stu
                 + "\nsearch into another --workdir"
             )
     elif any(workdir.iterdir()):
-        raise FileExistsError(f"{workdir} holds something else: another --workdir")
+        raise FileExistsError(
+            f"{workdir}: holds something else: take another --workdir"
+        )
     with replacing(own) as scratch:
         reading.save(config, scratch)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.RDBStorage(
-        f"sqlite:///{workdir / TRIALS}",
-        heartbeat_interval=HEARTBEAT_S,
-        grace_period=LOST_S,
-        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{workdir / TRIALS}",
+            heartbeat_interval=HEARTBEAT_S,
+            grace_period=LOST_S,
+            heartbeat_stale_trial_callback=lambda study, trial: study.add_trial(
+                _waiting(trial)
+            ),
+        )
+        sampler = optuna.samplers.TPESampler(seed=config.seed, constant_liar=True)
     return optuna.create_study(
         storage=storage,
         study_name=f"{config.name}, {metric}",
-        sampler=optuna.samplers.TPESampler(seed=config.seed, constant_liar=True),
+        sampler=sampler,
         direction="minimize" if metric == "log_loss" else "maximize",
         load_if_exists=True,
     )
@@ -233,7 +242,9 @@ def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
     return trial.suggest_float(key, low, high, log=searched.log)
 
 
-def _waiting(trial: optuna.Trial) -> optuna.trial.FrozenTrial:
+def _waiting(
+    trial: optuna.Trial | optuna.trial.FrozenTrial,
+) -> optuna.trial.FrozenTrial:
     """A trial with the same values and the same folder, for whoever runs it next."""
     return create_trial(
         state=TrialState.WAITING,

@@ -117,11 +117,11 @@ def test_an_evaluation_is_made_later(config, whole, tmp_path, signal_at, key, st
     assert resumed == undisturbed
 
 
-def test_a_sweep_ends_with_a_run_that_had_just_finished(config, tmp_path, signal_at):
+def test_a_search_ends_with_a_run_that_had_just_finished(config, tmp_path, signal_at):
     signal_at(signal.SIGTERM, 12, "final")
-    swept = ("sweep", config, "sweep.seed=[0, 1]", "--workdir", tmp_path / "sweep")
+    swept = ("search", config, "search.seed=[0, 1]", "--workdir", tmp_path / "all")
     done(*swept)
-    (folder,) = (path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    (folder,) = (path for path in (tmp_path / "all").iterdir() if path.is_dir())
     assert runs.records(folder)[-1]["final"]
 
 

@@ -1,24 +1,32 @@
-"""Searches: what is tried, which trial counts as best, and that they can be resumed."""
+"""Searches: what is tried, which trial counts as best, and that they go on."""
 
+import json
 import math
 from pathlib import Path
 
+import optuna
 import pytest
 
 from embark_jax.config import reading
-from embark_jax.run import trials
+from embark_jax.run import training
+from embark_jax.train.outcome import NonFiniteLossError
 from tests import runs
-from tests.run import trials_in_name
-from tests.run.trials_in_name import rows
 from tests.runs import done, embark
 
-CONFIG = trials_in_name.CONFIG.replace("steps: 2", "steps: 2, eval_every: 1")
-CONFIG += """\
+CONFIG = """\
+name: tiny
+data: {kind: synthetic, dense_features: 2, train_samples: 256, test_samples: 64}
+model: {kind: dlrm, bottom: [4], top: [1]}
+embedding: {dim: 4, tables: {user: {rows: 50}}}
+train: {batch_size: 32, steps: 2, eval_every: 1}
+"""
+RANGES = """\
 search:
   embedding.optimizer.learning_rate: {low: 1e-4, high: 1, log: true}
   train.steps: {low: 2, high: 5}
-  model.bottom: {choose: [[4], [8, 4]]}
+  model.bottom: [[4], [8, 4]]
 """
+GRID = ("search.seed=[0, 1]", "search.embedding.optimizer.learning_rate=[0.5, 1e-3]")
 BEST_RATE = 0.02
 
 
@@ -27,97 +35,120 @@ def config(tmp_path) -> Path:
     return runs.write_config(tmp_path, CONFIG)
 
 
-def quality(config) -> float:
-    """An AUC that is best at one rate and with two layers."""
-    distance = abs(math.log10(config.embedding.optimizer.learning_rate / BEST_RATE))
-    return 0.8 - 0.05 * distance + 0.01 * len(config.model.bottom)
+@pytest.fixture
+def ranges(tmp_path) -> Path:
+    return runs.write_config(tmp_path, CONFIG + RANGES)
 
 
-def records(config) -> list[dict] | None:
-    """Of a training in name only: the test set says the opposite of the validation
-    set, and a rate above 0.5 diverges."""
-    if config.embedding.optimizer.learning_rate > 0.5:
-        return None
-    auc = quality(config)
-    return [
-        {"step": 1, "validation_auc": auc, "validation_log_loss": 1 - auc},
-        {"step": 2, "validation_auc": auc - 0.1, "validation_log_loss": 1.1 - auc},
-        {"step": 2, "final": True, "test_auc": 1 - auc, "test_log_loss": 0.7},
-    ]
+class Trained(list):
+    """Folders of the runs that began; the run of number ``ends_at`` is ended early."""
+
+    ends_at: int | None = None
 
 
 @pytest.fixture
-def trained(monkeypatch) -> list[str]:
-    return trials_in_name.train_in_name(monkeypatch, records)
+def trained(monkeypatch) -> Trained:
+    """Puts something in the place of training that leaves a run's folder at once: its
+    AUC is best at one rate and for seed 1, and a rate of 1e-3 with it diverges."""
+    folders = Trained()
+
+    def train(config, workdir, resume, console):
+        assert resume == workdir.exists()
+        folders.append(workdir.name)
+        workdir.mkdir(exist_ok=True)
+        reading.save(config, workdir / "config.yaml")
+        if len(folders) - 1 == folders.ends_at:
+            return None
+        rate = config.embedding.optimizer.learning_rate
+        if (config.seed, rate) == (1, 1e-3):
+            raise NonFiniteLossError("loss is nan at step 2")
+        auc = 0.7 - 0.05 * abs(math.log10(rate / BEST_RATE)) + 0.1 * config.seed
+        worse = {"step": 1, "validation_auc": auc - 0.1}
+        best = {"step": 2, "validation_auc": auc}
+        last = {"step": 3, "final": True, "test_auc": auc, "test_log_loss": 0.7}
+        lines = [json.dumps(record) for record in (worse, best, last)]
+        (workdir / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+        return last
+
+    monkeypatch.setattr(training, "train", train)
+    return folders
 
 
-@pytest.mark.parametrize("metric", ["auc", "log_loss"])
-def test_the_best_validation_decides(config, trained, tmp_path, metric):
-    workdir = tmp_path / "search"
-    args = ("--trials", "40", "--metric", metric, "--workdir", workdir)
-    done("search", config, *args)
-    assert trained == [f"trial-{i:04d}" for i in range(1, 41)]
-    found = [row for row in rows(workdir) if row[f"validation_{metric}"]]
-    sign = 1 if metric == "auc" else -1
-    best = max(found, key=lambda row: sign * float(row[f"validation_{metric}"]))
-    kept = reading.load(workdir / "best.yaml")
-    assert kept == reading.load(workdir / best["folder"] / "config.yaml")
-    assert kept.search is None
-    assert quality(kept) > 0.81
-    tried = [reading.load(path) for path in workdir.glob("trial-*/config.yaml")]
-    assert {each.model.bottom for each in tried} == {(4,), (8, 4)}
-    assert {each.train.steps for each in tried} == {2, 3, 4, 5}
-    rates = [each.embedding.optimizer.learning_rate for each in tried]
-    assert 1e-4 <= min(rates) < max(rates) <= 1
+def study_of(workdir: Path) -> optuna.Study:
+    return optuna.load_study(
+        study_name=None, storage=f"sqlite:///{workdir / 'search.db'}"
+    )
 
 
-def test_a_resumed_search_chooses_as_an_undisturbed_one(config, trained, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = ("search", config, "--trials")
-    done(*args, "14", "--workdir", whole)
-    done(*args, "12", "--workdir", parts)
-    again = embark(*args, "14", "--workdir", parts)
-    runs.assert_refused(again, "is not empty: pass --resume to continue the search")
+def values_of(workdir: Path) -> list[tuple]:
+    """Seed and rate of the trials, in the order of their folders."""
+    configs = sorted(workdir.glob("*/config.yaml"))
+    loaded = [reading.load(path) for path in configs]
+    return [(c.seed, c.embedding.optimizer.learning_rate) for c in loaded]
+
+
+def test_a_grid_tries_each_combination_once(config, trained, tmp_path):
+    workdir = tmp_path / "grid"
+    outcome = done("search", config, *GRID, "--workdir", workdir)
+    expected = [(seed, rate) for seed in (0, 1) for rate in (0.5, 1e-3)]
+    assert values_of(workdir) == expected
+    table = " ".join(outcome.out.split())
+    assert "│ 0.5 │ 0.68010 ± 0.07071 │" in table, "two seeds share a line"
+    assert "1 diverged" in table
+    assert reading.load(workdir / "best.yaml").seed == 1
     del trained[:]
-    done(*args, "14", "--workdir", parts, "--resume")
-    diverged = [row["folder"] for row in rows(parts)[:12] if row["diverged"]]
-    assert trained == [*diverged, "trial-0013", "trial-0014"]
-    assert rows(parts) == rows(whole)
-    other = embark(*args, "14", "seed=1", "--workdir", parts, "--resume")
-    runs.assert_refused(other, "is of another search", "seed is 0 in the folder, 1")
+    again = done("search", config, *GRID, "--workdir", workdir)
+    assert not trained, "the same command has nothing left to do"
+    assert again.out.count("│") == outcome.out.count("│")
 
 
-def test_a_search_that_trained_nothing_leaves_nothing(config, trained, tmp_path):
-    """Its folder may be used by another."""
-    folder = tmp_path / "search"
-    args = ("--trials", "2", "--workdir", folder)
-    folder.mkdir()
-    reading.save(reading.load(config, ["seed=1"]), folder / "search.yaml")
-    done("search", config, *args)
-    assert len(rows(folder)) == len(trained) == 2
+def test_a_search_prefers_what_did_well_and_goes_on(ranges, trained, tmp_path):
+    workdir = tmp_path / "search"
+    args = ("search", ranges, "--workdir", workdir, "--trials")
+    done(*args, "15")
+    assert trained == [f"trial-{number:04d}" for number in range(15)]
+    done(*args, "25")
+    assert len(trained) == 25
+    study = study_of(workdir)
+    assert len(study.trials) == 25
+    rates = [rate for _, rate in values_of(workdir)]
+    assert all(1e-4 <= rate <= 1 for rate in rates)
+    far = [abs(math.log10(rate / BEST_RATE)) for rate in rates]
+    assert sum(far[15:]) / 10 < sum(far[:10]) / 10
+    best = reading.load(workdir / "best.yaml")
+    assert best.search is None
+    nearest = min(rates, key=lambda rate: abs(math.log10(rate / BEST_RATE)))
+    assert best.embedding.optimizer.learning_rate == nearest
+    assert study.best_value == pytest.approx(0.7 - 0.05 * min(far))
 
 
-def test_trials_at_the_same_time_are_chosen_together(
-    config, trained, tmp_path, monkeypatch
+@pytest.mark.parametrize("search", [(), GRID], ids=["ranges", "grid"])
+def test_a_trial_that_was_ended_early_goes_on_in_its_folder(
+    ranges, trained, tmp_path, search
 ):
-    """Run in turn here, since other processes know nothing of the fixture."""
-    together = []
+    ranges.write_text(CONFIG + ("" if search else RANGES))
+    workdir = tmp_path / "search"
+    args = ("search", ranges, *search, "--workdir", workdir)
+    args += () if search else ("--trials", "4")
+    trained.ends_at = 1
+    done(*args)
+    assert trained == ["trial-0000", "trial-0001"]
+    values = values_of(workdir)[1]
+    trained.ends_at = None
+    done(*args)
+    assert trained.count("trial-0001") == 2
+    assert values_of(workdir)[1] == values
+    assert len(values_of(workdir)) == 4
 
-    train_trials = trials.train_trials
 
-    def in_turn(named, workdir, console, jobs):
-        together.append((jobs, [trial.name for trial in named]))
-        return train_trials(named, workdir, console, 1)
-
-    monkeypatch.setattr(trials, "train_trials", in_turn)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = ("search", config, "--jobs", "3", "--trials")
-    done(*args, "14", "--workdir", whole)
-    assert together[0] == (3, ["trial-0001", "trial-0002", "trial-0003"])
-    assert together[4] == (3, ["trial-0013", "trial-0014"])
-    done(*args, "13", "--workdir", parts)
-    done(*args, "14", "--workdir", parts, "--resume")
-    assert rows(parts) == rows(whole)
+def test_a_folder_of_another_search_is_refused(config, trained, tmp_path):
+    workdir = tmp_path / "grid"
+    done("search", config, *GRID, "--workdir", workdir)
+    before = runs.snapshot(workdir)
+    for change in ("train.steps=3", "search.seed=[0, 2]"):
+        other = embark("search", config, *GRID, change, "--workdir", workdir)
+        runs.assert_refused(other, "is of another search")
+    assert runs.snapshot(workdir) == before
 
 
 @pytest.mark.parametrize(
@@ -129,18 +160,35 @@ def test_trials_at_the_same_time_are_chosen_together(
         ("search.train.steps={low: 0, high: 2, log: true}", "must be above 0"),
         ("search.train.steps={low: 1}", "must have choose, or low and high"),
         ("search.train.steps={choose: [1], low: 1}", "give one or the other"),
-        ("search.train.stebs={low: 1, high: 2}", "did you mean steps? (tried with"),
+        ("search.train.stebs={low: 1, high: 2}", "did you mean steps?"),
     ],
 )
-def test_what_cannot_be_searched_is_said(config, trained, tmp_path, change, text):
+def test_what_cannot_be_searched_is_said(ranges, trained, tmp_path, change, text):
     workdir = tmp_path / "search"
-    runs.assert_refused(embark("search", config, change, "--workdir", workdir), text)
+    runs.assert_refused(embark("search", ranges, change, "--workdir", workdir), text)
     assert not trained
 
 
-def test_nor_is_a_search_one_run_or_without_a_validation_set(config, tmp_path):
+def test_nor_is_a_search_one_run_or_without_a_validation_set(ranges, tmp_path):
     new = tmp_path / "new"
-    refused = embark("train", config, "--workdir", new)
+    refused = embark("train", ranges, "--workdir", new)
     runs.assert_refused(refused, "run embark search, or add search=null")
-    refused = embark("search", config, "--trials", "1", "--workdir", new)
+    refused = embark("search", ranges, "--trials", "1", "--workdir", new)
     runs.assert_refused(refused, "a search needs data with a validation set")
+
+
+@pytest.mark.slow
+def test_trials_are_trainings_also_of_two_commands_at_once(config, tmp_path):
+    workdir = tmp_path / "grid"
+    arguments = ("search", config, "search.seed=[0, 1, 2, 3]", "--workdir", workdir)
+    done("search", config, "search.seed=[0]", "--workdir", tmp_path / "one")
+    processes = [runs.start(*arguments) for _ in range(2)]
+    assert [process.wait(300) for process in processes] == [0, 0]
+    assert sorted(seed for seed, _ in values_of(workdir)) == [0, 1, 2, 3]
+    alone = runs.final(tmp_path / "one" / "trial-0000")
+    (same,) = (
+        path.parent
+        for path in workdir.glob("*/config.yaml")
+        if reading.load(path).seed == 0
+    )
+    assert runs.final(same)["test_auc"] == alone["test_auc"]
