@@ -13,7 +13,7 @@ from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
-from embark_jax.plans.options import Metric
+from embark_jax.plans.metrics import MetricName
 
 
 def search(
@@ -28,7 +28,7 @@ def search(
         ),
     ] = None,
     metric: Annotated[
-        Metric,
+        MetricName,
         typer.Option(
             help="Metric of the validation set that decides which trial is best."
         ),

@@ -26,7 +26,7 @@ from embark_jax._base.files import replacing
 from embark_jax.config import ExperimentConfig, SearchedConfig, reading
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.pointwise import NonFiniteLogitError
-from embark_jax.plans.options import Metric
+from embark_jax.plans.metrics import DECIDING, MetricName
 from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
 from embark_jax.train.outcome import NonFiniteLossError
@@ -51,7 +51,7 @@ def search(
     path: Path,
     overrides: list[str],
     trials: int | None,
-    metric: Metric,
+    metric: MetricName,
     workdir: Path,
     console: Console,
 ) -> optuna.Study:
@@ -148,7 +148,7 @@ def search(
     return study
 
 
-def summary(study: optuna.Study, metric: Metric) -> Table:
+def summary(study: optuna.Study, metric: MetricName) -> Table:
     """Returns a table of the best trials, the best one first; several seeds of the same
     values share a line, with mean ± standard deviation."""
     finished = [each for each in study.trials if each.state.is_finished()]
@@ -183,7 +183,7 @@ def summary(study: optuna.Study, metric: Metric) -> Table:
     return table
 
 
-def _open(config: ExperimentConfig, metric: Metric, workdir: Path) -> optuna.Study:
+def _open(config: ExperimentConfig, metric: MetricName, workdir: Path) -> optuna.Study:
     """Opens the study in a folder, which must be of the same config."""
     workdir.mkdir(parents=True, exist_ok=True)
     own = workdir / CONFIG
@@ -218,7 +218,7 @@ def _open(config: ExperimentConfig, metric: Metric, workdir: Path) -> optuna.Stu
         storage=storage,
         study_name=f"{config.name}, {metric}",
         sampler=sampler,
-        direction="minimize" if metric == "log_loss" else "maximize",
+        direction="maximize" if DECIDING[metric].higher_is_better else "minimize",
         load_if_exists=True,
     )
 
@@ -253,14 +253,14 @@ def _waiting(
     )
 
 
-def _best_evaluation(folder: Path, metric: Metric, or_test: bool) -> float:
+def _best_evaluation(folder: Path, metric: MetricName, or_test: bool) -> float:
     """Best value of a metric in the evaluations of a run."""
     records = read_metrics(folder)
     for split in ("validation", "test")[: 1 + or_test]:
         key = f"{split}_{metric}"
         values = [record[key] for record in records if record.get(key) is not None]
         if values:
-            return min(values) if metric == "log_loss" else max(values)
+            return max(values) if DECIDING[metric].higher_is_better else min(values)
     raise ConfigError(
         f"{folder}: its evaluations have no validation_{metric}; a search needs data "
         "with a validation set, whose labels are 0 and 1"
