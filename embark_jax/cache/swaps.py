@@ -77,7 +77,7 @@ def initial_values(
     """Returns a function from keys as in ``KeyIndex``, ``[n, words]``, to the words of
     rows that no batch has asked for yet; it runs in ``shard_map``. ``key`` is that of
     ``EmbeddingCollection.init``."""
-    rows_of = initial_rows(storage, key, collection.hot_keys)
+    rows_of = initial_rows(storage, key)
     rule = rule_of(optimizer, storage)
     states = sum(rule.state_widths(storage.width).values())
 

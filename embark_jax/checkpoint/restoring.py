@@ -281,6 +281,6 @@ def moved_rows(
     if own_shards:
         # A dynamic table may have more here.
         end = saved.description.table_rows[table] if count is None else count
-        span = range(here.span.start, min(here.span.stop, end))
+        span = range(here.begin, min(here.end, end))
         all_extents = extents(span, blocks.row_bytes * here.column_shards)
         yield from saved.in_threads(read, all_extents)

@@ -47,8 +47,7 @@ class HotBatches(DatasetView):
 
     Args:
       dataset: the dataset that gives the samples.
-      hot_rows: for each feature, how many of its table's first rows are hot, or which
-        rows are.
+      hot_rows: for each feature, how many of its table's first rows are hot.
       batch_size: global batch size: all processes must agree on which batches are
         all-hot.
       window: number of batches that are sorted together.
@@ -57,7 +56,7 @@ class HotBatches(DatasetView):
     def __init__(
         self,
         dataset: Dataset,
-        hot_rows: Mapping[str, int | tuple[int, ...]],
+        hot_rows: Mapping[str, int],
         batch_size: int,
         window: int = WINDOW_BATCHES,
     ):
@@ -104,13 +103,10 @@ class HotBatches(DatasetView):
     def _is_all_hot(self, batch: Batch) -> np.ndarray:
         """Returns ``[batch]`` whether all ids of a sample are of hot rows; padding
         counts as hot."""
-        cold = []
-        for name, ids in batch.ids.items():
-            ids, hot = np.asarray(ids), self._hot_rows[name]
-            if isinstance(hot, int):
-                cold.append((ids >= hot).any(axis=1))
-            else:
-                cold.append(((ids >= 0) & ~np.isin(ids, hot)).any(axis=1))
+        cold = [
+            (np.asarray(ids) >= self._hot_rows[name]).any(axis=1)
+            for name, ids in batch.ids.items()
+        ]
         return ~np.any(cold, axis=0)
 
 

@@ -3,8 +3,7 @@
 - ``collection``: all tables of a plan on a mesh; what others use.
 - ``device_batch``: a batch on the devices, and its micro-batches.
 - ``arrays``: rows, optimizer state and routes, as types.
-- ``bags``, ``indexing``, ``hot_keys``: masks of bad ids, ids to owners and slots, hot
-  rows told from cold.
+- ``bags``, ``indexing``: masks of bad ids, ids to owners and slots.
 - ``data_parallel``, ``reduction``, ``unique``: the clusters DP, RB and UB, of which
   ``clusters`` is the registry.
 - ``exchange``, ``ragged``, ``wire``: the collectives, and their formats.

@@ -31,7 +31,6 @@ from embark_jax.embedding.bags import (
 from embark_jax.embedding.cluster import Cluster
 from embark_jax.embedding.clusters import index_of, make_cluster
 from embark_jax.embedding.exchange import largest_over_devices
-from embark_jax.embedding.hot_keys import index_hot_rows
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.mesh import check_mesh
 from embark_jax.embedding.row_updates import update_block
@@ -64,7 +63,6 @@ class EmbeddingCollection:
     Attributes:
       capacities: as in the plan; no id is sent where all are hot.
       clusters: cluster of each storage, by name.
-      hot_keys: index of the plan's listed hot rows.
 
     Raises:
       ValueError: if mesh and plan disagree, the implementation cannot handle the width
@@ -109,7 +107,6 @@ class EmbeddingCollection:
             for name, storage in self._storages.items()
             if name not in self.clusters
         }
-        self.hot_keys = index_hot_rows(plan.placements)
         self._weighted = {f.name for f in plan.features if f.weighted}
         self._sequences = [f for f in plan.features if f.sequence]
         rows = {table.name: table.keys for table in plan.tables}
@@ -162,7 +159,7 @@ class EmbeddingCollection:
             return {
                 name: jnp.zeros((s.slots_per_device, s.width), s.kind.dtype)
                 if s.cached
-                else initial_block(s, key, self.hot_keys)
+                else initial_block(s, key)
                 for name, s in self._storages.items()
             }
 
@@ -228,9 +225,6 @@ class EmbeddingCollection:
             ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
             present = {n: present for n, (_, present, _) in masked.items()}
             present |= {n: ~padded for n, padded in padding.items()}
-            pooled = [f for f in self.plan.features if not f.sequence]
-            for features in (pooled, *([f] for f in self._sequences)):
-                ids |= self.hot_keys.positions_of(ids, features)
             bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own_needs = {}, {}
             for name, index in self._barred.items():
@@ -353,7 +347,6 @@ class EmbeddingCollection:
                     step,
                     apply,
                     micro_batches,
-                    self.hot_keys,
                 )
             return storages, state
 

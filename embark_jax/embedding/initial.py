@@ -10,17 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.embedding.hot_keys import HotKeys
 from embark_jax.embedding.indexing import ids_of
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.storage import Storage
 
-NOT_LISTED = -1
 INIT_BLOCK_SLOTS = 8192
 """Slots initialised at a time, to bound temporaries."""
 
 
-def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Array:
+def initial_block(storage: Storage, key: jax.Array) -> jax.Array:
     """Returns this device's block of a storage, inside ``shard_map``; arguments are
     those of ``initial_rows``.
 
@@ -30,7 +28,7 @@ def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Ar
     """
     slots, width = storage.rows_per_device, storage.width
     block_slots = min(INIT_BLOCK_SLOTS, slots)
-    rows_of = initial_rows(storage, key, hot_keys)
+    rows_of = initial_rows(storage, key)
 
     def fill(i, block):
         first = jnp.minimum(i * block_slots, slots - block_slots)
@@ -42,11 +40,7 @@ def initial_block(storage: Storage, key: jax.Array, hot_keys: HotKeys) -> jax.Ar
     return lax.fori_loop(0, blocks, fill, jnp.zeros((slots, width), storage.kind.dtype))
 
 
-def initial_rows(
-    storage: Storage,
-    key: jax.Array,
-    hot_keys: HotKeys,
-) -> Callable[..., jax.Array]:
+def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
     """Returns a function from ``[n]`` int32 slots, if each row had one, to the initial
     rows ``[n, width]`` float32 of this device's block, inside ``shard_map``. For a
     cached storage it takes rows' keys as in ``KeyIndex`` instead, ``[n, words]``.
@@ -57,9 +51,8 @@ def initial_rows(
     Args:
       storage: the storage.
       key: a JAX random key.
-      hot_keys: index of the plan's listed hot rows.
     """
-    shards = ShardsByDevice(storage, hot_keys)
+    shards = ShardsByDevice(storage)
 
     def value(row_low, row_high, column, seed, normal, scale):
         cell = cell_of(key, row_low, row_high, column, seed)
@@ -112,8 +105,7 @@ def _uniform(cell: jax.Array) -> jax.Array:
 class ShardsByDevice:
     """The shards of each device in the order of their slots, as small arrays."""
 
-    def __init__(self, storage: Storage, hot_keys: HotKeys):
-        self.hot_keys = hot_keys
+    def __init__(self, storage: Storage):
         shards: dict[int, list[tuple]] = {}
         for rows in storage.ranges:
             first_slots = storage.first_slots[rows.table.name]
@@ -126,7 +118,6 @@ class ShardsByDevice:
                         j,
                         rows.row_shards,
                         rows.begin,
-                        hot_keys.tables.get(rows.table.name, NOT_LISTED),
                         k * rows.width,
                         table_seed(rows.table.name),
                         rows.table.initializer == "normal",
@@ -136,7 +127,7 @@ class ShardsByDevice:
         max_shards = max(map(len, shards.values()))
         devices = 1 if storage.replicated else max(shards) + 1
         # After a device's last shard: one that begins after all slots.
-        nothing = (storage.rows_per_device, 0, 0, 1, 0, NOT_LISTED, 0, 0, 0, 0.0)
+        nothing = (storage.rows_per_device, 0, 0, 1, 0, 0, 0, 0, 0.0)
         table = [
             sorted(shards.get(d, []))
             + [nothing] * (max_shards - len(shards.get(d, [])))
@@ -150,7 +141,6 @@ class ShardsByDevice:
             self.row_shard,
             self.row_shards,
             self.begin,
-            self.listed,
             self.column,
             self.seed,
             self.normal,
@@ -185,10 +175,6 @@ class ShardsByDevice:
                 local_row.astype(jnp.int64),
                 of_device(self.row_shards)[shard].astype(jnp.int64),
             )
-            if self.hot_keys.tables:
-                listed = of_device(self.listed)[shard]
-                by_position = self.hot_keys.rows(row, jnp.maximum(listed, 0))
-                row = jnp.where(listed == NOT_LISTED, row, by_position)
             row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
             row_high = (row >> 32).astype(jnp.uint32)
         scale = of_device(self.scale.astype(np.float32))[shard]

@@ -7,7 +7,6 @@ them shard by shard. Moving tables from one plan to another goes through these r
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -41,12 +40,12 @@ class HeldRows(NamedTuple):
     """Rows of a table that follow each other in a row shard.
 
     Attributes:
-      among: index that selects them, in their order, from the rows asked about.
+      among: selects them, in their order, from the rows asked about.
       first: index of the first of them in the row shard.
       count: number of rows.
     """
 
-    among: slice | np.ndarray
+    among: slice
     first: int
     count: int
 
@@ -62,10 +61,9 @@ class RangeLayout:
 
     Attributes:
       storage: name of the storage.
-      begin, end: range of the rows; of positions where ``hot_ids`` lists hot rows.
+      begin, end: range of the rows.
       dim: dim of the table.
       first_slots: ``[row_shards][column_shards]`` first slot of each shard.
-      hot_ids: as in ``Placement``.
     """
 
     storage: str
@@ -73,7 +71,6 @@ class RangeLayout:
     end: int
     dim: int
     first_slots: tuple[tuple[int, ...], ...]
-    hot_ids: tuple[int, ...] = ()
 
     @property
     def row_shards(self) -> int:
@@ -88,15 +85,6 @@ class RangeLayout:
         """Columns of a shard."""
         return self.dim // self.column_shards
 
-    @property
-    def span(self) -> range:
-        """The range of row numbers that contains all of its rows."""
-        if self.hot_ids and self.begin:
-            return range(self.end)
-        if self.hot_ids:
-            return range(self.hot_ids[0], self.hot_ids[-1] + 1)
-        return range(self.begin, self.end)
-
     def held_rows(self, row_shard: int, begin: int, end: int) -> HeldRows:
         """Returns those of the table's rows ``[begin, end)`` that a row shard holds.
 
@@ -104,49 +92,23 @@ class RangeLayout:
           row_shard: number of the row shard.
           begin, end: rows of the table.
         """
-        if self.hot_ids:
-            return self._held_of_list(row_shard, begin, end)
         low, high = max(begin, self.begin), min(end, self.end)
         first = low + (row_shard - (low - self.begin)) % self.row_shards
         held = range(first, high, self.row_shards)
         among = slice(first - begin, max(first, high) - begin, self.row_shards)
         return HeldRows(among, (first - self.begin) // self.row_shards, len(held))
 
-    def _held_of_list(self, row_shard: int, begin: int, end: int) -> HeldRows:
-        """Positions of hot rows ascend with their numbers, and so do those of the
-        others: the rows that a row shard has of either follow each other."""
-        position = self._positions(np.arange(begin, end))
-        held = (self.begin <= position) & (position < self.end)
-        local = position - self.begin
-        among = np.flatnonzero(held & (local % self.row_shards == row_shard))
-        first = int(local[among[0]]) // self.row_shards if len(among) else 0
-        return HeldRows(among, first, len(among))
-
     def slots_of(self, rows: np.ndarray, column_shard: int) -> np.ndarray:
         """Returns the row of the array that has a column shard of each of these rows of
         the table; -1 for rows of other ranges."""
-        local = self._positions(rows) - self.begin
+        local = rows - self.begin
         held = (local >= 0) & (local < self.end - self.begin)
         first_slots = np.array(self.first_slots, np.int64)[:, column_shard]
         slots = first_slots[local % self.row_shards] + local // self.row_shards
         return np.where(held, slots, -1)
 
-    def _positions(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the position of each row: hot rows of a list come first."""
-        if not self.hot_ids:
-            return rows
-        rank = np.searchsorted(self._keys, rows)
-        hot = self._keys[np.minimum(rank, len(self._keys) - 1)] == rows
-        return np.where(hot, rank, len(self._keys) + rows - rank)
-
-    @functools.cached_property
-    def _keys(self) -> np.ndarray:
-        return np.array(self.hot_ids, np.int64)
-
     def shares_rows(self, row_shard: int, other: RangeLayout, its: int) -> bool:
         """Returns whether a row shard may have rows of one of another layout."""
-        if self.hot_ids != other.hot_ids:
-            return True
         apart = self.begin + row_shard - (other.begin + its)
         overlap = max(self.begin, other.begin) < min(self.end, other.end)
         return overlap and apart % math.gcd(self.row_shards, other.row_shards) == 0
@@ -289,4 +251,4 @@ def _range_layout(storage: Storage, rows: RowRange, block: int) -> RangeLayout:
     blocks = storage.owners(table.name).astype(int) * block
     first_slots = (blocks + storage.first_slots[table.name]).tolist()
     slots = tuple(map(tuple, first_slots))
-    return RangeLayout(storage.name, rows.begin, end, table.dim, slots, rows.hot_ids)
+    return RangeLayout(storage.name, rows.begin, end, table.dim, slots)

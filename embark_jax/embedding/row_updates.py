@@ -24,7 +24,6 @@ from embark_kernels.rounding import column_noise
 from jax import lax
 
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients, pick
-from embark_jax.embedding.hot_keys import HotKeys
 from embark_jax.embedding.initial import ShardsByDevice
 from embark_jax.embedding.sequences import Spans, pack
 from embark_jax.plans.storage import Storage
@@ -42,7 +41,6 @@ def update_block(
     step: jax.Array,
     apply: jax.Array,
     micro_batches: int,
-    hot_keys: HotKeys,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Updates the touched rows of a storage; arguments are those of the collection's
     ``update``, for this storage."""
@@ -50,7 +48,7 @@ def update_block(
     gradients = {name: gradients[name] for name in names}
     noise_of_slots = None
     if block.dtype != jnp.float32:
-        noise_of_slots = noise_of(cluster.index.storage, hot_keys, step)
+        noise_of_slots = noise_of(cluster.index.storage, step)
     keys = route.row_keys if cluster.index.storage.cached else None
     mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
     spans = {n: spans[n] for n in names if n in spans}
@@ -182,7 +180,7 @@ def _sum_micro_batches(
 
 
 def noise_of(
-    storage: Storage, hot_keys: HotKeys, step: jax.Array
+    storage: Storage, step: jax.Array
 ) -> Callable[[jax.Array, jax.Array | None], jax.Array]:
     """Returns a function that gives the uint32 noise ``[n]`` of rows, inside
     ``shard_map``, from their slots in this device's block, ``[n]`` int32; or of a
@@ -193,10 +191,9 @@ def noise_of(
 
     Args:
       storage: the storage.
-      hot_keys: index of the plan's listed hot rows.
       step: ``[]`` int32 number of the step.
     """
-    shards = ShardsByDevice(storage, hot_keys)
+    shards = ShardsByDevice(storage)
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), step)
 
     def of_row(row_low, row_high, seed):

@@ -35,14 +35,12 @@ class RowRange:
     """Rows ``[begin, end)`` of a table, which lie in one storage.
 
     Rows go round robin: row ``begin + r`` of the table is row ``r // row_shards`` of
-    row shard ``r % row_shards``. Where hot rows are listed, rows are counted with those
-    first.
+    row shard ``r % row_shards``.
 
     Attributes:
       table: the table.
       begin, end: bounds of its rows.
-      cluster, row_shards, column_shards, devices, exchange, hot_ids: as in
-        ``Placement``.
+      cluster, row_shards, column_shards, devices, exchange: as in ``Placement``.
     """
 
     table: TableSpec
@@ -53,7 +51,6 @@ class RowRange:
     column_shards: int = 1
     devices: tuple[int, ...] = ()
     exchange: Exchange = DIRECT
-    hot_ids: tuple[int, ...] = ()
 
     @property
     def replicated(self) -> bool:
@@ -84,9 +81,9 @@ class RowRange:
 class Placement:
     """The places of one table's rows.
 
-    The first ``hot_rows``, or those that ``hot_ids`` lists, are replicated on all
-    devices; the rest, the cold rows, are split into shards. A "dp" table has only hot
-    rows; the other extreme is a table without hot rows.
+    The first ``hot_rows`` are replicated on all devices; the rest, the cold rows, are
+    split into shards. A "dp" table has only hot rows; the other extreme is a table
+    without hot rows.
 
     Attributes:
       table: the table.
@@ -96,8 +93,7 @@ class Placement:
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty in DP.
       exchange: how its ids, rows and gradients travel; the direct one in DP.
       reason: why the planner chose this, for the report.
-      hot_rows: number of the table's rows that are replicated, in RB and UB.
-      hot_ids: ids of those rows, ascending; empty if they are the first ones.
+      hot_rows: number of the table's first rows that are replicated, in RB and UB.
     """
 
     table: TableSpec
@@ -108,7 +104,6 @@ class Placement:
     exchange: Exchange = DIRECT
     reason: str = ""
     hot_rows: int = 0
-    hot_ids: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:
@@ -126,18 +121,10 @@ class Placement:
             column_shards=self.column_shards,
             devices=self.devices,
             exchange=self.exchange,
-            hot_ids=self.hot_ids,
         )
         if not self.hot_rows:
             return (cold,)
-        hot = RowRange(
-            table=self.table,
-            begin=0,
-            end=self.hot_rows,
-            cluster=REPLICATED,
-            hot_ids=self.hot_ids,
-        )
-        return hot, cold
+        return RowRange(self.table, 0, self.hot_rows, REPLICATED), cold
 
     @property
     def replicated(self) -> bool:
@@ -183,8 +170,6 @@ class Placement:
                 f"{name}: row_shards is {self.row_shards}, must be at most its "
                 f"{cold_rows} {of}"
             )
-        if self.hot_ids:
-            problems += self._problems_of_list()
         exchanges = CLUSTERS[self.cluster].exchanges
         if self.exchange not in EXCHANGES:
             problems.append(
@@ -211,7 +196,7 @@ class Placement:
                 problems.append(f"{replicated}, takes no exchange")
             if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
                 problems.append(f"{replicated}, takes no shards")
-            if self.hot_rows or self.hot_ids:
+            if self.hot_rows:
                 problems.append(f"{replicated}, takes no hot_rows")
             if self.table.cached:
                 problems.append(
@@ -229,24 +214,6 @@ class Placement:
         if bad:
             problems.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
         return problems
-
-    def _problems_of_list(self) -> list[str]:
-        name = f"table {self.table.name!r}"
-        ids = np.asarray(self.hot_ids)
-        if len(ids) != self.hot_rows:
-            return [
-                f"{name}: hot_ids lists {len(ids)} rows, must list hot_rows "
-                f"{self.hot_rows}"
-            ]
-        if ids.dtype.kind not in "iu":  # such as 1.5, or more than 64 bits
-            return [f"{name}: hot_ids must be whole numbers of 64 bits"]
-        ascending = (ids[:-1] < ids[1:]).all()
-        if not ascending or ids[0] < 0 or ids[-1] >= self.table.rows:
-            return [
-                f"{name}: hot_ids must ascend, each once, and lie in "
-                f"0..{self.table.rows - 1}"
-            ]
-        return []
 
 
 @dataclasses.dataclass(frozen=True)

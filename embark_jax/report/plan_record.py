@@ -18,8 +18,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
     Row shard j of a table holds the rows ``range(row_start, row_stop, row_stride)``, a
     column shard the columns ``range(column_start, column_stop)``. A replicated table,
-    and the hot rows of one, are listed as one shard for each device. Where a table has
-    ``hot_ids``, its rows are counted with those first.
+    and the hot rows of one, are listed as one shard for each device.
 
     Raises:
       ValueError: if the plan has no prediction.
@@ -62,7 +61,6 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "row_shards": placement.row_shards,
         "column_shards": placement.column_shards,
         "hot_rows": placement.hot_rows,
-        "hot_ids": placement.hot_ids,
         "hottest_row_shard": breakdown.hottest_row_shard[name] if breakdown else None,
         "step_ms": breakdown.table_ms[name] if breakdown else None,
         "step_ms_without": next(

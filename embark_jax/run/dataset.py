@@ -183,10 +183,9 @@ def check_batch_memory(
         )
 
 
-def hot_rows(plan: Plan) -> dict[str, int | tuple[int, ...]]:
-    """Returns for each feature how many of its table's first rows are on all devices;
-    or the ids of these rows, if they are not the first."""
-    rows = {p.table.name: p.hot_ids or p.replicated_rows for p in plan.placements}
+def hot_rows(plan: Plan) -> dict[str, int]:
+    """Returns for each feature how many of its table's rows are on all devices."""
+    rows = {p.table.name: p.replicated_rows for p in plan.placements}
     return {feature.name: rows[feature.table] for feature in plan.features}
 
 

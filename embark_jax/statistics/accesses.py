@@ -87,24 +87,6 @@ class Statistics:
             else None
         )
 
-    def hot_ids(self, table: TableSpec, hot_rows: int) -> tuple[int, ...]:
-        """Returns the most frequent rows, ascending; empty if they are the first ones,
-        or if nothing is known of them.
-
-        Raises:
-          ValueError: if fewer are known.
-        """
-        histogram = self.skew(table)
-        if not hot_rows or histogram is None or histogram.in_order:
-            return ()
-        if hot_rows > len(histogram.hottest):
-            raise ValueError(
-                f"table {table.name!r}: hot_rows is {hot_rows}, must be at most "
-                f"{len(histogram.hottest)}: as many of its most frequent rows are in "
-                "the statistics, which say that these are not the first ones"
-            )
-        return tuple(sorted(row for row, _ in histogram.hottest[:hot_rows]))
-
     def mean_hotness(self, feature: FeatureSpec) -> float:
         """Returns the mean ids a bag; hotness, if the sample lacks the feature."""
         feature_access = self.features.get(feature.name)

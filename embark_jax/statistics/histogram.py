@@ -104,14 +104,12 @@ class Histogram:
         ids = np.array(hottest, np.int64).reshape(-1, 2)[:, 0]
         return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False
 
-    def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
+    def share(self, rows: int, begin: int, end: int) -> float:
         """Returns the same as ``Skew.share``."""
-        held = self.within(rows, begin, end, by_rank)
+        held = self.within(rows, begin, end)
         return held.accesses / max(self.accesses, 1)
 
-    def within(
-        self, rows: int, begin: int, end: int, by_rank: bool = False
-    ) -> Histogram:
+    def within(self, rows: int, begin: int, end: int) -> Histogram:
         """Returns the histogram of the ids that fall on rows ``[begin, end)``, counted
         from ``begin``.
 
@@ -123,8 +121,6 @@ class Histogram:
         hottest = tuple(
             (row - begin, count) for row, count in self.hottest if begin <= row < end
         )
-        if by_rank:  # then the ids of the rows are unknown
-            return Histogram(_cut(self.bins, begin, end), ())
         if self.in_order:
             return Histogram(_cut(self.bins, begin, end), hottest)
         others = _cut(self.bins, len(self.hottest), rows)

@@ -29,10 +29,8 @@ def within_budget(
     statistics: Statistics, row_bytes: Mapping[str, int], budget_bytes: int
 ) -> HotRows:
     """Returns the most frequent rows of all tables together whose bytes do not exceed a
-    budget.
-
-    Of a table whose rows are not numbered by frequency, no more rows can be hot than
-    the statistics name.
+    budget; none of a table whose rows are not numbered by frequency, as hot rows are
+    the first ones.
 
     Args:
       statistics: accesses in a sample of the data.
@@ -41,13 +39,10 @@ def within_budget(
     """
     bins = []
     for name in row_bytes:
-        table = statistics.tables[name]
-        histogram, left = table.histogram, table.rows
-        if not histogram.in_order:
-            left = len(histogram.hottest)
+        histogram = statistics.tables[name].histogram
         for rows, accesses in histogram.bins:
-            bins.append((accesses / rows, name, rows, min(rows, left)))
-            left -= min(rows, left)
+            possible = rows if histogram.in_order else 0
+            bins.append((accesses / rows, name, rows, possible))
     hot = dict.fromkeys(row_bytes, 0)
     least, complete = float("inf"), True
     for accesses, name, rows, possible in sorted(bins, key=lambda item: -item[0]):

@@ -30,6 +30,12 @@ class Skew(Protocol):
     Hashable, so that tables with equal skew are known to be alike.
     """
 
+    @property
+    def in_order(self) -> bool:
+        """Says whether rows are numbered by frequency, so that the first ones are the
+        most frequent."""
+        ...
+
     def expected_unique(self, rows: int, draws: float) -> float:
         """Returns the unique rows to expect among ``draws`` ids of a table of
         ``rows``."""
@@ -45,12 +51,12 @@ class Skew(Protocol):
         robin."""
         ...
 
-    def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
+    def share(self, rows: int, begin: int, end: int) -> float:
         """Returns the share of ids that fall on rows ``[begin, end)`` of a table of
-        ``rows``; with ``by_rank``, rows are counted from the most frequent one."""
+        ``rows``."""
         ...
 
-    def within(self, rows: int, begin: int, end: int, by_rank: bool = False) -> Skew:
+    def within(self, rows: int, begin: int, end: int) -> Skew:
         """Returns the skew of those ids over those rows, counted from ``begin``."""
         ...
 
@@ -67,6 +73,10 @@ class Zipf:
     exponent: float = 0.0
     shift: int = 0
 
+    @property
+    def in_order(self) -> bool:
+        return True
+
     def expected_unique(self, rows: int, draws: float) -> float:
         return _expected_unique(rows, draws, self)
 
@@ -80,10 +90,10 @@ class Zipf:
         shares = head + tail / row_shards
         return shares / shares.sum()
 
-    def share(self, rows: int, begin: int, end: int, by_rank: bool = False) -> float:
+    def share(self, rows: int, begin: int, end: int) -> float:
         return _total(end - begin, self.within(rows, begin, end)) / _total(rows, self)
 
-    def within(self, rows: int, begin: int, end: int, by_rank: bool = False) -> Zipf:
+    def within(self, rows: int, begin: int, end: int) -> Zipf:
         return Zipf(self.exponent, self.shift + begin)
 
 

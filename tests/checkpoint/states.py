@@ -49,10 +49,7 @@ def lay_out(plan, storage, kind, logical):
             owner = storage.owners(name)[row_shard, k]
             slot = storage.first_slots[name][row_shard, k] + place
             columns = slice(None) if kind == NARROW else slice(k * width, None)
-            hot = np.array(held.hot_ids, int)
-            others = np.delete(np.arange(held.table.rows), hot)
-            order = np.concatenate([hot, others])
-            mine = logical[name, kind][order][held.begin : held.end]
+            mine = logical[name, kind][held.begin : held.end]
             array[owner, slot] = mine[:, columns][:, :width]
     return array.reshape(-1, width)
 

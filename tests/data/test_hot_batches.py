@@ -84,17 +84,6 @@ def test_a_batch_is_a_function_of_its_step_and_parts_make_it_up():
         data.train_batch(0, 3)
 
 
-def test_hot_rows_may_be_any():
-    """Those that are listed, as the first ones are."""
-    first = HotBatches(Samples(), HOT, BATCH, WINDOW)
-    by_list = {name: tuple(range(rows)) for name, rows in HOT.items()}
-    listed = HotBatches(Samples(), by_list, BATCH, WINDOW)
-    for step in range(WINDOW):
-        one, other = (data.train_batch(step, BATCH) for data in (first, listed))
-        assert one.hot == other.hot
-        np.testing.assert_array_equal(one.dense, other.dense)
-
-
 def test_a_window_is_read_once_and_kinds_are_spread_evenly():
     data = HotBatches(Samples(1.0), HOT, BATCH, WINDOW)
     assert all(data.train_batch(step, BATCH).hot for step in range(WINDOW))

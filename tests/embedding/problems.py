@@ -75,10 +75,6 @@ def placements(tables: tuple[TableSpec, ...], features, devices: int):
         column_shards = draw(st.sampled_from(columns))
         count = rows * column_shards
         owner = st.integers(0, devices - 1)
-        ids: tuple[int, ...] = ()
-        if hot_rows and draw(st.booleans()):
-            chosen = draw(st.permutations(range(table.rows)))
-            ids = tuple(sorted(chosen[:hot_rows]))
         return Placement(
             table,
             draw(st.sampled_from(["ub"] if table.name in sequences else ["rb", "ub"])),
@@ -87,7 +83,6 @@ def placements(tables: tuple[TableSpec, ...], features, devices: int):
             tuple(draw(st.lists(owner, min_size=count, max_size=count))),
             draw(st.sampled_from(["flat", "hierarchical"])),
             hot_rows=hot_rows,
-            hot_ids=ids,
         )
 
     return st.tuples(*map(of_table, tables))

@@ -121,7 +121,7 @@ OWNERS = (7, 0, 3, 5, 7, 1)
 PLACED = {
     "dp": ((1, 1), {}),
     "rb": ((2, 4), {"cluster": "rb", "exchange": "hierarchical"}),
-    "ub": ((2, 4), {"cluster": "ub", "hot_rows": 2, "hot_ids": (3, 17)}),
+    "ub": ((2, 4), {"cluster": "ub", "hot_rows": 2}),
 }
 
 

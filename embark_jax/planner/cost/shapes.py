@@ -243,7 +243,7 @@ def uses_of(
     uses = table_uses([rows.table for rows in ranges], features, workload)
     of_ranges = []
     for use, rows in zip(uses, ranges, strict=True):
-        of_range = use.of_rows(rows.begin, rows.end, bool(rows.hot_ids))
+        of_range = use.of_rows(rows.begin, rows.end)
         if workload.sorted_batch is not None:
             share = of_range.filled / use.filled
             share = workload.sorted_batch.ids_share(share, rows.replicated)

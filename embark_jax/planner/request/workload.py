@@ -226,17 +226,16 @@ class TableUse:
         unique = self.unique_rows(samples)
         return 1 - self.missed_rows(samples) / unique if unique else 1.0
 
-    def of_rows(self, begin: int, end: int, by_rank: bool = False) -> TableUse:
+    def of_rows(self, begin: int, end: int) -> TableUse:
         """Returns the use of only rows ``[begin, end)``, for which the ids of all other
-        rows are padding. With ``by_rank`` they are the ``begin``-th to ``end``-th most
-        frequent rows."""
+        rows are padding."""
         if (begin, end) == (0, self.rows):
             return self
         return dataclasses.replace(
             self,
             rows=end - begin,
-            filled=self.filled * self.skew.share(self.rows, begin, end, by_rank),
-            skew=self.skew.within(self.rows, begin, end, by_rank),
+            filled=self.filled * self.skew.share(self.rows, begin, end),
+            skew=self.skew.within(self.rows, begin, end),
         )
 
 

@@ -100,9 +100,6 @@ class Assignment:
                 EXCHANGE_NAMES[candidates.exchange[c]],
                 reason,
                 int(candidates.hot_rows[c]),
-                self.instance.workload.statistics.hot_ids(
-                    table, int(candidates.hot_rows[c])
-                ),
             )
             for table, c, owners, reason in zip(
                 self.instance.tables,

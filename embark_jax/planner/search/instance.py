@@ -122,7 +122,14 @@ def make_instance(
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     forces = [forced.get(table.name, FREE) for table in tables]
     for table, force in zip(tables, forces, strict=True):
-        workload.statistics.hot_ids(table, force.hot_rows or 0)  # raises if unknown
+        skew = workload.statistics.skew(table)
+        if force.hot_rows and skew is not None and not skew.in_order:
+            raise ValueError(
+                f"table {table.name!r}: hot_rows is {force.hot_rows}, but by the "
+                "statistics its first rows are not the most frequent ones; number its "
+                "rows by frequency (`embark data prepare --by-frequency`, or "
+                "embark_jax.by_frequency), or leave hot_rows out"
+            )
     keys = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     coarse = len(numbers) > params.large_model

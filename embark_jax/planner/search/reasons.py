@@ -61,7 +61,7 @@ def in_slots(instance: Instance, use: TableUse, candidate: int) -> str:
     storage = candidates.storages[candidates.storage[candidate]]
     slots = int(candidates.slots[candidate])
     hot_rows = int(candidates.hot_rows[candidate])
-    cold = use.of_rows(hot_rows, use.rows, by_rank=True)
+    cold = use.of_rows(hot_rows, use.rows)
     cold = dataclasses.replace(cold, slots=slots)
     share = min(1.0, slots / cold.rows)
     sentence = f"slots for {share:.1%} of its rows in {storage.tier}"

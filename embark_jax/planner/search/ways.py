@@ -21,7 +21,6 @@ from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Cluster, Tier
 from embark_jax.plans.tables import TableSpec
-from embark_jax.statistics.histogram import Histogram
 
 
 class Way(NamedTuple):
@@ -76,13 +75,12 @@ def ways_of(
     shares = params.hot_shares
     if coarse:
         shares = sorted({min(shares), max(shares)})
-    listed = _listed(use)
     may_have_hot = workload.devices > 1 and REPLICATED in clusters
     ways = []
     for hot_rows in _hot_rows(use, force, may_have_hot, shares):
         # A use without hot rows must still have a row to weigh.
-        hot = use.of_rows(0, max(1, hot_rows), listed)
-        cold = use.of_rows(hot_rows, use.rows, listed)
+        hot = use.of_rows(0, max(1, hot_rows))
+        cold = use.of_rows(hot_rows, use.rows)
         if use.tier != "auto":
             choices: Sequence[Tier] = [use.tier]
         elif force.cluster == REPLICATED:
@@ -121,33 +119,23 @@ def _slots(
     return np.unique(slots).tolist()
 
 
-def _listed(use: TableUse) -> bool:
-    """Whether hot rows are known by a list of their ids, not as the first rows."""
-    return isinstance(use.skew, Histogram) and not use.skew.in_order
-
-
 def _hot_rows(
     use: TableUse, force: ForcedPlacement, may_have_hot: bool, shares: Sequence[float]
 ) -> list[int]:
     """Returns the numbers of hot rows that are worth a try: none, and as many as take
-    certain shares of the ids, if those are few. A table whose shards are forced in any
-    way has as many as are forced."""
+    certain shares of the ids, if those are few and rows are numbered by frequency. A
+    table whose shards are forced in any way has as many as are forced."""
     if force.hot_rows is not None:
         return [force.hot_rows]
-    if force.is_fixed or not may_have_hot:
+    if force.is_fixed or not (may_have_hot and use.skew.in_order):
         return [0]
-    known_rows = use.rows
-    listed = _listed(use)
-    if listed:
-        assert isinstance(use.skew, Histogram)
-        known_rows = len(use.skew.hottest)
 
     def share_of(hot_rows: int) -> float:
-        return use.skew.share(use.rows, 0, hot_rows, listed)
+        return use.skew.share(use.rows, 0, hot_rows)
 
     numbers = {0}
     for share in shares:
-        limit = min(known_rows, int(share * use.rows))
+        limit = int(share * use.rows)
         if limit < 1 or share_of(limit) < share:
             continue
         low = 0
