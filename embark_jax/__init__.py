@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from embark_jax.data import MovieLens100K as MovieLens100K
     from embark_jax.data import PreparedData as PreparedData
     from embark_jax.data import SyntheticClicks as SyntheticClicks
+    from embark_jax.data import by_frequency as by_frequency
     from embark_jax.embedding.collection import (
         EmbeddingCollection as EmbeddingCollection,
     )

@@ -14,6 +14,7 @@ EXTENSION = (
     "min_count",
     "hashed",
     "hash_columns",
+    "by_frequency",
     "dense",
     "features",
     "labels",

@@ -106,6 +106,14 @@ def prepare(
             "which makes 63 bits of a value for a dynamic table.",
         ),
     ] = None,
+    by_frequency: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Number the rows of this column by frequency, if it is hashed or has "
+            "row numbers: hot rows are the first rows of a table.",
+        ),
+    ] = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -171,6 +179,7 @@ def prepare(
         max_rows=max_rows,
         hashed=hashed,
         hash_columns=_hashed(hash_column or ()),
+        by_frequency=by_frequency or (),
         window=window,
         on_bad_line=on_bad_line,
     )

@@ -8,7 +8,8 @@
 - ``leave_one_out``: users' histories, whose last events are held out.
 - ``view``, ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
 - ``negatives``: items drawn at random, beside the samples of a dataset.
-- ``bag_counts``: how often rows are looked up, for statistics.
+- ``bag_counts``: how often rows are looked up, for statistics; ``row_order``
+  numbers them by that.
 - ``manifest``, ``hashed_file``, ``table_values``: what is known of a folder of prepared
   data.
 - ``prepare/``: makes such folders from raw files.
@@ -31,6 +32,7 @@ from embark_jax.data.negatives import WithUniformNegatives as WithUniformNegativ
 from embark_jax.data.negatives import uniform_negatives as uniform_negatives
 from embark_jax.data.pipeline import prefetch as prefetch
 from embark_jax.data.prepared import PreparedData as PreparedData
+from embark_jax.data.row_order import by_frequency as by_frequency
 from embark_jax.data.source import Description as Description
 from embark_jax.data.source import Source as Source
 from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks

@@ -117,6 +117,8 @@ class Manifest(ChecksummedFile):
         they are 0 in the samples.
       vocabularies: files that say which value each id stands for.
       hashed_tables: tables that have no vocabulary, since their values are hashed.
+      by_frequency: tables whose hashes or row numbers got other rows, the most frequent
+        the first ones; the vocabulary of such a table has the row of each.
       values: says which values of a user's own files are the same.
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
@@ -139,6 +141,7 @@ class Manifest(ChecksummedFile):
     missing_dense: Mapping[str, PositiveInt] = {}
     vocabularies: tuple[HashedFile, ...] = ()
     hashed_tables: tuple[str, ...] = ()
+    by_frequency: tuple[str, ...] = ()
     values: ValueRule = ValueRule()
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
@@ -199,6 +202,7 @@ class Manifest(ChecksummedFile):
                 "features",
                 "table_rows",
                 "hashed_tables",
+                "by_frequency",
                 "values",
                 "numbers",
                 "columns",

@@ -23,13 +23,16 @@ class Meaning(NamedTuple):
 
     Attributes:
       kind: "values", "hashes" or "ranges".
-      ranges: the ranges.
       rows: number of rows that stand for something.
+      ranges: the ranges.
+      row_numbers: hash of the file with the rows of hashes or numbers, if their order
+        is by frequency.
     """
 
     kind: str
     rows: int
     ranges: FittedNumber | None = None
+    row_numbers: str | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -57,12 +60,14 @@ class TableValues:
         """Returns what the rows of a table stand for."""
         manifest = self.manifest
         rows = manifest.table_rows[table]
+        files = {file.file: file.sha256 for file in manifest.vocabularies}
+        file = files.get(vocabulary_file(table))
         if table in manifest.hashed_tables:
-            return Meaning("hashes", rows)
+            return Meaning("hashes", rows, row_numbers=file)
         if table in manifest.numbers:  # a column of ranges has a table of its own
             return Meaning("ranges", rows, manifest.numbers[table])
-        if not any(vocabulary_file(table) == f.file for f in manifest.vocabularies):
-            return Meaning("numbers", rows)
+        if file is None or table in manifest.by_frequency:
+            return Meaning("numbers", rows, row_numbers=file)
         return Meaning("values", rows)
 
     def row_numbers_in(self, later: TableValues, table: str) -> np.ndarray:

@@ -4,7 +4,8 @@ transforms of numbers."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,17 @@ from embark_jax.data.prepare.extension import Earlier
 from embark_jax.data.prepare.numbers import FittedNumber, NumberFit, in_sample
 from embark_jax.data.prepare.parsing import SampleChunk
 from embark_jax.data.prepare.recipe import TRAIN, Recipe, labels_of
-from embark_jax.data.prepare.vocabulary import FIRST_ID, ValueCounter, count_values
+from embark_jax.data.prepare.vocabulary import (
+    FIRST_ID,
+    MISSING_ID,
+    ValueCounter,
+    Vocabulary,
+    as_row_numbers,
+    count_values,
+    flat,
+    read_row_numbers,
+)
+from embark_jax.data.row_order import rows_by_counts
 
 
 class SplitChunk(NamedTuple):
@@ -50,7 +61,8 @@ class Counted:
       hashed_tables: tables whose values are hashed.
       hotness: hotness of each feature: its longest bag, as far as bags are kept.
       numbers: transforms by column.
-      vocabularies: the files of the tables that are not hashed.
+      vocabularies: the files of the tables that are not hashed, and of those whose rows
+        are numbered by frequency.
       report: the report that a user reads.
     """
 
@@ -64,11 +76,13 @@ class Counted:
 
 class _Counts(NamedTuple):
     """The counts of a chunk: labels and numbers of its training samples, the values of
-    each feature whose values are counted, and its bags."""
+    each feature whose values are counted, the ids of each whose rows are numbered by
+    frequency, and its bags."""
 
     labels: np.ndarray
     numbers: dict[str, pa.Array]
     values: dict[str, pa.Table]
+    ids: dict[str, tuple[np.ndarray, np.ndarray]]
     bags: dict[str, FeatureSeen]
 
 
@@ -80,6 +94,7 @@ def count(
     min_count: int,
     max_rows: int,
     hashed: Mapping[str, int],
+    by_frequency: Collection[str],
     earlier: Earlier | None,
     vocabularies: Mapping[str, pa.Table],
     workers: Workers,
@@ -93,6 +108,8 @@ def count(
       min_count: number of samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: tables that are hashed whatever their values, with their rows.
+      by_frequency: tables that are hashed or have row numbers, whose rows are numbered
+        by frequency.
       earlier: data whose rows and transforms are kept; None if there are none.
       vocabularies: values of tables that were counted elsewhere, in order.
       workers: threads; progress is a number of chunks.
@@ -102,7 +119,7 @@ def count(
     """
     ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
     features = [f for f in recipe.features if f.name not in ranges]
-    numbered = _numbered_tables(recipe)
+    numbered = numbered_tables(recipe)
     counters = {
         f.table: ValueCounter(0 if f.table in hashed else max_rows)
         for f in features
@@ -110,6 +127,15 @@ def count(
     }
     fits = {name: NumberFit(column) for name, column in recipe.all_numbers.items()}
     bags = {f.name: FeatureSeen(table=f.table, longest=f.hotness) for f in features}
+    ids_of = {
+        f.table: functools.partial(as_row_numbers, rows=numbered[f.table], name=f.name)
+        if f.table in numbered
+        else Vocabulary(None, hashed[f.table]).ids
+        for f in features
+        if f.table in by_frequency
+    }
+    rows_of_ids = numbered | hashed
+    frequencies = {t: np.zeros(rows_of_ids[t], np.int64) for t in by_frequency}
     longest = {}
     if recipe.columns is not None:
         longest = {n: column.longest for n, column in recipe.columns.features.items()}
@@ -119,7 +145,7 @@ def count(
         samples = chunk.samples.read()
         is_train = chunk.splits(samples) == TRAIN
         train = samples.filter(pa.array(is_train))
-        values, bags = {}, {}
+        values, ids_seen, bags = {}, {}, {}
         for feature in features:
             name = feature.name
             column = samples[name].combine_chunks()
@@ -138,10 +164,13 @@ def count(
             uncounted = feature.table in {*hashed, *numbered, *vocabularies}
             if not (uncounted or repeats or counters[feature.table].too_many):
                 values[name] = count_values(train[name].combine_chunks())
+            if feature.table in frequencies and not repeats:
+                ids = ids_of[feature.table](flat(train[name].combine_chunks()))
+                ids_seen[name] = np.unique(ids[ids >= 0], return_counts=True)
         numbers = {name: train[name].combine_chunks() for name in fits}
         labels = labels_of(train)
         sampled = in_sample(chunk.start, len(samples), total)[is_train]
-        return sampled, _Counts(labels, numbers, values, bags)
+        return sampled, _Counts(labels, numbers, values, ids_seen, bags)
 
     positive, samples = np.zeros(()), 0
     for sampled, counts in workers.map("count", count_chunk, chunks):
@@ -153,6 +182,9 @@ def count(
             bags[feature.name] = _both(bags[feature.name], counts.bags[feature.name])
             if (values := counts.values.get(feature.name)) is not None:
                 counters[feature.table].add(values)
+            if feature.name in counts.ids:
+                ids, times = counts.ids[feature.name]
+                frequencies[feature.table][ids] += times
 
     rows, tables = dict(numbered), {}
     hashed_tables, files = [], []
@@ -172,6 +204,10 @@ def count(
             values = earlier.extended(table, values, max_rows)
         files.append(_write_vocabulary(out, table, values))
         rows[table] = FIRST_ID + len(values)
+    files += [
+        _write_row_numbers(out, table, counts, table in hashed, earlier)
+        for table, counts in frequencies.items()
+    ]
     fitted = {name: fit.fitted() for name, fit in fits.items()}
     hotness = {name: _hotness(seen, longest.get(name)) for name, seen in bags.items()}
     if earlier is not None:
@@ -197,7 +233,7 @@ def count(
     )
 
 
-def _numbered_tables(recipe: Recipe) -> dict[str, int]:
+def numbered_tables(recipe: Recipe) -> dict[str, int]:
     """Returns the rows of the tables whose row numbers the data have themselves."""
     rows_of: dict[str, int] = {}
     columns = {} if recipe.columns is None else recipe.columns.features
@@ -231,4 +267,24 @@ def _write_vocabulary(folder: Path, table: str, values: pa.Table) -> HashedFile:
     """Writes the values of a table's ids, and returns the file."""
     file = vocabulary_file(table)
     write_arrow(folder / file, values)
+    return HashedFile.of(folder, file)
+
+
+def _write_row_numbers(
+    folder: Path,
+    table: str,
+    counts: np.ndarray,
+    has_missing: bool,
+    earlier: Earlier | None,
+) -> HashedFile:
+    """Writes the row of each hash or number of a table, and returns the file: by how
+    often they occur, or as in earlier data; missing values keep their row."""
+    if earlier is not None:
+        rows = read_row_numbers(earlier.folder / vocabulary_file(table))
+    else:
+        if has_missing:
+            counts[MISSING_ID] = counts.max() + 1
+        rows = rows_by_counts(counts)
+    file = vocabulary_file(table)
+    write_arrow(folder / file, pa.table({"row": rows}))
     return HashedFile.of(folder, file)

@@ -28,6 +28,7 @@ from embark_jax.data.prepare.vocabulary import (
     flat,
     is_text,
     padded,
+    read_row_numbers,
 )
 from embark_jax.plans.tables import HASHED_KEYS
 
@@ -50,12 +51,13 @@ class SampleEncoder:
         for name, feature in manifest.features.items():
             if name in manifest.numbers or feature.table in self._ids_of:
                 continue
-            rows, keys = manifest.table_rows[feature.table], None
+            rows = manifest.table_rows[feature.table]
             if feature.table in manifest.numbered_tables:
                 row_numbers = functools.partial(as_row_numbers, rows=rows, name=name)
                 self._ids_of[feature.table] = row_numbers
-                continue
-            if feature.table not in manifest.hashed_tables:
+            elif feature.table in manifest.hashed_tables:
+                self._ids_of[feature.table] = Vocabulary(None, rows).ids
+            else:
                 keys = read_keys(folder, feature.table)
                 if len(keys) - keys.null_count != rows - FIRST_ID:
                     path = folder / manifests.vocabulary_file(feature.table)
@@ -64,7 +66,11 @@ class SampleEncoder:
                         f"values, has {len(keys):,}"
                     )
                 _check_kind(keys, name, manifest, folder)
-            self._ids_of[feature.table] = Vocabulary(keys, rows).ids
+                self._ids_of[feature.table] = Vocabulary(keys, rows).ids
+        self._rows_of = {
+            table: read_row_numbers(folder / manifests.vocabulary_file(table))
+            for table in manifest.by_frequency
+        }
 
     def __call__(self, samples: pa.Table) -> np.ndarray:
         """Returns ``[samples]`` records; labels are 0 and weights 1 if samples have
@@ -87,6 +93,9 @@ class SampleEncoder:
                 records["ids"][name] = manifest.numbers[name].ranges(values)[:, None]
                 continue
             ids = self._ids_of[feature.table](flat(values))
+            if feature.table in self._rows_of:
+                rows_of = self._rows_of[feature.table]
+                ids = np.where(ids < 0, ids, rows_of[ids])
             if pa.types.is_list(values.type):
                 at_end = feature.pooling == "none"
                 ids = padded(values, ids, feature.stored_hotness, at_end)

@@ -23,7 +23,12 @@ from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare.column_report import Report
-from embark_jax.data.prepare.counting import Counted, SplitChunk, count
+from embark_jax.data.prepare.counting import (
+    Counted,
+    SplitChunk,
+    count,
+    numbered_tables,
+)
 from embark_jax.data.prepare.encoding import encode
 from embark_jax.data.prepare.engine_files import Vocabularies
 from embark_jax.data.prepare.extension import EXTENDS, Earlier
@@ -50,6 +55,7 @@ from embark_jax.data.prepare.user_groups import with_histories
 from embark_jax.data.prepare.values import ValueRule
 from embark_jax.data.prepare.vocabulary import is_text
 from embark_jax.plans.options import OnBadLine, SplitBy
+from embark_jax.plans.tables import HASHED_KEYS
 
 MOST_HELD_OUT = 0.2
 """A split by time that holds out more is told."""
@@ -66,6 +72,8 @@ class Options:
       hashed: whether every table is hashed.
       hash_columns: columns whose tables are hashed, with the number of rows; None is
         ``max_rows``.
+      by_frequency: columns that are hashed, or have row numbers, whose tables' rows are
+        numbered by frequency.
       window: length of the time windows that samples are cut into, in the units of the
         column of times, or in seconds if these are dates; None makes no windows.
       on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
@@ -77,6 +85,7 @@ class Options:
     max_rows: int = 40_000_000
     hashed: bool = False
     hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    by_frequency: Sequence[str] = ()
     window: int | None = None
     on_bad_line: OnBadLine = "error"
 
@@ -127,6 +136,8 @@ def prepare(
     hashed = _hashed_tables(recipe, options)
     raw = {str(path): path.stat().st_size for path in recipe.paths}
     made_from = {**made_from, **dataclasses.asdict(options), "raw": raw}
+    if not options.by_frequency:  # an option that data of earlier versions do not have
+        del made_from["by_frequency"]
     earlier = None
     if extend is not None:
         earlier = Earlier.open(extend, recipe, made_from)
@@ -154,6 +165,7 @@ def _prepare(
     vocabularies: Vocabularies | None,
 ) -> Prepared:
     """Fills a new folder."""
+    by_frequency = _tables_by_frequency(recipe, options, hashed)
     work = out / ".work"
     parsed = list(parse(recipe, work / "parsed", options.on_bad_line, workers))
     if recipe.columns is not None:
@@ -170,13 +182,14 @@ def _prepare(
         min_count=options.min_count,
         max_rows=options.max_rows,
         hashed=hashed,
+        by_frequency=by_frequency,
         earlier=earlier,
         vocabularies=(
             vocabularies.read(ValueRule(), options.max_rows) if vocabularies else {}
         ),
         workers=workers,
     )
-    manifest = _manifest(recipe, counted, made_from, parsed)
+    manifest = _manifest(recipe, counted, made_from, by_frequency, parsed)
     # Of time windows each is evaluated before it is trained on.
     in_windows = options.window is not None or options.split == "none"
     held_out = SPLITS if in_windows else SPLITS[1:]
@@ -305,10 +318,32 @@ def _hashed_tables(recipe: Recipe, options: Options) -> dict[str, int]:
     return hashed | rows_of
 
 
+def _tables_by_frequency(
+    recipe: Recipe, options: Options, hashed: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Returns the tables whose hashes or row numbers get rows by frequency.
+
+    Raises:
+      DataError: if a column has a vocabulary, or keys of a dynamic table.
+    """
+    numbered = numbered_tables(recipe)
+    fixed = {table for table, rows in hashed.items() if rows != HASHED_KEYS}
+    tables = {f.name: f.table for f in recipe.features if f.name not in recipe.numbers}
+    for name in options.by_frequency:
+        if tables.get(name) not in fixed | numbered.keys():
+            raise DataError(
+                f"--by-frequency {name}: must be a column that is hashed to a number "
+                "of rows, or has row numbers (features.NAME.rows); vocabularies have "
+                "the most frequent values first as it is"
+            )
+    return tuple(dict.fromkeys(tables[name] for name in options.by_frequency))
+
+
 def _manifest(
     recipe: Recipe,
     counted: Counted,
     made_from: Mapping[str, Any],
+    by_frequency: tuple[str, ...],
     parsed: Sequence[ParsedChunk],
 ) -> Manifest:
     """Returns the manifest, complete but for the files."""
@@ -331,6 +366,7 @@ def _manifest(
         features=features,
         table_rows=counted.table_rows,
         hashed_tables=counted.hashed_tables,
+        by_frequency=by_frequency,
         vocabularies=counted.vocabularies,
         numbers={n: counted.numbers[n] for n in recipe.numbers},
         columns=recipe.columns,

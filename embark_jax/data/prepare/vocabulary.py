@@ -8,11 +8,13 @@ vocabulary: its values share the rows from 1 on.
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embark_jax._base.files import read_arrow
 from embark_jax.data.batch import DataError
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 
@@ -119,6 +121,16 @@ class Vocabulary:
         ranks[ranks == len(self._sorted)] = 0
         has_id = self._sorted[ranks] == numbers
         return np.where(has_id, self._order[ranks] + FIRST_ID, RARE_ID)
+
+
+def read_row_numbers(path: Path) -> np.ndarray:
+    """Returns the row of each hash or number, int64 ``[rows]``, of a table whose rows
+    are numbered by frequency.
+
+    Raises:
+      DataError: if the file is damaged.
+    """
+    return read_arrow(path)["row"].to_numpy()
 
 
 def as_row_numbers(values: pa.Array, rows: int, name: str) -> np.ndarray:

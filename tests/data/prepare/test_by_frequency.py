@@ -1,0 +1,116 @@
+"""Rows by frequency where ids are hashes or row numbers, and for data of one's own."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embark_jax as ej
+from embark_jax.data import PreparedData
+from embark_jax.data.prepare.raw_rows import FOLDER, RowEncoder, save_encoding
+from embark_jax.data.windows import TimeWindow, check_follows
+from embark_jax.statistics.histogram import Histogram
+from tests.runs import assert_refused, done, embark
+
+RNG = np.random.default_rng(0)
+USERS = RNG.permutation(90)[np.minimum(RNG.zipf(1.5, 800) - 1, 89)]
+ITEMS = RNG.permutation(50)[np.minimum(RNG.zipf(1.5, 800) - 1, 49)]
+SAMPLES = {
+    "label": np.arange(800) % 2,
+    "user": [f"u{user}" for user in USERS],
+    "item": [None if i % 9 == 0 else item for i, item in enumerate(ITEMS.tolist())],
+    "city": ITEMS % 3,
+}
+COLUMNS = ("label=label", "features.item.rows=60")
+HASH = ("--hash-column", "user=200")
+BY_FREQUENCY = (*HASH, "--by-frequency", "user", "--by-frequency", "item")
+
+
+@pytest.fixture
+def raw(tmp_path):
+    pq.write_table(pa.table(SAMPLES), tmp_path / "rows.parquet")
+    return tmp_path / "rows.parquet"
+
+
+def prepare(raw, out, *options) -> PreparedData:
+    done("data", "prepare", "parquet", *COLUMNS, "--raw", raw, "--out", out, *options)
+    return PreparedData(out)
+
+
+def ids_of(data: PreparedData, split: str = "train") -> dict[str, np.ndarray]:
+    batches = [*data.in_file_order(split, 50)]
+    return {
+        name: np.concatenate([batch.ids[name] for batch in batches])
+        for name in batches[0].ids
+    }
+
+
+def test_rows_are_those_of_hashes_and_numbers_by_frequency(raw, tmp_path):
+    as_they_are = prepare(raw, tmp_path / "as_they_are", *HASH)
+    data = prepare(raw, tmp_path / "out", *BY_FREQUENCY)
+    assert data.table_rows == as_they_are.table_rows
+    before = ids_of(as_they_are)
+    # Row 0 of a hashed table stays that of missing values.
+    of_user = 1 + ej.by_frequency(before["user"] - 1, 199)
+    rows_of = {
+        "user": np.append(0, of_user),
+        "item": ej.by_frequency(before["item"], 60),
+        "city": np.arange(5),
+    }
+    for split in ("train", "validation", "test"):
+        before, after = ids_of(as_they_are, split), ids_of(data, split)
+        for name, ids in before.items():
+            expected = np.where(ids < 0, -1, rows_of[name][ids])
+            np.testing.assert_array_equal(after[name], expected)
+    assert (ids_of(data)["item"] == -1).any()
+    counts = np.bincount(ids_of(data)["user"].ravel())
+    rows = np.flatnonzero(counts)
+    assert Histogram.from_counts(rows, counts[rows]).in_order
+
+
+def test_raw_rows_and_the_next_day_get_the_same_rows(raw, tmp_path):
+    data = prepare(raw, tmp_path / "out", *BY_FREQUENCY, "--split", "none")
+    save_encoding(data.folder, data.manifest, tmp_path / "run" / FOLDER)
+    batches = [batch for batch, _ in RowEncoder(tmp_path / "run").batches(raw)]
+    extended = prepare(
+        raw,
+        tmp_path / "next",
+        *BY_FREQUENCY,
+        *("--split", "none", "--extend", data.folder),
+    )
+    for name, expected in ids_of(data).items():
+        encoded = np.concatenate([batch.ids[name] for batch in batches])
+        np.testing.assert_array_equal(encoded, expected)
+        np.testing.assert_array_equal(ids_of(extended)[name], expected)
+    other = prepare(raw, tmp_path / "other", *HASH, "--split", "none")
+    windows = [
+        TimeWindow(each.folder.name, each.folder, None) for each in (data, other)
+    ]
+    with pytest.raises(ej.data.DataError, match="have other rows"):
+        check_follows(*windows)
+
+
+@pytest.mark.parametrize("name", ["city", "label"])
+def test_a_column_with_a_vocabulary_is_refused(raw, tmp_path, name):
+    refused = embark(
+        *(
+            "data",
+            "prepare",
+            "parquet",
+            *COLUMNS,
+            "--raw",
+            raw,
+            "--out",
+            tmp_path / "out",
+        ),
+        *("--by-frequency", name),
+    )
+    assert_refused(refused, f"--by-frequency {name}: must be a column that is hashed")
+
+
+def test_ids_of_ones_own():
+    rows_of = ej.by_frequency([[3, 3, -1], [1, 4, 3], [1, 2, -1]], 6)
+    assert rows_of.tolist() == [4, 1, 2, 0, 3, 5]
+    assert ej.by_frequency(np.zeros(0, int), 2).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="ids are from -2 to 3, must be from 0 to 3"):
+        ej.by_frequency([-2, 3], 4)
