@@ -31,8 +31,9 @@ class Batch:
 
     Attributes:
       dense: ``[batch, dense_features]`` float32.
-      ids: for each feature ``[batch, hotness]`` integers, padded with -1; for a
-        sequence, ``Jagged`` ones may stand for them, as in checked batches they do.
+      ids: for each feature ``[batch, hotness]`` integers, padded with -1, which is no
+        key of a dynamic table, either: who has such a key gives it another number. For
+        a sequence, ``Jagged`` ones may stand for them, as in checked batches they do.
       labels: ``[batch]`` float32, 0 or 1; with several labels a sample ``[batch,
         tasks]``.
       weights: for each weighted feature ``[batch, hotness]`` float32; like its ids.
@@ -42,10 +43,8 @@ class Batch:
         batch to text such as ``"ml-100k.inter, line 81"``.
       sample_weights: ``[batch]`` float32, 0 or more: the factor of each sample's loss,
         and its weight in metrics; None weighs all alike.
-      padding: for features of dynamic tables with a key -1: ``[batch, hotness]`` bool,
-        true where an id is padding, like its ids. There, all other ids are keys.
       records: ``[batch]`` records of ``data.records.layout``, if the arrays above are
-        views of them, but for padding; ``dataclasses.replace`` drops it.
+        views of them; ``dataclasses.replace`` drops it.
       checked_rows: for each feature, a number of rows that its ids are known to be
         below, if the whole batch was checked before; empty if nothing is known.
     """
@@ -57,7 +56,6 @@ class Batch:
     locate: Callable[[int], str] = "sample {}".format
     hot: bool = False
     sample_weights: np.ndarray | None = None
-    padding: Mapping[str, np.ndarray | Jagged] = dataclasses.field(default_factory=dict)
     records: np.ndarray | None = dataclasses.field(default=None, init=False)
     checked_rows: Mapping[str, int] = dataclasses.field(
         default_factory=dict, init=False
@@ -76,7 +74,7 @@ class Batch:
             kind: {
                 name: records[kind][name] for name in records[kind].dtype.names or ()
             }
-            for kind in ("ids", "weights", "padding")
+            for kind in ("ids", "weights")
             if kind in kinds
         }
         batch = cls(
@@ -88,7 +86,6 @@ class Batch:
             sample_weights=records["sample_weight"]
             if "sample_weight" in kinds
             else None,
-            padding={n: flags != 0 for n, flags in fields.get("padding", {}).items()},
         )
         object.__setattr__(batch, "records", records)
         object.__setattr__(batch, "checked_rows", checked_rows or {})
@@ -114,11 +111,7 @@ class Batch:
         dense = self.dense.shape[-1] if np.ndim(self.dense) else 0
         arrays = {
             kind: {n: x for n, x in columns.items() if isinstance(x, np.ndarray)}
-            for kind, columns in (
-                ("ids", self.ids),
-                ("weights", self.weights),
-                ("padding", self.padding),
-            )
+            for kind, columns in (("ids", self.ids), ("weights", self.weights))
         }
         sequences = self.sequences
         records = np.empty(
@@ -129,7 +122,6 @@ class Batch:
                 tuple((n, x.shape[-1]) for n, x in arrays["weights"].items()),
                 tasks_in(self.labels),
                 self.sample_weights is not None,
-                tuple((n, x.shape[-1]) for n, x in arrays["padding"].items()),
                 spans=tuple(sequences),
             ),
         )

@@ -29,7 +29,7 @@ class BatchChecker:
     Args:
       features: all features of the model.
       table_rows: rows of each table; ``DYNAMIC_KEYS`` of one whose ids may have any 64
-        bits, but for the padding -1.
+        bits, but for the padding -1, which is no key.
       dense_features: number of dense features; None takes that of the first batch.
       tasks: number of labels of each sample, if it has several, otherwise 0; None takes
         that of the first batch.
@@ -64,7 +64,6 @@ class BatchChecker:
         self._dense_features = dense_features
         self._tasks = tasks
         self._weighs_samples: bool | None = None  # as the first batch does
-        self._padded: set[str] | None = None  # the same
         self._on_bad_id = on_bad_id
 
     def __call__(self, batch: Batch) -> Batch:
@@ -82,8 +81,6 @@ class BatchChecker:
             self._tasks = tasks_in(batch.labels)
         if self._weighs_samples is None:
             self._weighs_samples = batch.sample_weights is not None
-        if self._padded is None:
-            self._padded = set(batch.padding)
         if self._was_checked(batch):
             return self._packed(batch)
         samples = len(batch)
@@ -97,12 +94,9 @@ class BatchChecker:
         _check_names("weights", batch.weights.keys(), self._weighted)
         batch = self._packed(batch)
         ids = {name: self._ids(batch, name) for name in self._features}
-        padding = self._padding(batch)
         weights = {name: self._weights(batch, name) for name in batch.weights}
         for name, column in weights.items():
             padded = values_of(ids[name]) == PADDING_ID
-            if name in padding:
-                padded = values_of(padding[name])
             values = np.where(padded, np.float32(0), values_of(column))
             weights[name] = with_values(column, values)
         return dataclasses.replace(
@@ -112,7 +106,6 @@ class BatchChecker:
             labels=labels,
             weights=weights,
             sample_weights=self._sample_weights(batch),
-            padding=padding,
         )
 
     def _packed(self, batch: Batch) -> Batch:
@@ -121,7 +114,6 @@ class BatchChecker:
         if not sequences:
             return batch
         ids, weights = dict(batch.ids), dict(batch.weights)
-        padding = dict(batch.padding)
         for feature in sequences:
             name, longest = feature.name, feature.hotness
             jagged, shape = ids[name], np.shape(ids[name])
@@ -130,17 +122,14 @@ class BatchChecker:
                 jagged = jagged.checked(what, len(batch), longest, batch.locate)
             else:
                 padded = _pad(self._bags(batch, name), longest, PADDING_ID)
-                present = self._present(batch, name)[:, :longest]
-                jagged = Jagged.of(padded, _pad(present, longest, False))
+                jagged = Jagged.of(padded, padded != PADDING_ID)
             ids[name] = jagged
-            kinds = ("weights", weights, 0), ("padding", padding, True)
-            for kind, columns, fill in kinds:
-                if name in columns:
-                    what, column = f"{kind} of feature {name!r}", columns[name]
-                    if not isinstance(column, Jagged):
-                        column = _rectangle(what, column, shape, longest)
-                    columns[name] = jagged.like(column, what, fill)
-        return dataclasses.replace(batch, ids=ids, weights=weights, padding=padding)
+            if name in weights:
+                what, column = f"weights of feature {name!r}", weights[name]
+                if not isinstance(column, Jagged):
+                    column = _rectangle(what, column, shape, longest)
+                weights[name] = jagged.like(column, what, 0)
+        return dataclasses.replace(batch, ids=ids, weights=weights)
 
     @property
     def sample_bytes(self) -> int:
@@ -158,14 +147,13 @@ class BatchChecker:
         )
 
     def _layout(self) -> np.dtype:
-        features, padded = self._features.values(), self._padded or ()
+        features = self._features.values()
         return layout(
             self._dense_features or 0,
             tuple((f.name, f.hotness, id_dtype(self._rows[f.name])) for f in features),
             tuple((f.name, f.hotness) for f in features if f.weighted),
             self._tasks or 0,
             bool(self._weighs_samples),
-            tuple((n, f.hotness) for n, f in self._features.items() if n in padded),
         )
 
     def _sample_weights(self, batch: Batch) -> np.ndarray | None:
@@ -190,13 +178,25 @@ class BatchChecker:
         else:
             ids = self._bags(batch, name)
         if rows == DYNAMIC_KEYS:
-            ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids
+            if ids.dtype == np.uint64:
+                self._check_unsigned(batch, name, ids)
+                ids = ids.view(np.int64)
         elif ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
             ids = self._mend(batch, name, ids)
         ids = ids.astype(id_dtype(rows), copy=False)
         if not isinstance(column, Jagged):
             ids = _pad(ids, self._features[name].hotness, PADDING_ID)
         return with_values(column, ids)
+
+    def _check_unsigned(self, batch: Batch, name: str, keys: np.ndarray) -> None:
+        """Raises ``DataError`` if a key has the bits of -1: it would be padding."""
+        bad = keys == np.iinfo(np.uint64).max
+        if bad.any():
+            rule = (
+                "must be below 2^64 - 1, whose bits are those of the padding -1; give "
+                "this key another number"
+            )
+            _fail(batch, f"ids of feature {name!r}", bad, keys, rule, batch.ids[name])
 
     def _bags(self, batch: Batch, name: str) -> np.ndarray:
         """Returns ``[batch, up to hotness]`` ids, whatever rows they are of."""
@@ -213,19 +213,13 @@ class BatchChecker:
                 f"{what}: shape is {ids.shape}, must be [{len(batch)}, up to {hotness}]"
             )
         if ids.shape[1] > hotness:
-            extra = self._present(batch, name)
+            extra = ids != PADDING_ID
             extra[:, :hotness] = False
             if extra.any():
                 rule = f"a bag has more ids than the declared hotness, {hotness}"
                 _fail(batch, what, extra, ids, rule)
             ids = ids[:, :hotness]
         return ids
-
-    def _present(self, batch: Batch, name: str) -> np.ndarray:
-        """Returns which of the given ids are no padding, bool."""
-        if name in batch.padding:
-            return ~self._flags(batch, name)
-        return np.asarray(batch.ids[name]) != PADDING_ID
 
     def _mend(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
         """Returns a copy of ``ids`` without bad ones, int64."""
@@ -269,37 +263,6 @@ class BatchChecker:
                     f"feature {name!r}: {count} such as {bad[0]}, {self._id_rule(name)}"
                 )
         return lines
-
-    def _padding(self, batch: Batch) -> dict[str, np.ndarray | Jagged]:
-        """Returns bool by feature, of the shape of its ids, in the features' order."""
-        if batch.padding.keys() != self._padded:
-            raise DataError(
-                f"padding is given for {sorted(batch.padding)}, must be for "
-                f"{sorted(self._padded or ())}, like in the first batch"
-            )
-        padding: dict[str, np.ndarray | Jagged] = {}
-        for name in [name for name in self._features if name in batch.padding]:
-            flags, hotness = self._flags(batch, name), self._features[name].hotness
-            if not isinstance(batch.ids[name], Jagged):
-                flags = _pad(flags[:, :hotness], hotness, True)
-            padding[name] = with_values(batch.padding[name], flags)
-        return padding
-
-    def _flags(self, batch: Batch, name: str) -> np.ndarray:
-        """Returns which of the given ids are said to be padding, bool."""
-        if self._rows[name] != DYNAMIC_KEYS:
-            raise DataError(
-                f"padding of feature {name!r}: its table is not dynamic, must be "
-                f"{PADDING_ID} among the ids"
-            )
-        flags = np.asarray(values_of(batch.padding[name]))
-        shape = np.shape(values_of(batch.ids[name]))
-        if flags.shape != shape or flags.dtype.kind not in "biu":
-            raise DataError(
-                f"padding of feature {name!r}: is {flags.dtype} of shape "
-                f"{flags.shape}, must be bool of shape {shape}"
-            )
-        return flags != 0
 
     def _weights(self, batch: Batch, name: str) -> np.ndarray | Jagged:
         column, ids = batch.weights[name], batch.ids[name]

@@ -128,7 +128,7 @@ class Jagged:
         return dataclasses.replace(self, length=length, longest=longest, begin=begin)
 
     def like(self, column: np.ndarray | Jagged, what: str, fill: float) -> Jagged:
-        """Returns weights or padding of these ids, packed as they are.
+        """Returns weights of these ids, packed as they are.
 
         Args:
           column: the same places, packed or padded, up to ``longest``.

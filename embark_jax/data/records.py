@@ -2,14 +2,13 @@
 
 A record is a NumPy structured value of 4-byte words, without gaps: ``label``,
 ``dense``, ``ids`` with a field for each feature, ``weights`` with one for each weighted
-feature, if there are any, ``padding`` with one for each feature whose padding is said
-apart, ``sample_weight``, if samples have one, and on disk ``events``, if samples have
-histories. So a batch is
-gathered, and copied to a device, as a whole, and its columns are views.
+feature, if there are any, ``sample_weight``, if samples have one, and on disk
+``events``, if samples have histories. So a batch is gathered, and copied to a device,
+as a whole, and its columns are views.
 
 On disk a sequence is padded. On the way to the devices, ``spans`` has the place of its
 first event and its length, and the events of all samples of a device are a record of
-their own, with ``ids``, ``weights`` and ``padding``.
+their own, with ``ids`` and ``weights``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ def layout(
     weights: tuple[tuple[str, int], ...] = (),
     tasks: int = 0,
     sample_weights: bool = False,
-    padding: tuple[tuple[str, int], ...] = (),
     event_words: int = 0,
     spans: tuple[str, ...] = (),
 ) -> np.dtype:
@@ -51,7 +49,6 @@ def layout(
       weights: for each weighted feature: name and hotness.
       tasks: number of labels, if a sample has several; 0 means one label.
       sample_weights: whether a sample has a weight.
-      padding: for each feature whose padding is said apart: name and hotness.
       event_words: numbers that say which events a sample's history is of.
       spans: sequences whose events are in another record.
 
@@ -71,7 +68,7 @@ def layout(
     fields = [
         ("label", "<f4", (tasks,)) if tasks else ("label", "<f4"),
         ("dense", "<f4", (dense,)),
-        *_of_features(ids, weights, padding),
+        *_of_features(ids, weights),
     ]
     if spans:
         fields.append(("spans", [(name, "<i4", (2,)) for name in spans]))
@@ -85,7 +82,6 @@ def layout(
 def layout_of_events(
     ids: tuple[tuple[str, int, np.dtype], ...],
     weights: tuple[tuple[str, int], ...] = (),
-    padding: tuple[tuple[str, int], ...] = (),
 ) -> np.dtype:
     """Returns the dtype of the record of a device's events; arguments are as in
     ``layout``, with the events that there is room for instead of a hotness.
@@ -94,20 +90,19 @@ def layout_of_events(
       DataError: if the record would be too large for NumPy.
     """
     counts = [(room, type_.itemsize) for _, room, type_ in ids]
-    counts += [(room, WORD_BYTES) for _, room in (*weights, *padding)]
+    counts += [(room, WORD_BYTES) for _, room in weights]
     size = sum(room * bytes_ for room, bytes_ in counts)
     if size > MOST_RECORD_BYTES:
         raise DataError(
             f"the events of a device's samples have {size:,} bytes, must have at most "
             f"{MOST_RECORD_BYTES:,}; lower the batch size, or set train.micro_batches"
         )
-    return np.dtype(_of_features(ids, weights, padding))
+    return np.dtype(_of_features(ids, weights))
 
 
 def _of_features(
     ids: tuple[tuple[str, int, np.dtype], ...],
     weights: tuple[tuple[str, int], ...],
-    padding: tuple[tuple[str, int], ...],
 ) -> list[Any]:
     """Returns the fields that have one for each feature."""
     fields: list[Any] = [
@@ -115,8 +110,6 @@ def _of_features(
     ]
     if weights:
         fields.append(("weights", [(name, "<f4", (hot,)) for name, hot in weights]))
-    if padding:
-        fields.append(("padding", [(name, "<i4", (hot,)) for name, hot in padding]))
     return fields
 
 

@@ -192,7 +192,6 @@ class EmbeddingCollection:
         self,
         ids: Mapping[str, jax.Array],
         weights: Mapping[str, jax.Array],
-        padding: Mapping[str, jax.Array] = NONE,
         spans: Mapping[str, Spans] = NONE,
     ) -> Routes:
         """Finds out where each id goes; depends on no parameter.
@@ -205,8 +204,6 @@ class EmbeddingCollection:
             for a sequence of ``spans`` ``[devices, events]``, as ``sequences.pack``
             packs those of each device's samples.
           weights: for each weighted feature float32 of the same shape.
-          padding: for some features of dynamic tables bool of the same shape, true
-            where padded: -1 is a key there.
           spans: spans of the sequences that are packed; others are packed here.
 
         Raises:
@@ -217,14 +214,11 @@ class EmbeddingCollection:
         weighted = {name: shapes[name] for name in sorted(self._weighted)}
         check_arrays("weights", weights, weighted, (jnp.float32,))
 
-        def route(ids, weights, padding, spans):
-            ids, weights, padding, spans = pack_columns(
-                self.plan.events, ids, weights, padding, spans
-            )
+        def route(ids, weights, spans):
+            ids, weights, spans = pack_columns(self.plan.events, ids, weights, spans)
             masked = {n: mask_bad(ids[n], rows) for n, rows in self._rows.items()}
             ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
             present = {n: present for n, (_, present, _) in masked.items()}
-            present |= {n: ~padded for n, padded in padding.items()}
             bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own_needs = {}, {}
             for name, index in self._barred.items():
@@ -253,7 +247,7 @@ class EmbeddingCollection:
             )
 
         mapped = self.map(route, BATCH, self._route_specs)
-        return mapped(dict(ids), dict(weights), dict(padding), dict(spans))
+        return mapped(dict(ids), dict(weights), dict(spans))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
         """Returns the ``[]`` int32 that the batch needs of each capacity; of several

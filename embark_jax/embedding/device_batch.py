@@ -28,14 +28,13 @@ from embark_jax.plans.tables import PADDING_ID
 
 class Columns(NamedTuple):
     """A batch inside a step; fields as in ``data.Batch``. Sequences are packed: their
-    ids, weights and padding are ``[devices, events]``, and ``spans`` say where."""
+    ids and weights are ``[devices, events]``, and ``spans`` say where."""
 
     dense: jax.Array
     ids: Mapping[str, jax.Array]
     weights: Mapping[str, jax.Array]
     labels: jax.Array
     sample_weights: jax.Array | None = None
-    padding: Mapping[str, jax.Array] = {}
     spans: Mapping[str, Spans] = {}
 
 
@@ -69,9 +68,8 @@ class DeviceBatch:
         events: dict[str, Any] = {}
         if self.events is not None and self.layout_of_events is not None:
             events = _columns_of(self.events, self.layout_of_events)
-        ids, weights, padding = (
-            columns.get(kind, {}) | events.get(kind, {})
-            for kind in ("ids", "weights", "padding")
+        ids, weights = (
+            columns.get(kind, {}) | events.get(kind, {}) for kind in ("ids", "weights")
         )
         spans = columns.get("spans", {})
         return Columns(
@@ -80,7 +78,6 @@ class DeviceBatch:
             weights,
             columns["label"],
             columns.get("sample_weight"),
-            {name: flags != 0 for name, flags in padding.items()},
             {name: Spans(*jnp.unstack(words, axis=1)) for name, words in spans.items()},
         )
 
@@ -258,18 +255,13 @@ def _records_of_events(
     sizes = full | {name: events for name, events in room.items() if name in full}
     columns = {
         kind: {name: x for name, x in of_kind.items() if isinstance(x, Jagged)}
-        for kind, of_kind in (
-            ("ids", batch.ids),
-            ("weights", batch.weights),
-            ("padding", batch.padding),
-        )
+        for kind, of_kind in (("ids", batch.ids), ("weights", batch.weights))
     }
     records = np.empty(
         groups,
         layout_of_events(
             tuple((n, sizes[n], x.dtype) for n, x in columns["ids"].items()),
             tuple((n, sizes[n]) for n in columns["weights"]),
-            tuple((n, sizes[n]) for n in columns["padding"]),
         ),
     )
     for kind, of_kind in columns.items():
@@ -300,10 +292,8 @@ def own_samples(batch: Batch, size: int) -> Batch:
     records = batch.to_records()
     if missing:
         empty = np.zeros(missing, records.dtype)
-        for kind, fill in (("ids", PADDING_ID), ("padding", 1)):
-            if kind in (records.dtype.names or ()):
-                for name in records.dtype[kind].names or ():
-                    empty[kind][name] = fill
+        for name in records.dtype["ids"].names or ():
+            empty["ids"][name] = PADDING_ID
         records = np.concatenate([records, empty])
     share = size // jax.process_count()
     first = share * jax.process_index()
@@ -324,7 +314,6 @@ def own_samples(batch: Batch, size: int) -> Batch:
         own,
         ids=joined(own.ids, batch.ids),
         weights=joined(own.weights, batch.weights),
-        padding=joined(own.padding, batch.padding),
     )
 
 
@@ -337,9 +326,7 @@ def route_batch(
     columns = batch.columns()
 
     def route(columns: Columns) -> Routes:
-        return collection.route(
-            columns.ids, columns.weights, columns.padding, columns.spans
-        )
+        return collection.route(columns.ids, columns.weights, columns.spans)
 
     if micro_batches == 1:
         return route(columns)
@@ -395,5 +382,4 @@ def pad_batch(collection: EmbeddingCollection, batch: Columns) -> Columns:
     return batch._replace(
         ids=pad(batch.ids, PADDING_ID),
         weights=pad(batch.weights, 0),
-        padding=pad(batch.padding, True),
     )

@@ -75,27 +75,23 @@ def pack_columns(
     events: Mapping[str, int],
     ids: Arrays,
     weights: Arrays,
-    padding: Arrays,
     spans: dict[str, Spans],
-) -> tuple[Arrays, Arrays, Arrays, dict[str, Spans]]:
+) -> tuple[Arrays, Arrays, dict[str, Spans]]:
     """Returns the arguments of ``EmbeddingCollection.route``, on one device, in which
     sequences are ``[events, 1]``.
 
     Args:
       events: events of a device that there is room for, by sequence.
-      ids, weights, padding, spans: its arguments.
+      ids, weights, spans: its arguments.
     """
     spans = dict(spans)
-    columns = dict(ids), dict(weights), dict(padding)
+    columns = dict(ids), dict(weights)
     for name, room in events.items():
         is_packed = name in spans
         if not is_packed:
             with jax.enable_x64(ids[name].dtype == jnp.int64):
-                is_padding = ids[name] == PADDING_ID
-            if name in padding:
-                is_padding = padding[name]
-            spans[name] = spans_of(~is_padding)
-        for of_kind, fill in zip(columns, (PADDING_ID, 0, True), strict=True):
+                spans[name] = spans_of(ids[name] != PADDING_ID)
+        for of_kind, fill in zip(columns, (PADDING_ID, 0), strict=True):
             if name not in of_kind:
                 continue
             if not is_packed:

@@ -1,6 +1,5 @@
 """Any 64 bits are a key: nothing is lost, nothing is zero."""
 
-import dataclasses
 import functools
 from collections import Counter
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import strategies as st
 
 import embark_jax as ej
-from embark_jax.data import DataError
 from embark_jax.embedding.keys import hash_words, number_keys, row_shard_of, words_of
 from embark_jax.plans.collectives import storage_collectives
 from embark_jax.plans.storage import Placement
@@ -23,7 +21,7 @@ from tests.cache.initial_row import DIM, SCALE, initial_row
 from tests.collectives import counted
 
 BATCH, RATE, HOTNESS, SLOTS = 16, 0.5, 2, 128
-EXTREME = [0, -1, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
+EXTREME = [0, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
 WEIGHT = np.linspace(0.5, 1, DIM)
 BUCKET_SEEDS = (0x9E3779B9, 0x85EBCA6B)
 
@@ -106,18 +104,17 @@ def trainer_of(
 
 
 def batch_of(keys, rng) -> ej.Batch:
-    """Of some of the keys, each at least once; some cells are padded, with any id."""
+    """Of some of the keys, each at least once; some cells are padded."""
     cells = rng.permutation(np.concatenate([keys, rng.choice(keys, BATCH * HOTNESS)]))
     cells = np.concatenate([keys, cells])[: BATCH * HOTNESS]
     ids = np.full((BATCH, HOTNESS), 5, np.int64)
     ids[:, 0] = cells[:BATCH]
     ids[:, 1] = cells[BATCH:]
-    padding = rng.random(ids.shape) < 0.1
+    ids[rng.random(ids.shape) < 0.1] = -1
     return ej.Batch(
         np.zeros((BATCH, 0), np.float32),
         {"user": ids},
         rng.integers(0, 2, BATCH).astype(np.float32),
-        padding={"user": padding},
     )
 
 
@@ -125,7 +122,7 @@ def cells_of(batch: ej.Batch) -> list[tuple[int, int]]:
     """``(sample, key)`` of each cell that is no padding."""
     return [
         (sample, int(batch.ids["user"][sample, i]))
-        for sample, i in np.argwhere(batch.padding["user"] == 0)
+        for sample, i in np.argwhere(batch.ids["user"] != -1)
     ]
 
 
@@ -184,7 +181,6 @@ def test_hostile_keys_beside_a_dictionary(mesh, cluster, slots, options):
     for batch, result in zip(batches, results, strict=True):
         logits = trained(rows, batch)
         np.testing.assert_allclose(result.logits, logits, rtol=1e-5, atol=1e-5)
-    assert -1 in rows
     assert_table(trainer, rows)
     unseen = batch_of(np.full(BATCH, 77), rng)
     ((_, scored),) = trainer.predict([unseen])
@@ -235,14 +231,6 @@ def test_any_keys_on_one_mesh_after_another_beside_a_dictionary(options, tmp_pat
     assert len(rows) > slots
 
 
-def test_padding_is_said_apart_for_dynamic_tables_alone():
-    check = ej.BatchChecker([ej.FeatureSpec("user")], {"user": 10})
-    batch = batch_of(np.arange(10), np.random.default_rng(0))
-    with pytest.raises(DataError, match="padding of feature 'user': its table is not"):
-        check(dataclasses.replace(batch, ids={"user": batch.ids["user"][:, :1]}))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "max_slots"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
 from embark_jax.data.records import layout
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.plans.tables import DYNAMIC_KEYS, FeatureSpec
 
 FEATURES = [
     FeatureSpec("user"),
@@ -287,3 +287,18 @@ def test_what_lies_behind_a_mask_is_not_trained_on(what):
         checker()(good_batch(**changes))
     whole = {"user": np.ma.masked_array([[7], [99]])}
     checker()(good_batch(ids={**good_batch().ids, **whole}))
+
+
+def test_a_key_with_the_bits_of_padding_is_refused():
+    """No key of a dynamic table is dropped as padding without a word."""
+    check = BatchChecker([FeatureSpec("user")], {"user": DYNAMIC_KEYS}, 0)
+
+    def batch(keys):
+        zeros = np.zeros(len(keys), np.float32)
+        return Batch(zeros[:, None][:, :0], {"user": keys[:, None]}, zeros)
+
+    most = np.array([0, 2**63, 2**64 - 2], np.uint64)
+    found = check(batch(most)).ids["user"][:, 0]
+    np.testing.assert_array_equal(found, most.view(np.int64))
+    with pytest.raises(DataError, match=r"sample 1.*18446744073709551615.*below 2\^64"):
+        check(batch(np.array([3, 2**64 - 1], np.uint64)))

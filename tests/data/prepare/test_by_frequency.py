@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import embark_jax as ej
-from embark_jax.data import PreparedData
+from embark_jax.data import DataError, PreparedData
 from embark_jax.data.prepare.raw_rows import FOLDER, RowEncoder, save_encoding
 from embark_jax.data.windows import TimeWindow, check_follows
 from embark_jax.statistics.histogram import Histogram
@@ -86,7 +86,7 @@ def test_raw_rows_and_the_next_day_get_the_same_rows(raw, tmp_path):
     windows = [
         TimeWindow(each.folder.name, each.folder, None) for each in (data, other)
     ]
-    with pytest.raises(ej.data.DataError, match="have other rows"):
+    with pytest.raises(DataError, match="have other rows"):
         check_follows(*windows)
 
 
