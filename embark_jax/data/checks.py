@@ -320,7 +320,7 @@ def _whole_numbers(what: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _whole(what: str, values: np.ndarray) -> np.ndarray:
+def _whole(what: str, values: Any) -> np.ndarray:
     """Returns the values as an array; behind a mask there is no value to train on."""
     if np.ma.is_masked(values):
         raise DataError(
