@@ -13,7 +13,7 @@ import numpy as np
 
 KINDS = (
     "all-to-all|all-reduce|all-gather|reduce-scatter"
-    "|collective-permute|collective-broadcast|ragged-all-to-all"
+    "|collective-permute|collective-broadcast"
 )
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 COLLECTIVE = re.compile(rf"^(?P<shapes>.+?) (?P<kind>{KINDS})(?P<start>-start)?\(")
@@ -135,9 +135,7 @@ def _collective(match: re.Match, rest: str) -> Collective:
         BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
         for dtype, dims in shapes
     ]
-    if match["kind"] == "ragged-all-to-all":  # operands, sizes, offsets, the result
-        operands = operands[-1:]
-    elif match["start"] and match["kind"] != "all-reduce":  # operands, then results
+    if match["start"] and match["kind"] != "all-reduce":  # operands, then results
         operands = operands[len(operands) // 2 :]
     types = frozenset(dtype for dtype, _ in shapes)
     return Collective(match["kind"], tuple(operands), _group(rest), types)

@@ -28,7 +28,6 @@ model: {kind: dlrm, bottom: [8, 4], top: [8, 1]}
 mesh: {nodes: 2, gpus_per_node: 4}
 embedding:
   dim: 4
-  ragged: true  # on GPUs; padded here
   tables:
     user: {rows: 1000, cluster: rb}
     item: {rows: 600, cluster: ub}

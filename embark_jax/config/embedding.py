@@ -154,10 +154,6 @@ class EmbeddingConfig(Config):
     samples are counted first. Tables of which you fix a placement keep it."""
     wire: WireConfig = WireConfig()
     """Formats in which rows and gradients travel."""
-    ragged: bool = False
-    """Whether the planner may let ids and rows of UB tables travel without padding, in
-    the `ragged` exchange. Only GPUs can do this; elsewhere they travel padded, with the
-    same results."""
     scratch: LocalPath | None = None
     """Folder for the rows of tables on ``disk`` during a run; None is the system's
     folder for temporary files."""

@@ -6,7 +6,7 @@
 - ``bags``, ``indexing``: masks of bad ids, ids to owners and slots.
 - ``data_parallel``, ``reduction``, ``unique``: the clusters DP, RB and UB, of which
   ``clusters`` is the registry.
-- ``exchange``, ``ragged``, ``wire``: the collectives, and their formats.
+- ``exchange``, ``wire``: the collectives, and their formats.
 - ``rules``, ``row_updates``: the update of touched rows.
 - ``initial``, ``logical``: first values of rows, and rows by number.
 - ``reference``: the unsharded oracle in NumPy.

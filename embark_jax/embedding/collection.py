@@ -95,7 +95,6 @@ class EmbeddingCollection:
                 plan,
                 storage,
                 wire,
-                mesh,
                 choose(implementation, storage.width, jnp.dtype(storage.kind.dtype)),
             )
             for name, storage in self._storages.items()

@@ -10,7 +10,7 @@ https://doi.org/10.1145/3640457.3688111).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,47 +22,17 @@ from embark_jax.plans.options import DenseWire, WireFormat
 from embark_jax.plans.plan import MESH_AXES
 
 
-class Filled(NamedTuple):
-    """The number of filled cells at the front of each block; the rest is padding.
-
-    Attributes:
-      sent, received: ``[devices]`` int32, for and from each device.
-    """
-
-    sent: jax.Array
-    received: jax.Array
-
-    @property
-    def back(self) -> Filled:
-        """Counts for the answers, which travel the other way."""
-        return Filled(self.received, self.sent)
-
-
 class Exchange(Protocol):
     """The way that ids, rows, sums and gradients of one storage travel. ``devices`` are
     all of the mesh, in its order; ``wire`` is the format in which float32 rows travel,
     if there is another device."""
 
-    def announce(self, counts: jax.Array) -> Filled | None:
-        """Tells each device how many cells it receives from this one, ``[devices]``
-        int32; returns None where all cells travel."""
-        ...
-
-    def swap(
-        self,
-        values: jax.Array,
-        wire: WireFormat = "float32",
-        filled: Filled | None = None,
-        empty: int = 0,
-    ) -> jax.Array:
+    def swap(self, values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
         """Sends ``values[d]`` to device d; row s of the result came from device s.
 
         Args:
-          values: array ``[devices, ...]``, local to each device of the mesh; with
-            ``filled``, ``[devices, capacity, ...]``.
+          values: array ``[devices, ...]``, local to each device of the mesh.
           wire: format of the values; float32 takes any values as they are.
-          filled: result of ``announce``; None sends all cells.
-          empty: value of cells that did not travel; 0 if the wire is compressed.
         """
         ...
 
@@ -85,10 +55,7 @@ class FlatExchange:
     def __init__(self, partial_sums: PartialSums):
         self.partial_sums = partial_sums
 
-    def announce(self, counts) -> Filled | None:
-        return None
-
-    def swap(self, values, wire: WireFormat = "float32", filled=None, empty=0):
+    def swap(self, values, wire: WireFormat = "float32"):
         return _all_to_all(values, MESH_AXES, 0, wire)
 
     def sums_to_requesters(self, sums, wire):
@@ -111,10 +78,7 @@ class HierarchicalExchange:
         self.ranks = partial_sums.ranks
         self.merging = merge_in_nodes(partial_sums, gpus_per_node)
 
-    def announce(self, counts) -> Filled | None:
-        return None
-
-    def swap(self, values, wire: WireFormat = "float32", filled=None, empty=0):
+    def swap(self, values, wire: WireFormat = "float32"):
         staged = values.reshape(*self.shape, *values.shape[1:])
         staged = _inside_node(staged, wire)
         return _along_rail(staged, wire).reshape(values.shape)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.embedding.exchange import Exchange, Filled
+from embark_jax.embedding.exchange import Exchange
 
 WORDS = 2
 OWNER_SEED = 0xC2B2AE3D
@@ -119,7 +119,7 @@ def number_keys(keys: jax.Array, wanted: jax.Array) -> jax.Array:
 
 
 def swap_keys(
-    exchange: Exchange, keys: jax.Array, count: jax.Array, filled: Filled | None
+    exchange: Exchange, keys: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Sends keys to their owners.
 
@@ -127,21 +127,15 @@ def swap_keys(
       exchange: exchange of the storage.
       keys: ``[devices, capacity, 2]`` keys for each device, at the front.
       count: ``[devices]`` int32 number of them.
-      filled: result of ``exchange.announce(count)``.
 
     Returns:
-      ``[devices * capacity, 2]`` keys, and which of them are there. Where all cells
-      travel, the count does in one more cell.
+      ``[devices * capacity, 2]`` keys, and which of them are there: the count travels
+      in one more cell.
     """
     devices, capacity, _ = keys.shape
-    if filled is None:
-        head = jnp.zeros((devices, 1, WORDS), jnp.uint32)
-        head = head.at[:, 0, 0].set(count.astype(jnp.uint32))
-        received = exchange.swap(jnp.concatenate([head, keys], axis=1))
-        received_count = received[:, 0, 0].astype(jnp.int32)
-        received = received[:, 1:]
-    else:
-        received = exchange.swap(keys, filled=filled)
-        received_count = filled.received
-    present = jnp.arange(capacity, dtype=jnp.int32)[None] < received_count[:, None]
-    return received.reshape(-1, WORDS), present.reshape(-1)
+    head = jnp.zeros((devices, 1, WORDS), jnp.uint32)
+    head = head.at[:, 0, 0].set(count.astype(jnp.uint32))
+    received = exchange.swap(jnp.concatenate([head, keys], axis=1))
+    received_count = received[:, :1, 0].astype(jnp.int32)
+    present = jnp.arange(capacity, dtype=jnp.int32)[None] < received_count
+    return received[:, 1:].reshape(-1, WORDS), present.reshape(-1)

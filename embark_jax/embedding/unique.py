@@ -33,7 +33,7 @@ from embark_jax.embedding.cluster import (
     unflat,
     weights_of_requests,
 )
-from embark_jax.embedding.exchange import Exchange, Filled
+from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.keys import WORDS, sort_keys, swap_keys
 from embark_jax.plans.wire import Wire
@@ -50,7 +50,6 @@ class UniqueRoute(NamedTuple):
       returned: the requests grouped by those cells.
       weight: for each block ``[rows, requests]`` weight of each request; or None.
       request: ``[devices, capacity]`` first request behind each cell that was sent.
-      filled: cells that hold an id, or None where all cells travel.
       keys, row_keys: as in ``cluster.ShardedCluster``.
     """
 
@@ -60,7 +59,6 @@ class UniqueRoute(NamedTuple):
     returned: RowGroups
     weight: list[jax.Array] | None
     request: jax.Array
-    filled: Filled | None
     keys: Keys | None
     row_keys: jax.Array | None = None
 
@@ -119,14 +117,11 @@ class UniqueBased:
             )
         cells = buckets.source.size
         with jax.named_scope("id exchange"):
-            count = jnp.minimum(buckets.count, self.capacity)
-            filled = self.exchange.announce(count)
             if sent is not None:
-                keys = Keys(*swap_keys(self.exchange, sent, count, filled))
+                count = jnp.minimum(buckets.count, self.capacity)
+                keys = Keys(*swap_keys(self.exchange, sent, count))
             else:
-                received_slot = self.exchange.swap(
-                    buckets.slot, filled=filled, empty=index.slots
-                ).reshape(-1)
+                received_slot = self.exchange.swap(buckets.slot).reshape(-1)
         if received_slot is not None:
             if index.storage.cached:
                 keys = Keys.of_rows(received_slot, index.slots)
@@ -144,7 +139,6 @@ class UniqueBased:
             ),
             weights_of_requests(index, requests),
             buckets.source,
-            filled,
             keys,
         )
         return route, buckets.count.max()
@@ -171,9 +165,8 @@ class UniqueBased:
         width = block.shape[1]
         owned = pick(block, route.slot).astype(jnp.float32)
         owned = owned.reshape(index.devices, -1, width)
-        back = None if route.filled is None else route.filled.back
         with jax.named_scope("row exchange"):
-            rows = self.exchange.swap(owned, self.wire.rows, back)
+            rows = self.exchange.swap(owned, self.wire.rows)
         rows = rows.reshape(-1, width)
         return lookup_blocks(
             index, rows, route.inverse, route.weight, self.implementation
@@ -191,7 +184,7 @@ class UniqueBased:
         )
         sent = sent.reshape(index.devices, -1, width)
         with jax.named_scope("gradient exchange"):
-            received = self.exchange.swap(sent, self.wire.gradients, route.filled)
+            received = self.exchange.swap(sent, self.wire.gradients)
         received = received.reshape(-1, width)
         cells = jnp.arange(received.shape[0], dtype=jnp.int32)
         return Summands(route.touched, received, cells, None)

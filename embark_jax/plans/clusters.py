@@ -63,11 +63,9 @@ class ExchangeProperties:
     Attributes:
       staged: whether it goes inside nodes first, then between GPUs of equal rank, and
         partial sums are added up in between.
-      padded: whether a message has the size of its buffer, or of what is in it.
     """
 
     staged: bool = False
-    padded: bool = True
 
     def reaches(self, nodes: int, gpus_per_node: int) -> tuple[Reach, ...]:
         """Returns the devices of its collectives, one after the other, on a fleet of
@@ -99,13 +97,11 @@ CLUSTERS: dict[Cluster, ClusterProperties] = {
     "ub": ClusterProperties(
         {"mosaic_gpu": IdTraffic(4, 27, 4, 12), "xla": IdTraffic(4, 35, 0, 38)},
         unique_ids=True,
-        exchanges=("flat", "hierarchical", "ragged"),
     ),
 }
 EXCHANGES: dict[Exchange, ExchangeProperties] = {
     "flat": ExchangeProperties(),
     "hierarchical": ExchangeProperties(staged=True),
-    "ragged": ExchangeProperties(padded=False),
 }
 REPLICATED: Cluster = "dp"
 """The cluster of hot rows, and of tables that all devices hold whole."""

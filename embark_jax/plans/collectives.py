@@ -3,10 +3,9 @@
 This module describes what ``embark_jax.embedding`` compiles to. The cost model counts
 in it; a test compares it with the compiled program, byte by byte. Buffers are those of
 one device: of an all-to-all the messages to all devices, of an all-reduce the summed
-array, of an all-gather the gathered one. A ragged all-to-all has the buffers of a
-padded one, and sends what is in them. Slots are int32 whatever the type of the ids:
-64-bit ids become a device and a slot before they travel, but for keys of dynamic
-tables, of which the owner alone knows the slot.
+array. Slots are int32 whatever the type of the ids: 64-bit ids become a device and a
+slot before they travel, but for keys of dynamic tables, of which the owner alone knows
+the slot.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ H100s each all-reduce more costs as much latency as 24 MB of travel, but one tha
 full leaves while backward goes on: of 30, 64, 128, 256 MiB and no limit, 128 MiB gave
 the shortest or nearly the shortest step for EMBark's five models."""
 
-CollectiveKind = Literal["all_to_all", "ragged_all_to_all", "all_reduce", "all_gather"]
+CollectiveKind = Literal["all_to_all", "all_reduce"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +76,12 @@ def storage_collectives(
       row_wise: whether the optimizer needs mean squares of whole rows.
       wire: the formats in which rows and gradients travel.
     """
-    exchange = storage.of_exchange
-    reaches = exchange.reaches(nodes, gpus_per_node)
+    reaches = storage.of_exchange.reaches(nodes, gpus_per_node)
     if storage.of_cluster.replicated or not reaches:
         return
     devices = nodes * gpus_per_node
-    kind: CollectiveKind = "all_to_all" if exchange.padded else "ragged_all_to_all"
 
     def by_ids(
-        kind: CollectiveKind,
         phase: str,
         carries: str,
         id_bytes: float,
@@ -94,7 +90,7 @@ def storage_collectives(
     ) -> Iterator[Collective]:
         for reach in reaches:
             yield Collective(
-                kind=kind,
+                kind="all_to_all",
                 phase=phase,
                 carries=carries,
                 fixed_bytes=fixed_bytes,
@@ -106,7 +102,7 @@ def storage_collectives(
     def by_sums(phase: str, carries: str, form: WireFormat) -> Iterator[Collective]:
         for reach in reaches:
             collective = Collective(
-                kind=kind, phase=phase, carries=carries, reach=reach
+                kind="all_to_all", phase=phase, carries=carries, reach=reach
             )
             # Between nodes the sums of a node's devices travel as one.
             along_rails = reach == "rail"
@@ -117,18 +113,10 @@ def storage_collectives(
             )
             yield dataclasses.replace(collective, **{unit: sum_bytes})
 
-    if not exchange.padded:
-        yield Collective(
-            kind="all_to_all",
-            phase="id exchange",
-            carries="filled slots",
-            fixed_bytes=traffic.id_buffer_bytes(1, devices),
-        )
     by_key = bool(storage.table)
     ids = "keys" if by_key else "slots"
     if storage.of_cluster.pools_at_owner:
         yield from by_ids(
-            kind,
             "id exchange",
             f"{ids}, bags, weights" if storage.weighted else f"{ids}, bags",
             traffic.pooled_id_buffer_bytes(storage.weighted, devices, by_key),
@@ -138,19 +126,19 @@ def storage_collectives(
         yield from by_sums("gradient exchange", "bag gradients", wire.gradients)
     else:
         ids_bytes = traffic.id_buffer_bytes(2 if by_key else 1, devices)
-        # One cell more says how many keys there are, where all cells travel.
-        head_bytes = ids_bytes if by_key and exchange.padded else 0.0
-        yield from by_ids(kind, "id exchange", ids, ids_bytes, fixed_bytes=head_bytes)
+        # One cell more says how many keys there are.
+        head_bytes = ids_bytes if by_key else 0.0
+        yield from by_ids("id exchange", ids, ids_bytes, fixed_bytes=head_bytes)
         rows_bytes = traffic.row_buffer_bytes(storage.width, devices, wire.rows)
-        yield from by_ids(kind, "row exchange", "rows", rows_bytes)
+        yield from by_ids("row exchange", "rows", rows_bytes)
         gradients_bytes = traffic.row_buffer_bytes(
             storage.width, devices, wire.gradients
         )
-        yield from by_ids(kind, "gradient exchange", "row gradients", gradients_bytes)
+        yield from by_ids("gradient exchange", "row gradients", gradients_bytes)
     if storage.split and row_wise:
         squares_bytes = traffic.id_buffer_bytes(1, devices)
         for carries in ("squares of column shards", "squares of rows"):
-            yield from by_ids("all_to_all", "square exchange", carries, squares_bytes)
+            yield from by_ids("square exchange", carries, squares_bytes)
 
 
 def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:

@@ -9,9 +9,9 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS
 Cluster = Literal["dp", "rb", "ub"]
 """How a table's rows reach the samples: DP replicates it; RB pools at the owner; UB
 makes ids unique, and pools at the requester."""
-Exchange = Literal["flat", "hierarchical", "ragged"]
-"""How ids, rows and gradients travel: directly between any two devices, inside nodes
-first, or directly but without padding, in UB and on GPUs."""
+Exchange = Literal["flat", "hierarchical"]
+"""How ids, rows and gradients travel: directly between any two devices, or inside
+nodes first."""
 Kernels = Literal["xla", "mosaic_gpu"]
 """What looks up, sums and updates rows: plain XLA, or the Pallas kernels for GPUs."""
 WireFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3"]

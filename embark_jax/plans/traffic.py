@@ -108,8 +108,7 @@ def sum_buffer_bytes(
 
 def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> float:
     """Returns the buffer bytes of UB's exchange of unique rows, or of their gradients,
-    for one id of capacity. A ragged exchange has these buffers too, but sends only
-    their filled part."""
+    for one id of capacity."""
     return row_bytes(width, wire) * devices
 
 

@@ -45,7 +45,6 @@ MAY_CHANGE = (
     ),
     "embedding.capacity_slack",
     "embedding.on_bad_id",
-    "embedding.ragged",
     "embedding.wire.*",
     "embedding.kernels",
     "embedding.scratch",

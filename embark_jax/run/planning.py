@@ -98,7 +98,6 @@ def workload(
         overlap=overlap(config, tables),
         sample_ids=sum(feature.hotness for feature in features),
         kernels=kernels(config),
-        ragged=embedding.ragged,
         memory_gb=embedding.memory_gb,
     )
 

@@ -45,9 +45,7 @@ TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 NAMED = re.compile(r'op_name="([^"]*)"')
 DECLARED = re.compile(r"reads (\d+) writes (\d+) bytes")
-COLLECTIVE = re.compile(
-    r"(all-to-all|all-reduce|all-gather|reduce-scatter|ragged-all-to-all)(-start)?$"
-)
+COLLECTIVE = re.compile(r"(all-to-all|all-reduce|all-gather|reduce-scatter)(-start)?$")
 MOVE_NOTHING = {
     "parameter",
     "constant",

@@ -7,9 +7,8 @@ import jax
 import pytest
 
 import embark_jax as ej
-from embark_jax.planner import ProgramModel, Workload, phases
 from embark_jax.plans.options import Exchange
-from tests.collectives import collectives, counted
+from tests.collectives import collectives
 from tests.compiled import compile_step
 from tests.gpu_compile.machines import h100_mesh
 
@@ -22,7 +21,7 @@ FEATURES = (
 
 
 @functools.cache
-def planned(nodes: int, exchange: Exchange, of_unique: Exchange) -> ej.Plan:
+def planned(nodes: int, exchange: Exchange) -> ej.Plan:
     """A table of each cluster, two of them with a row shard a device."""
     machines = ej.fleets.dgx_h100(nodes)
     devices = machines.devices
@@ -37,22 +36,17 @@ def planned(nodes: int, exchange: Exchange, of_unique: Exchange) -> ej.Plan:
         BATCH_PER_DEVICE * devices,
         forced={
             "reduced": ej.ForcedPlacement("rb", devices, exchange=exchange),
-            "unique": ej.ForcedPlacement("ub", devices, exchange=of_unique),
+            "unique": ej.ForcedPlacement("ub", devices, exchange=exchange),
             "replicated": ej.ForcedPlacement("dp"),
         },
     )
 
 
 @functools.cache
-def compiled(
-    nodes: int,
-    exchange: Exchange = "flat",
-    of_unique: Exchange | None = None,
-    overlap: bool = False,
-):
+def compiled(nodes: int, exchange: Exchange = "flat", overlap: bool = False):
     """A step of that plan."""
     return compile_step(
-        planned(nodes, exchange, of_unique or exchange),
+        planned(nodes, exchange),
         h100_mesh(nodes),
         ej.RowwiseAdagrad(0.1),
         bottom=(512, 256, 128),
@@ -60,40 +54,6 @@ def compiled(
         rank=64,
         overlap=overlap,
     )[0]
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_ragged_exchange_has_the_buffers_of_a_padded_one(nodes):
-    """Those that the cost model says, and in place of padded ones of equal size."""
-    padded, ragged = compiled(nodes), compiled(nodes, of_unique="ragged")
-    found = counted(ragged.as_text())
-    ragged_plan = planned(nodes, "flat", "ragged")
-    workload = Workload(ej.fleets.dgx_h100(nodes), ragged_plan.batch_size)
-    predicted = Counter(
-        (phase.collective, int(phase.buffer_bytes))
-        for phase in phases(
-            ragged_plan.placements,
-            FEATURES,
-            workload,
-            ProgramModel(workload),
-            ragged_plan.capacities,
-        )
-        if phase.storage.exchange == "ragged" and phase.collective
-    )
-    unpadded = Counter({key: n for key, n in found.items() if "ragged" in key[0]})
-    assert unpadded.total() == 3  # ids, rows and their gradients
-    sizes = Counter({("all_to_all", 4 * nodes * GPUS_PER_NODE): 1})
-    assert predicted == unpadded + sizes
-    in_their_place = Counter(
-        {("all_to_all", size): n for (_, size), n in unpadded.items()}
-    )
-    expected = counted(padded.as_text())
-    assert found - unpadded - sizes == expected - in_their_place
-    assert in_their_place <= expected
-    temporaries = [
-        each.memory_analysis().temp_size_in_bytes for each in (padded, ragged)
-    ]
-    assert temporaries[1] <= temporaries[0]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -124,7 +84,7 @@ def test_dense_gradients_travel_in_half_the_bytes(dense):
     sent = {}
     for wire in ("float32", "bfloat16"):
         step, state = compile_step(
-            planned(1, "flat", "flat"),
+            planned(1, "flat"),
             h100_mesh(1),
             ej.RowwiseAdagrad(0.1),
             bottom=(512, 256, 128),

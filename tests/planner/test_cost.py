@@ -6,14 +6,13 @@ import itertools
 import numpy as np
 import pytest
 
-from embark_jax.planner import phases, plan_for, predict
+from embark_jax.planner import phases, predict
 from embark_jax.planner.cost.predict import price as priced_plan
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.plans import fleet, traffic
-from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner.embark_formula import EmbarkModel
@@ -160,42 +159,6 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
         step_ms[exchange] = predict(placed, features, workload, model).step_ms
     assert sent_bytes["flat"] > 4 * sent_bytes["hierarchical"]
     assert step_ms["flat"] > step_ms["hierarchical"]
-
-
-def test_a_ragged_exchange_keeps_slack_at_home_and_announces_what_is_sent():
-    """Slots, rows and gradients of 16 columns for 8 devices: half of them cross the
-    network, 1.25 times as many with slack. Before them the number that comes from each
-    device travels, in an exchange of 15 µs."""
-    flat, ragged = (
-        MODEL.storage_price(StorageKind("ub", 16, exchange=exchange))
-        for exchange in ("flat", "ragged")
-    )
-    on_links_ms = 4 * 8 * (1 + 16 + 16) / 2 / 1e6
-    assert flat.id_ms - ragged.id_ms == pytest.approx(on_links_ms * (1 - 1 / 1.25))
-    numbers_ms = 0.015 + (4 * 32 + 32 / 2) / 1e6
-    assert ragged.fixed_ms - flat.fixed_ms == pytest.approx(numbers_ms)
-
-
-def test_an_exchange_is_ragged_only_where_that_is_allowed_or_forced():
-    machines = fleet.dgx_h100()
-    table, features = TableSpec("t", 10_000_000, 128), [FeatureSpec("t", hotness=50)]
-    workload = Workload(machines, 65_536, 1.05)
-    forced = {"t": ForcedPlacement("ub", machines.devices, hot_rows=0)}
-
-    def exchange(ragged, **forced_too):
-        (placement,) = plan_for(
-            dataclasses.replace(workload, ragged=ragged),
-            [table],
-            features,
-            forced={"t": dataclasses.replace(forced["t"], **forced_too)},
-        ).placements
-        return placement.exchange
-
-    assert exchange(False) == "flat"
-    assert exchange(True) == "ragged"
-    assert exchange(False, exchange="ragged") == "ragged"
-    with pytest.raises(ValueError, match="in cluster rb must be one of flat, hier"):
-        exchange(True, cluster="rb", exchange="ragged")
 
 
 def test_owners_read_every_id_in_rb_and_update_unique_rows():

@@ -25,9 +25,6 @@ from embark_jax.plans.prediction import Breakdown
 from embark_jax.plans.storage import Placement, RowRange, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
-EXCHANGED = "all_to_all", "ragged_all_to_all"
-"""Collectives in which devices send each other buffers of one size."""
-
 
 def break_down(
     placements: Sequence[Placement],
@@ -52,12 +49,12 @@ def break_down(
     exchanged_bytes = sum(
         phase.buffer_bytes
         for phase in of_step
-        if phase.collective in EXCHANGED and phase.reach != "rail"
+        if phase.collective == "all_to_all" and phase.reach != "rail"
     )
     reduced_bytes = sum(
         float((phase.node_link_bytes + phase.network_bytes).max())
         for phase in of_step
-        if phase.collective not in (None, *EXCHANGED)
+        if phase.collective not in (None, "all_to_all")
     )
     names = [rows.table.name for rows in ranges]
     table_ms = dict.fromkeys(names, 0.0)

@@ -294,15 +294,9 @@ class ProgramModel:
         fleet = self.workload.fleet
         nodes = 1 if work.reach == "node" else fleet.nodes
         gpus_per_node = 1 if work.reach == "rail" else fleet.gpus_per_node
-        sent_bytes, share = traffic.all_to_all_bytes, 1.0
-        match work.collective:
-            case "ragged_all_to_all":  # slack stays at home
-                share = 1 / max(1.0, self.workload.capacity_slack)
-            case "all_reduce":
-                sent_bytes = traffic.all_reduce_bytes
-            case "all_gather":
-                sent_bytes = traffic.all_gather_bytes
-        return sent_bytes(share * work.buffer_bytes, nodes, gpus_per_node)
+        if work.collective == "all_reduce":
+            return traffic.all_reduce_bytes(work.buffer_bytes, nodes, gpus_per_node)
+        return traffic.all_to_all_bytes(work.buffer_bytes, nodes, gpus_per_node)
 
     def _moved(self, collective: Collective, buffer_bytes: Any) -> Work:
         return Work(
@@ -317,7 +311,7 @@ class ProgramModel:
     def _latency(self, collective: Collective) -> Work:
         rates = Rates(self.workload.fleet)
         latency_us = rates.reduce_us
-        if collective.kind in ("all_to_all", "ragged_all_to_all"):
+        if collective.kind == "all_to_all":
             latency_us = {
                 "fleet": rates.exchange_us,
                 "node": rates.node_exchange_us,

@@ -75,7 +75,6 @@ class Workload:
         no less than these travel, a look-ahead hides that they do. 0 is unknown, and
         all is taken to be hidden.
       kernels: implementation of lookups, sums of gradients and updates.
-      ragged: whether tables may have a ragged exchange.
       memory_gb: most memory of a device that a step may take; None is most of all.
       sorted_batch: kind of the batch, where samples are sorted by their hot rows.
 
@@ -95,7 +94,6 @@ class Workload:
     overlap: bool = False
     sample_ids: int = 0
     kernels: Kernels = "xla"
-    ragged: bool = False
     memory_gb: float | None = None
     sorted_batch: SortedBatch | None = None
 

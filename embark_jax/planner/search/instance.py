@@ -233,8 +233,7 @@ def worthwhile_exchanges(
     cluster: Cluster, workload: Workload, model: CostModel
 ) -> list[Exchange]:
     """Returns the exchanges of a cluster that may be worth their price: those that go
-    inside nodes first only where they add up partial sums on the way, and ragged ones
-    only if the workload allows them."""
+    inside nodes first only where they add up partial sums on the way."""
     fleet = workload.fleet
     properties = CLUSTERS[cluster]
     of_price: dict[StoragePrice, Exchange] = {}
@@ -242,8 +241,7 @@ def worthwhile_exchanges(
         of_exchange = EXCHANGES[exchange]
         stages = of_exchange.reaches(fleet.nodes, fleet.gpus_per_node)
         adds_up = properties.pools_at_owner and len(stages) > 1
-        allowed = of_exchange.padded or workload.ragged
-        if allowed and (adds_up or not of_exchange.staged):
+        if adds_up or not of_exchange.staged:
             price = model.storage_price(
                 StorageKind(cluster, MIN_WIDTH, exchange=exchange)
             )
