@@ -27,7 +27,7 @@ from embark_jax.cli.errors import printable
 from embark_jax.planner import TableList, Workload, load_table_list
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
-from embark_jax.plans.options import DenseParallelism, DenseWire, Kernels, WireFormat
+from embark_jax.plans.options import DenseParallelism, Kernels, WireFormat
 from embark_jax.plans.wire import Wire
 
 PIPED_COLUMNS = 120
@@ -154,7 +154,7 @@ class ListOptions:
         ),
     ]
     dense_wire: Annotated[
-        DenseWire | None,
+        WireFormat | None,
         typer.Option(
             help="For table lists: format in which gradients of the dense layers "
             "travel, like the config key train.dense_wire; float32 by default.",

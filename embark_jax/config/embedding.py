@@ -110,7 +110,7 @@ class FeatureConfig(Config):
 
 class WireConfig(Config):
     """The formats in which tables' rows and gradients travel between devices; sums are
-    float32. ``float16`` and ``float8_e4m3`` travel with a factor for each row."""
+    float32."""
 
     rows: WireFormat = "float32"
     """Format of rows and partial sums on their way to the requester."""

@@ -24,7 +24,7 @@ from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.plans.metrics import MetricName
-from embark_jax.plans.options import DenseParallelism, DenseWire, Service
+from embark_jax.plans.options import DenseParallelism, Service, WireFormat
 
 
 class MeshConfig(Config):
@@ -90,7 +90,7 @@ class TrainConfig(Config):
     dense: DenseParallelism = "replicated"
     """Layout of the dense model on the devices: ``zero1`` shards its optimizer state
     over all devices, ``tensor`` its layers over the GPUs of a node."""
-    dense_wire: DenseWire = "float32"
+    dense_wire: WireFormat = "float32"
     """Number format in which gradients of the dense model travel: ``bfloat16`` takes
     half the bytes. It needs a model without BatchNorm, dropout or other state; one with
     its own loss must set ``independent_samples``."""

@@ -40,7 +40,7 @@ from embark_jax.embedding.exchange import (
 )
 from embark_jax.embedding.indexing import Block, StorageIndex
 from embark_jax.plans.collectives import summed_whole
-from embark_jax.plans.options import DenseWire
+from embark_jax.plans.options import WireFormat
 from embark_jax.plans.wire import Wire
 
 
@@ -100,7 +100,7 @@ class DataParallel:
         implementation: Implementation,
     ):
         self.index = index
-        self.wire: DenseWire = wire.sums
+        self.wire: WireFormat = wire.sums
         self.implementation: Implementation = implementation
         # Tables that are summed whole: buffer rows of their first rows, and how far
         # their slots lie behind those.

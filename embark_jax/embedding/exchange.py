@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from embark_jax.embedding.partial_sums import PartialSums, merge_in_nodes
-from embark_jax.embedding.wire import decode, encode
-from embark_jax.plans.options import DenseWire, WireFormat
+from embark_jax.plans.options import WireFormat
 from embark_jax.plans.plan import MESH_AXES
 
 
@@ -115,10 +114,17 @@ def _all_to_all(
 ) -> jax.Array:
     if values.shape[axis] == 1:
         return values
-    received = lax.all_to_all(
-        encode(values, wire), devices, split_axis=axis, concat_axis=axis, tiled=True
+    # Unsigned integers travel, so that no compiler pass widens the values, or rounds
+    # them on the other side.
+    if wire == "bfloat16":
+        values = lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
+    values = lax.all_to_all(
+        values, devices, split_axis=axis, concat_axis=axis, tiled=True
     )
-    return decode(received, wire)
+    if wire == "bfloat16":
+        rounded = lax.bitcast_convert_type(values, jnp.bfloat16)
+        values = rounded.astype(jnp.float32)
+    return values
 
 
 def _of_this_node(by_node: jax.typing.ArrayLike) -> jax.Array:
@@ -146,7 +152,7 @@ def own_share_alone(values: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(zeros, values, begin, axis=0)
 
 
-def sum_over_devices(values: jax.Array, wire: DenseWire = "float32") -> jax.Array:
+def sum_over_devices(values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
     """Returns the sum of float32 ``values`` over all devices, equal on all. XLA
     combines it with the sums of dense gradients, which have the same format."""
     return lax.psum(values.astype(wire), MESH_AXES).astype(values.dtype)

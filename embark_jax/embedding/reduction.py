@@ -17,6 +17,7 @@ from embark_kernels import (
     group_rows,
     sum_bags,
 )
+from jax import lax
 
 from embark_jax.embedding.cluster import (
     Keys,
@@ -30,8 +31,23 @@ from embark_jax.embedding.cluster import (
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.keys import WORDS
-from embark_jax.embedding.wire import PooledIds, decode_ids, encode_ids
-from embark_jax.plans.wire import Wire, sum_blocks
+from embark_jax.plans.wire import Wire
+
+
+class PooledIds(NamedTuple):
+    """Ids for, or from, each device.
+
+    Attributes:
+      slot: ``[devices, capacity]`` int32 slot of each id; ``[devices, capacity, 2]``
+        uint32 keys while those of a dynamic table travel.
+      bag: ``[devices, capacity]`` int32 bag of each id, ascending along a line;
+        ``bags`` where there is no id.
+      weight: ``[devices, capacity]`` float32 weight of each id, or None.
+    """
+
+    slot: jax.Array
+    bag: jax.Array
+    weight: jax.Array | None
 
 
 class ReductionRoute(NamedTuple):
@@ -119,12 +135,22 @@ class ReductionBased:
 
     @jax.named_scope("id exchange")
     def _swap(self, ids: PooledIds) -> PooledIds:
+        """Sends ids in one array of 32-bit values, ``[devices, values, capacity]``."""
         if self.index.devices == 1:
             return ids
-        blocks = self.block.partial_sums.ranks * sum_blocks(self.batch)
-        coded = self.exchange.swap(encode_ids(ids, self._bags, blocks))
-        return decode_ids(
-            coded, self._bags, blocks, ids.weight is not None, self.index.by_key
+        slots = jnp.moveaxis(ids.slot, 2, 0) if self.index.by_key else [ids.slot]
+        values = [*slots, ids.bag, *([] if ids.weight is None else [ids.weight])]
+        bits = [lax.bitcast_convert_type(value, jnp.uint32) for value in values]
+        received = self.exchange.swap(jnp.stack(bits, axis=1))
+        slot, bag = received[:, 0], received[:, len(slots)]
+        if self.index.by_key:
+            slot = jnp.moveaxis(received[:, :WORDS], 1, 2)
+        return PooledIds(
+            lax.bitcast_convert_type(slot, ids.slot.dtype),
+            lax.bitcast_convert_type(bag, jnp.int32),
+            None
+            if ids.weight is None
+            else lax.bitcast_convert_type(received[:, -1], jnp.float32),
         )
 
     def touched(self, route):

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from embark_jax.plans import traffic
 from embark_jax.plans.clusters import Reach
-from embark_jax.plans.options import DenseWire, WireFormat
+from embark_jax.plans.options import WireFormat
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.traffic import Numbers
-from embark_jax.plans.wire import Wire, row_bytes
+from embark_jax.plans.wire import VALUE_BYTES, Wire
 
 COMBINED_BYTES = 128 * 2**20
 """Bytes up to which a step's all-reduces of gradients become one. XLA's flag
@@ -85,7 +85,6 @@ def storage_collectives(
         phase: str,
         carries: str,
         id_bytes: float,
-        sum_bytes: float = 0.0,
         fixed_bytes: float = 0.0,
     ) -> Iterator[Collective]:
         for reach in reaches:
@@ -94,7 +93,6 @@ def storage_collectives(
                 phase=phase,
                 carries=carries,
                 fixed_bytes=fixed_bytes,
-                sum_bytes=sum_bytes,
                 id_bytes=id_bytes,
                 reach=reach,
             )
@@ -115,17 +113,17 @@ def storage_collectives(
 
     by_key = bool(storage.table)
     ids = "keys" if by_key else "slots"
+    values_per_id = 2 if by_key else 1
     if storage.of_cluster.pools_at_owner:
         yield from by_ids(
             "id exchange",
             f"{ids}, bags, weights" if storage.weighted else f"{ids}, bags",
-            traffic.pooled_id_buffer_bytes(storage.weighted, devices, by_key),
-            traffic.block_buffer_bytes(device_batch, devices),
+            traffic.id_buffer_bytes(values_per_id + 1 + storage.weighted, devices),
         )
         yield from by_sums("row exchange", "partial sums", wire.rows)
         yield from by_sums("gradient exchange", "bag gradients", wire.gradients)
     else:
-        ids_bytes = traffic.id_buffer_bytes(2 if by_key else 1, devices)
+        ids_bytes = traffic.id_buffer_bytes(values_per_id, devices)
         # One cell more says how many keys there are.
         head_bytes = ids_bytes if by_key else 0.0
         yield from by_ids("id exchange", ids, ids_bytes, fixed_bytes=head_bytes)
@@ -153,7 +151,7 @@ def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
 
 
 def replicated_collectives(
-    rows: int, width: int, batch_ids: int, devices: int, wire: DenseWire
+    rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
 ) -> Iterator[Collective]:
     """Yields the collectives of a replicated table. The step's all-reduce of capacities
     also says which rows are touched: by a flag for each row, or by all ids, each in an
@@ -167,10 +165,13 @@ def replicated_collectives(
     """
     if devices == 1:
         return
-    value_bytes = traffic.VALUE_BYTES
     summed = min(rows, batch_ids)
     flags = summed if summed_whole(rows, batch_ids) else batch_ids
     yield Collective(
-        "all_reduce", "id exchange", "touched rows", fixed_bytes=value_bytes * flags
+        "all_reduce",
+        "id exchange",
+        "touched rows",
+        fixed_bytes=traffic.VALUE_BYTES * flags,
     )
-    yield dataclasses.replace(ROW_SUM, fixed_bytes=row_bytes(width, wire) * summed)
+    summed_bytes = VALUE_BYTES[wire] * width * summed
+    yield dataclasses.replace(ROW_SUM, fixed_bytes=summed_bytes)

@@ -14,8 +14,8 @@ Exchange = Literal["flat", "hierarchical"]
 nodes first."""
 Kernels = Literal["xla", "mosaic_gpu"]
 """What looks up, sums and updates rows: plain XLA, or the Pallas kernels for GPUs."""
-WireFormat = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
-"""Number format in which rows or gradients travel."""
+WireFormat = Literal["float32", "bfloat16"]
+"""Number format in which rows or gradients travel between devices."""
 Pooling = Literal["sum", "mean", "none"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 """Number format in which rows are stored."""
@@ -50,8 +50,6 @@ DenseParallelism = Literal["replicated", "zero1", "tensor"]
 
 An array with no axis that divides by the devices stays replicated.
 """
-DenseWire = Literal["float32", "bfloat16"]
-"""Number format in which gradients of the dense layers travel, and of DP's rows."""
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 """The optimizers of dense layers that have a name of their own."""
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from embark_jax.plans.options import WireFormat
-from embark_jax.plans.wire import SLOT_BYTES, pooled_id_bytes, row_bytes, sum_blocks
+from embark_jax.plans.wire import VALUE_BYTES as DTYPE_BYTES
 
 VALUE_BYTES = 4
 Numbers: TypeAlias = Any
@@ -86,30 +86,18 @@ def id_buffer_bytes(values_per_id: int, devices: int) -> float:
     return VALUE_BYTES * values_per_id * devices
 
 
-def pooled_id_buffer_bytes(weighted: bool, devices: int, by_key: bool = False) -> float:
-    """Returns the buffer bytes of RB's exchange of ids, for one id of capacity: slot or
-    key, bag and weight."""
-    return float(pooled_id_bytes(weighted, by_key) * devices)
-
-
-def block_buffer_bytes(batch: int, devices: int) -> float:
-    """Returns the buffer bytes of RB's exchange of block ends, for one partial sum:
-    where each block of its bags ends among the ids."""
-    return float(SLOT_BYTES * sum_blocks(batch) * devices)
-
-
 def sum_buffer_bytes(
     width: int, batch: int, devices: int, wire: WireFormat = "float32"
 ) -> float:
     """Returns the buffer bytes of RB's exchange of partial sums: one for every sample
     of every device. Their gradients come back in a buffer of the same size."""
-    return row_bytes(width, wire) * batch * devices
+    return DTYPE_BYTES[wire] * width * batch * devices
 
 
 def row_buffer_bytes(width: int, devices: int, wire: WireFormat = "float32") -> float:
     """Returns the buffer bytes of UB's exchange of unique rows, or of their gradients,
     for one id of capacity."""
-    return row_bytes(width, wire) * devices
+    return DTYPE_BYTES[wire] * width * devices
 
 
 def buffer_memory_bytes(buffer_bytes: Numbers) -> Numbers:

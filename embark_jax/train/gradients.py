@@ -21,7 +21,7 @@ from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import Columns, cut_batch, join_batch, pad_batch
 from embark_jax.embedding.exchange import own_share_alone
-from embark_jax.plans.options import DenseParallelism, DenseWire
+from embark_jax.plans.options import DenseParallelism, WireFormat
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.state import TrainState, sample_sharding
@@ -56,15 +56,15 @@ class StepOptions:
     micro_batches: int = 1
     dense: DenseParallelism = "replicated"
     loss: Loss = LOG_LOSS
-    dense_wire: DenseWire = "float32"
+    dense_wire: WireFormat = "float32"
 
     def __post_init__(self):
         if self.micro_batches < 1:
             raise ValueError(
                 f"micro_batches is {self.micro_batches}, must be at least 1"
             )
-        if self.dense_wire not in get_args(DenseWire):
-            formats = ", ".join(get_args(DenseWire))
+        if self.dense_wire not in get_args(WireFormat):
+            formats = ", ".join(get_args(WireFormat))
             raise ValueError(f"dense_wire is {self.dense_wire!r}, must be of {formats}")
         if self.dense == "tensor" and self.by_device:
             raise ValueError(
@@ -260,7 +260,7 @@ def _zeros_by_device(collection: EmbeddingCollection, arrays: Any) -> Any:
 
 def _sum_over_devices(
     collection: EmbeddingCollection,
-    wire: DenseWire,
+    wire: WireFormat,
     losses: jax.Array,
     shares: Any,
     shardings: Any,
@@ -291,7 +291,7 @@ def _sum_over_devices(
     return collection.map(dense, (BATCH, BATCH), outputs)(losses, shares)
 
 
-def _exact_sum(share: jax.Array, wire: DenseWire) -> jax.Array:
+def _exact_sum(share: jax.Array, wire: WireFormat) -> jax.Array:
     """Returns the float32 sum of the devices' float32 ``share []``. It travels in the
     format of the wire, so that XLA combines it with the gradients: in three numbers
     whose sum it is, each device's beside zeros, to which nothing is added."""

@@ -24,7 +24,7 @@ from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.metrics.pointwise import Metrics
 from embark_jax.models.function import Model
-from embark_jax.plans.options import DenseParallelism, DenseWire, OnBadId
+from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
 from embark_jax.report.progress import step_progress
 from embark_jax.train.engine import Engine
 from embark_jax.train.gradients import StepOptions
@@ -76,7 +76,7 @@ class Trainer:
         embedding_optimizer: AnyRule,
         micro_batches: int = 1,
         dense: DenseParallelism = "replicated",
-        dense_wire: DenseWire = "float32",
+        dense_wire: WireFormat = "float32",
         overlap: bool = False,
         loss: Loss = LOG_LOSS,
         seed: int = 0,

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import MovieLens100K
-from embark_jax.plans.options import DenseWire
+from embark_jax.plans.options import WireFormat
 from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
 
@@ -49,7 +49,7 @@ def config(
     tables: list[str],
     epochs: int,
     compute_dtype: str,
-    dense_wire: DenseWire | None,
+    dense_wire: WireFormat | None,
 ) -> ExperimentConfig:
     """The recipe; with a ``dense_wire`` on eight devices, and without dropout, whose
     random keys such models may not have."""
@@ -138,7 +138,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--dense-wire",
-        choices=get_args(DenseWire),
+        choices=get_args(WireFormat),
         help="on eight devices, without dropout: format of the dense layers' gradients",
     )
     asked = parser.parse_args()

@@ -128,11 +128,7 @@ def ids_travel_ms(placements, features, workload):
         )
         buffer_bytes = 4 * devices * capacity
         if storage.cluster == "rb":
-            blocks = math.ceil(workload.device_batch / 256)
-            id_bytes = 5 + 4 * storage.weighted
-            buffer_bytes = devices * (
-                id_bytes * capacity + 4 * blocks * max(sums[storage].values())
-            )
+            buffer_bytes *= 3 if storage.weighted else 2
         staged = storage.exchange == "hierarchical"
         for reach in ("node", "rail") if staged else ("fleet",):
             if {"node": gpus, "rail": nodes}.get(reach) != 1:
@@ -145,7 +141,7 @@ def hidden_share(workload):
     """How much of the ids' travel the dense layers last, if each id travels once."""
     fleet = workload.fleet
     device, samples = fleet.device, workload.device_batch
-    ids_bytes = 1.25 * samples * workload.sample_ids * 5 / fleet.devices
+    ids_bytes = 1.25 * samples * workload.sample_ids * 8 / fleet.devices
     ids_s = max(
         ids_bytes * (fleet.gpus_per_node - 1) / device.node_link_bytes_per_s,
         ids_bytes * (fleet.devices - fleet.gpus_per_node) / device.network_bytes_per_s,
@@ -203,7 +199,7 @@ def random_problem(seed):
             )
         exchange = str(rng.choice(["flat", "hierarchical"]))
         placements.append(Placement(table, cluster, *split, owners, exchange, "", hot))
-    wire = Wire(*map(str, rng.choice(["float32", "float16"], 2)))
+    wire = Wire(*map(str, rng.choice(["float32", "bfloat16"], 2)))
     workload = Workload(
         machines,
         int(rng.choice([2, 64, 512])) * devices,

@@ -37,7 +37,7 @@ OPTIMIZERS = {
     "adam": LazyAdam(0.1),
 }
 MESHES = [(2, 4), (4, 2), (1, 8), (2, 4), (8, 1)]
-FORMATS = ("float32", "float32", "bfloat16", "float16", "float8_e4m3")
+FORMATS = ("float32", "bfloat16")
 
 
 class Flat(nnx.Module):

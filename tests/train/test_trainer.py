@@ -78,7 +78,7 @@ def test_overlap_changes_no_bit_beside_all_else():
             overlap=overlap,
             placed=tuple(placed),
             micro_batches=2,
-            wire=Wire("bfloat16", "float8_e4m3"),
+            wire=Wire("bfloat16", "float32"),
         )
         for overlap in (False, True)
     )

@@ -25,11 +25,12 @@ from embark_jax.plans.collectives import (
 )
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import StorageKind
-from embark_jax.plans.wire import pooled_id_bytes
 
 AHEAD = "id exchange"
 """The phase whose collectives run beside the dense layers of the step before, if that
 step makes the routes. Sorts do not: they are kernels, as those of the layers are."""
+ID_VALUES = 2
+"""32-bit values in which an id travels in RB: its slot and its bag."""
 DISK_BLOCK_BYTES = 4096
 """Least bytes that a disk reads or writes."""
 
@@ -269,9 +270,8 @@ class ProgramModel:
         if not (workload.overlap and workload.dense.parameters):
             return 0.0
         ids = workload.capacity_slack * workload.device_batch * workload.sample_ids
-        sent = traffic.all_to_all_bytes(
-            ids * pooled_id_bytes(weighted=False), fleet.nodes, fleet.gpus_per_node
-        )
+        ids_bytes = ids * ID_VALUES * traffic.VALUE_BYTES
+        sent = traffic.all_to_all_bytes(ids_bytes, fleet.nodes, fleet.gpus_per_node)
         ids_ms = float(Rates(fleet).links_ms(sent))
         dense_ms = workload.dense.products_ms(fleet, workload.device_batch)
         return min(1.0, dense_ms / ids_ms) if ids_ms else 1.0
