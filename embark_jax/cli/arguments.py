@@ -175,15 +175,14 @@ class ListOptions:
         ),
     ]
 
-    def check(self, config_file: Path | None, **others: Any) -> None:
+    def check(self, config_file: Path | None) -> None:
         """Raises ``BadParameter`` unless there is either a config, which says it all,
-        or a table list; ``others`` are further options for lists."""
+        or a table list."""
         if (config_file is None) == (self.tables is None):
             raise typer.BadParameter("give either a CONFIG or --tables")
         if config_file is None:
             return
-        options = vars(self) | others
-        unused = [name for name, value in options.items() if value is not None]
+        unused = [name for name, value in vars(self).items() if value is not None]
         if unused:
             names = ", ".join("--" + name.replace("_", "-") for name in unused)
             raise typer.BadParameter(

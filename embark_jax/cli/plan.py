@@ -36,23 +36,6 @@ def plan(
     overrides: Overrides = None,
     *,
     options: ListOptions,
-    certify: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="With --tables: let a solver raise the bound and improve the plan "
-            "for this long.",
-        ),
-    ] = None,
-    replan: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="With --tables: number of tables, those that take most of the step, "
-            "without which to plan again.",
-        ),
-    ] = None,
     stats: Annotated[
         Path | None,
         typer.Option(
@@ -74,7 +57,7 @@ def plan(
     ] = None,
 ) -> None:
     """Plan where every table will live, and show why."""
-    options.check(config_file, certify=certify, replan=replan)
+    options.check(config_file)
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(
@@ -102,8 +85,6 @@ def plan(
             planned = planner.plan_for(
                 dataclasses.replace(workload, statistics=statistics),
                 *listed.specs(),
-                certify_s=certify or 0.0,
-                replan=replan or 0,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error

@@ -89,9 +89,8 @@ CLUSTERS: dict[Cluster, ClusterProperties] = {
         replicated=True,
         exchanges=("flat",),
     ),
-    # RB unpacks bags, and marks where they end.
     "rb": ClusterProperties(
-        {"mosaic_gpu": IdTraffic(2, 14, 4, 26), "xla": IdTraffic(2, 8, 0, 51)},
+        {"mosaic_gpu": IdTraffic(2, 11, 4, 10), "xla": IdTraffic(2, 13, 0, 43)},
         pools_at_owner=True,
     ),
     "ub": ClusterProperties(

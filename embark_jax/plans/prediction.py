@@ -22,38 +22,10 @@ class Removal:
     Attributes:
       tables: their names: one, or several that are alike.
       step_ms: the step without them, the other tables where they are.
-      replanned_ms: the step of a new plan without them, if one was made.
     """
 
     tables: tuple[str, ...]
     step_ms: Amount
-    replanned_ms: Amount | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Allocation:
-    """The shard that sets the memory of all devices: each allocates as much as the
-    fullest.
-
-    Attributes:
-      table, row_shard, column_shard, device: the shard and its owner.
-      shard_bytes: bytes of the shard's slots.
-      mean_bytes: mean over the devices of the bytes of all slots of its storage.
-      split: another split of the table, such as "UB 8 × 1", that needs less memory;
-        "" if none is known.
-      split_step_ms, split_device_bytes: step and memory with it, the other tables where
-        they are.
-    """
-
-    table: str
-    row_shard: int
-    column_shard: int
-    device: int
-    shard_bytes: Amount
-    mean_bytes: Amount
-    split: str = ""
-    split_step_ms: Amount = 0.0
-    split_device_bytes: Amount = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +49,6 @@ class Breakdown:
       hit_rates: for each cached table, the share of the cold rows that a batch asks for
         that are in slots when it comes.
       removals: the step without each table, and without tables that are alike.
-      allocation: the shard that sets the memory of all devices, if one does.
     """
 
     critical_ms: Mapping[str, Amount]
@@ -90,7 +61,6 @@ class Breakdown:
     hidden_ms: Amount = 0.0
     hit_rates: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
     removals: tuple[Removal, ...] = ()
-    allocation: Allocation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +77,6 @@ class Prediction:
       stored_bytes: host memory and disk space for rows and keys of cached tables, by
         tier, of the node that needs most.
       breakdown: parts of the time, if the cost model is the program's.
-      certified: what the solver did with the time that it was given, if it was.
       placeholders: whether the figures of the fleet are placeholders, which weigh terms
         against each other and predict nothing.
       kernels: implementation of lookups and updates that is priced; "" if the cost
@@ -122,7 +91,6 @@ class Prediction:
     device_bytes: tuple[Amount, ...]
     stored_bytes: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
     breakdown: Breakdown | None = None
-    certified: str = ""
     placeholders: bool = False
     kernels: Kernels | Literal[""] = ""
     overlap: bool = False

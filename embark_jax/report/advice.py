@@ -37,7 +37,7 @@ def why(plan: Plan) -> list[str]:
             f"{largest.name} ({largest.placement}, {largest.ids} ids a sample, dim "
             f"{largest.dim}) takes {largest.ms / step_ms:.0%} of it; without it, and "
             "the other tables where they are, the step would change by "
-            f"{summary.without(plan, largest)[0]}"
+            f"{summary.without(plan, largest)}"
         )
     return reasons
 
@@ -65,17 +65,12 @@ def uneven(plan: Plan) -> list[str]:
             "devices wait for the fullest one of each phase for "
             f"{waiting_ms / prediction.step_ms:.1%} of the step on average"
         )
-    return [
-        *sentences,
-        *filter(None, [summary.uneven_rows(plan), summary.allocation(plan)]),
-    ]
+    return [*sentences, *filter(None, [summary.uneven_rows(plan)])]
 
 
 def remedies(plan: Plan) -> list[str]:
     """Says what would make the step shorter; empty if no known remedy would."""
     path, suggestions = summary.critical_path(plan), []
-    if warning := summary.verdict(plan)[1]:
-        suggestions.append(warning)
     exchange_ms = sum(ms for name, ms in path.items() if "exchange" in name)
     if path and exchange_ms >= LARGE_EXCHANGE * sum(path.values()):
         suggestions.append(

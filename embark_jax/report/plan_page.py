@@ -100,7 +100,6 @@ def fragment(plan: Plan) -> str:
 
 
 def _body(plan: Plan, is_open: bool, last: str = "") -> str:
-    cost, warning = summary.verdict(plan)
     answers = {
         "Why": advice.why(plan),
         "Where it is uneven": advice.uneven(plan),
@@ -112,8 +111,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
         "Memory of each device": figures.device_memory(plan),
     }
     sections = [
-        f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(cost)}</p>",
-        f'<p class="warning">{escape(warning)}</p>' if warning else "",
+        f"<h2>{escape(summary.headline(plan))}</h2><p>{escape(summary.verdict(plan))}</p>",
         f'<p class="warning">{escape(summary.PLACEHOLDERS)}</p>'
         if plan.prediction and plan.prediction.placeholders
         else "",
@@ -182,22 +180,13 @@ def _decisions(plan: Plan, separately: bool) -> str:
                 (f"{row.ids}", row.ids),
                 ("–" if row.ms is None else f"{row.ms:.3f}", row.ms or 0.0),
                 (share, row.ms or 0.0),
-                *(
-                    (text, 0.0 if ms is None else ms)
-                    for text, ms in zip(
-                        summary.without(plan, row),
-                        (row.removal.step_ms, row.removal.replanned_ms)
-                        if row.removal
-                        else (None, None),
-                        strict=True,
-                    )
-                ),
+                (summary.without(plan, row), row.without_ms or 0.0),
                 (row.placement, row.placement),
                 (row.devices, row.devices),
                 (row.why, row.why),
             )
         )
-    headings = ("table", "rows", "dim", "ids", "ms", "share", "without", "replanned")
+    headings = ("table", "rows", "dim", "ids", "ms", "share", "without")
     return table((*headings, "placement", "devices", "why"), rows)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from embark_jax.plans.alike import alike
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.prediction import Prediction, Removal
+from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import row_ranges
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -20,8 +20,6 @@ MOST_RUNS = 6
 """Largest number of runs of neighbouring devices that a list of owners names."""
 MOST_NAMED = 3
 """Phases and tables that an overview names."""
-POOR_GAP = 0.1
-"""Smallest gap at which a report says that a better plan may exist."""
 UNEVEN = 1.2
 """Smallest ratio of the hottest row shard's ids to the mean that a report mentions."""
 
@@ -37,7 +35,7 @@ class Decision:
       devices: owners of all of them, in words.
       ms: their part of the step's time, together; None if it is not known.
       why: the reason.
-      removal: the step without them; None if it is not known.
+      without_ms: the step without them; None if it is not known.
     """
 
     tables: tuple[str, ...]
@@ -48,7 +46,7 @@ class Decision:
     devices: str
     ms: float | None
     why: str
-    removal: Removal | None = None
+    without_ms: float | None = None
 
     @property
     def name(self) -> str:
@@ -65,7 +63,7 @@ CLUSTERS = (
 COLUMNS = (
     "ms and share: the table's part of what the fullest devices do, which sums to the "
     "step. without: change of the step if the table were not there, the others where "
-    "they are; replanned (by --replan): with a new plan for the others."
+    "they are."
 )
 PLACEHOLDERS = (
     "the fleet's figures are placeholders: times weigh plans against each other, and "
@@ -94,42 +92,13 @@ def assumptions(plan: Plan) -> str:
     return f"{text}, and ids travel for {hidden_ms:.3f} ms beside the dense layers"
 
 
-def without(plan: Plan, decision: Decision) -> tuple[str, str]:
-    """Returns by how much the step is shorter without tables, in words: with the
-    others where they are, and with a new plan for the others."""
+def without(plan: Plan, decision: Decision) -> str:
+    """Returns by how much the step is shorter without tables, the others where they
+    are, such as "−12.3%"."""
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
-    removal = decision.removal
-    if removal is None or not step_ms:
-        return "–", "–"
-    kept, replanned = (
-        "–" if ms is None else f"{ms / step_ms - 1:+.1%}".replace("-", "−")
-        for ms in (removal.step_ms, removal.replanned_ms)
-    )
-    return kept, replanned
-
-
-def allocation(plan: Plan) -> str:
-    """Says which shard sets the memory of all devices, and what splitting it costs; ""
-    if none does."""
-    breakdown = plan.prediction.breakdown if plan.prediction else None
-    if not plan.prediction or breakdown is None or breakdown.allocation is None:
-        return ""
-    shard, step_ms = breakdown.allocation, plan.prediction.step_ms
-    unit, size = byte_unit(total_bytes := max(plan.prediction.device_bytes))
-    text = (
-        f"every device allocates as much as the fullest, {total_bytes / size:.3g} "
-        f"{unit}; a shard of {shard.table} on device {shard.device} sets it, with "
-        f"{shard.shard_bytes / size:.3g} {unit} where devices have "
-        f"{shard.mean_bytes / size:.3g} {unit} of such rows on average"
-    )
-    if not shard.split:
-        return text
-    return (
-        f"{text}; with {shard.table} in {shard.split} it would be "
-        f"{shard.split_device_bytes / size:.3g} {unit}, the step "
-        f"{shard.split_step_ms / step_ms - 1:+.0%} (`embark plan --memory-gb` plans "
-        "for less memory)"
-    )
+    if decision.without_ms is None or not step_ms:
+        return "–"
+    return f"{decision.without_ms / step_ms - 1:+.1%}".replace("-", "−")
 
 
 def headline(plan: Plan) -> str:
@@ -163,7 +132,7 @@ def overview(plan: Plan) -> str:
         if longest and prediction.step_ms:
             shares = (f"{name} {ms[name] / prediction.step_ms:.0%}" for name in longest)
             lines.append(f"{what} that take most of it: {', '.join(shares)}")
-    return "\n".join([*lines, *filter(None, [verdict(plan)[1]])])
+    return "\n".join(lines)
 
 
 def _step_and_memory(prediction: Prediction) -> str:
@@ -179,30 +148,21 @@ def _step_and_memory(prediction: Prediction) -> str:
     return ", ".join(texts)
 
 
-def verdict(plan: Plan) -> tuple[str, str]:
-    """Returns the plan's predicted cost, and a warning if it may be poor, or ""."""
+def verdict(plan: Plan) -> str:
+    """Says what the plan is predicted to cost, and how near the optimum that is."""
     prediction = plan.prediction
     if prediction is None:
-        return "no prediction: the plan was not made by the planner", ""
+        return "no prediction: the plan was not made by the planner"
     cost = (
         f"{_step_and_memory(prediction)} (predicted, cost model "
         f"{prediction.cost_model}); "
     )
     if math.isinf(prediction.gap):
-        return cost + "how near the optimum it is, is not known", ""
-    cost += (
+        return cost + "how near the optimum it is, is not known"
+    return cost + (
         f"at most {prediction.gap:.1%} above the optimum of this cost model over the "
         f"splits it considers (lower bound {prediction.lower_bound_ms:.3f} ms)"
     )
-    if prediction.certified:
-        cost += f"; {prediction.certified}"
-    if prediction.gap <= POOR_GAP:
-        return cost, ""
-    faster = 1 - prediction.lower_bound_ms / prediction.step_ms
-    advice = "`embark plan --certify SECONDS` looks for it, and says how much faster"
-    if prediction.certified:
-        advice = "more seconds for --certify may find it, or lower how much faster"
-    return cost, f"a plan that is up to {faster:.0%} faster may exist: {advice} at most"
 
 
 def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
@@ -217,8 +177,8 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
     for feature in plan.features:
         ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
     breakdown = plan.prediction.breakdown if plan.prediction else None
-    removals = {
-        frozenset(removal.tables): removal
+    without_ms = {
+        frozenset(removal.tables): removal.step_ms
         for removal in (breakdown.removals if breakdown else ())
     }
     groups = alike(plan.placements, plan.features)
@@ -244,7 +204,7 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
                 if breakdown
                 else None,
                 why=first.reason,
-                removal=removals.get(frozenset(names)),
+                without_ms=without_ms.get(frozenset(names)),
             )
         )
     return sorted(unsorted, key=lambda decision: -(decision.ms or 0.0))

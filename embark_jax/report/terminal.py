@@ -50,7 +50,7 @@ class Report:
     ) -> Iterator[RenderableType]:
         plan = self.plan
         yield Text(summary.headline(plan))
-        yield Text(summary.verdict(plan)[0])
+        yield Text(summary.verdict(plan))
         for remedy in remedies(plan):
             yield Text(remedy, style="bold yellow")
         if plan.prediction and plan.prediction.placeholders:
@@ -58,7 +58,6 @@ class Report:
         for sentence in (
             summary.assumptions(plan),
             summary.uneven_rows(plan),
-            summary.allocation(plan),
         ):
             if sentence:
                 yield Text(sentence)
@@ -117,8 +116,6 @@ def _decision_table(
     numbers = ("rows × dim", "ms", "without")
     if not narrow:
         numbers = ("rows × dim", "ids", "ms", "share", "without")
-        if any(row.removal and row.removal.replanned_ms is not None for row in rows):
-            numbers += ("replanned",)
     table = _table("table", *numbers, title="Tables")
     table.add_column("placement", no_wrap=True)
     table.add_column("devices", max_width=16)
@@ -126,7 +123,6 @@ def _decision_table(
         table.add_column("why", ratio=1)
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
     for row in rows:
-        without, replanned = summary.without(plan, row)
         cells = {
             "rows × dim": f"{short(row.rows)} × {row.dim}",
             "ids": str(row.ids),
@@ -134,8 +130,7 @@ def _decision_table(
             "share": "–"
             if row.ms is None or not step_ms
             else f"{row.ms / step_ms:.1%}",
-            "without": without,
-            "replanned": replanned,
+            "without": summary.without(plan, row),
         }
         table.add_row(
             Text(row.name),

@@ -80,9 +80,9 @@ def test_the_price_of_an_rb_storage():
     # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same.
     expected_us = 2 * (2.56 + 20.48)
     assert price.sum_ms == pytest.approx(expected_us / 1e3)
-    # Slot and bag to 8 devices: 40 bytes, 0.02 + 0.16 µs; 8 keys sorted, 0.544, and 26
-    # values of each around it, 0.832.
-    expected_us = 0.02 + 0.16 + 0.544 + 0.832
+    # Slot and bag to 8 devices: 64 bytes, 0.032 + 0.256 µs; 8 keys sorted, 0.544, and
+    # 10 values of each around it, 0.32.
+    expected_us = 0.032 + 0.256 + 0.544 + 0.32
     assert price.id_ms == pytest.approx(expected_us / 1e3)
     # A weight travels beside slot and bag.
     weighted = MODEL.storage_price(StorageKind("rb", 16, weighted=True))
@@ -105,13 +105,12 @@ def test_the_price_of_a_hierarchical_storage():
     flat = MODEL.storage_price(StorageKind("rb", 16))
     price = MODEL.storage_price(StorageKind("rb", 16, exchange="hierarchical"))
     # 5120 bytes of sums, of which 3/4 stay in the node: 1.92 µs on its links, 20.48 in
-    # memory; of a sum of a node 1280 bytes, half of which leave it: 0.64 + 5.12. The
-    # 32 bytes of where blocks end are sent twice: 24 bytes inside, 16 between nodes.
-    expected_us = 2 * (1.92 + 20.48) + (0.012 + 0.128) + (0.016 + 0.128)
+    # memory; of a sum of a node 1280 bytes, half of which leave it: 0.64 + 5.12.
+    expected_us = 2 * (1.92 + 20.48)
     assert price.sum_ms == pytest.approx(expected_us / 1e3)
     assert price.node_sum_ms == pytest.approx(2 * (0.64 + 5.12) / 1e3)
-    # So are the 40 bytes of an id: 30 bytes inside, 20 between nodes.
-    more_us = (0.015 + 0.16 + 0.02 + 0.16) - (0.02 + 0.16)
+    # The 64 bytes of an id are sent twice: 48 bytes inside, 32 between nodes.
+    more_us = (0.024 + 0.256 + 0.032 + 0.256) - (0.032 + 0.256)
     assert price.id_ms - flat.id_ms == pytest.approx(more_us / 1e3)
     # Three exchanges inside, of 11 µs, and three between nodes.
     assert price.fixed_ms == pytest.approx(3 * (11 + 15) / 1e3)

@@ -19,9 +19,9 @@ from embark_jax.planner.cost.phases import PHASES, Phase, critical_ms, phases
 from embark_jax.planner.cost.predict import Priced, price
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.shapes import shapes_of, uses_of
-from embark_jax.planner.cost.what_if import allocation, removals
 from embark_jax.planner.request.workload import Workload
-from embark_jax.plans.prediction import Breakdown
+from embark_jax.plans.alike import alike
+from embark_jax.plans.prediction import Breakdown, Removal
 from embark_jax.plans.storage import Placement, RowRange, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
@@ -74,8 +74,7 @@ def break_down(
         reduced_bytes=reduced_bytes,
         hidden_ms=sum(float(phase.hidden_ms.max()) for phase in of_step),
         hit_rates=_hit_rates(ranges, features, workload),
-        removals=removals(placements, features, workload, model),
-        allocation=allocation(placements, features, workload, model),
+        removals=_removals(priced, placements, features),
     )
 
 
@@ -126,3 +125,41 @@ def _range_ms(priced: Priced) -> np.ndarray:
             sums = loads.of_nodes(i, owners)[fullest]
             total_ms[i] += objective.prices[PEAK_NODE, s] * sums
     return total_ms
+
+
+def _removals(
+    priced: Priced, placements: Sequence[Placement], features: Sequence[FeatureSpec]
+) -> tuple[Removal, ...]:
+    """Returns the step without each table, and without tables that are alike together,
+    the placements of the others unchanged.
+
+    A table's part of the step says who causes it, not what it would take off: each
+    phase lasts until its fullest device is done, and without the table another device
+    may be as full.
+    """
+    of_table: dict[str, list[int]] = {}
+    for i, rows in enumerate(row_ranges(placements)):
+        of_table.setdefault(rows.table.name, []).append(i)
+    groups = [
+        tuple(placement.table.name for placement in group)
+        for group in alike(placements, features)
+    ]
+    singles = [(name,) for name in of_table]
+    return tuple(
+        Removal(
+            names, _step_ms_without(priced, [i for n in names for i in of_table[n]])
+        )
+        for names in dict.fromkeys([*singles, *groups])
+    )
+
+
+def _step_ms_without(priced: Priced, ranges: Sequence[int]) -> float:
+    """Returns the step without these row ranges."""
+    if len(ranges) == len(priced.owners):
+        return 0.0
+    loads = priced.loads.copy()
+    for i in ranges:
+        loads.add(i, priced.owners[i], times=-1)
+    loads.own = np.maximum(loads.own, 0.0)  # rounding errors of the subtraction
+    step_ms = priced.objective.step_ms(priced.loads)
+    return float(np.clip(priced.objective.step_ms(loads), 0.0, step_ms))

@@ -46,8 +46,6 @@ class SearchParams:
     tolerance: float = 3e-5
     """Share of the optimum by which a row of the relaxation must be broken to be
     added."""
-    gap: float = 1e-3
-    """Gap between plan and bound that needs no further proof."""
     slot_batches: float = 2.0
     """Smallest number of slots of a cached table, as a multiple of the rows that a
     batch is expected to ask for."""

@@ -52,7 +52,7 @@ SAFETY = 1e-9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """The solution of the relaxation, or of its whole-number version.
+    """The solution of the relaxation.
 
     Attributes:
       bound_ms: bound: no plan takes less.
@@ -81,22 +81,16 @@ class Relaxation:
         they are ordered; its candidate; and its value.
     """
 
-    def __init__(
-        self, instance: Instance, allowed: np.ndarray | bool = True, drop: bool = True
-    ):
+    def __init__(self, instance: Instance, allowed: np.ndarray | bool = True):
         """
         Args:
           instance: instance that is relaxed.
           allowed: ``[candidates]`` whether plans may have each.
-          drop: whether dominated candidates are left out.
         """
         candidates = instance.candidates
         self.instance = instance
         self.spread = spread = spread_evenly(instance)
-        kept = np.ones(len(candidates), bool)
-        if drop:
-            kept = undominated(instance, spread)
-        self.live = np.flatnonzero(kept & allowed)
+        self.live = np.flatnonzero(undominated(instance, spread) & allowed)
         self.group = candidates.table[self.live]
         row = spread.row[:, self.live]
         mean = spread.mean[:, self.live]
@@ -153,16 +147,16 @@ class Relaxation:
             (np.ones(number), (self.group, np.arange(number))), (len(counts), len(cost))
         )
         program = LinearProgram(cost / scale, upper, tables, counts.astype(float))
-        program.add_rows(self.peak_rows(crowding), np.zeros(rows + extra))
+        program.add_rows(self._peak_rows(crowding), np.zeros(rows + extra))
         if objective is None:
-            matrix, limits = self.limit_rows()
+            matrix, limits = self._limit_rows()
             program.add_rows(
                 sparse.csr_matrix(np.pad(matrix, [(0, 0), (0, extra)])), limits
             )
         per_share = self.memory()[0][1] / instance.memory.limit_bytes
         worth = self.worth / scale if objective is None else program.cost
         keys = self._added_keys
-        program.add_rows(self.largest_rows(keys, extra), np.zeros(len(keys)))
+        program.add_rows(self._largest_rows(keys, extra), np.zeros(len(keys)))
         while True:
             optimum = program.solve()
             if optimum is None:
@@ -180,7 +174,7 @@ class Relaxation:
             if not len(broken):
                 break
             keys = np.append(keys, broken)
-            program.add_rows(self.largest_rows(broken, extra), np.zeros(len(broken)))
+            program.add_rows(self._largest_rows(broken, extra), np.zeros(len(broken)))
         self._added_keys = keys
         # No step gains more than it waits for row stores.
         multipliers = optimum.multipliers.copy()
@@ -251,7 +245,7 @@ class Relaxation:
         """Whether some candidate has rows elsewhere than on devices."""
         return bool((self.spread.largest[STORE] > 0).any())
 
-    def limit_rows(self) -> tuple[np.ndarray, np.ndarray]:
+    def _limit_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns ``[limits, live + rows]`` shares of what limits plans, and
         ``[limits]`` what may be taken of it: of device memory, at both times, of host
         memory and disks if they are limited, and last, if there are any row stores,
@@ -277,7 +271,7 @@ class Relaxation:
             limits.append(ahead * instance.objective.dense_ms / scale)
         return np.stack(matrix), np.array(limits)
 
-    def peak_rows(self, crowding: float = 0.0) -> sparse.csr_matrix:
+    def _peak_rows(self, crowding: float = 0.0) -> sparse.csr_matrix:
         """Returns ``[rows, live + rows]`` means less the peak; or with crowding, ``[2 *
         rows, live + 2 * rows]`` means and a share of the largest shard less the peak,
         and that shard less the peak."""
@@ -291,7 +285,7 @@ class Relaxation:
         blocks = [[self.mean, -one, sparse.diags(share)], [None, -one, one]]
         return sparse.csr_matrix(sparse.bmat(blocks))
 
-    def largest_rows(self, keys: np.ndarray, extra: int = 0) -> sparse.csr_matrix:
+    def _largest_rows(self, keys: np.ndarray, extra: int = 0) -> sparse.csr_matrix:
         """Returns ``[keys, live + extra + rows]`` largest shards of a group less the
         peak.
 

@@ -137,7 +137,7 @@ class Start:
         solutions = [self.relaxed]
         for crowding in params.crowding[1:number]:
             solutions.append(self.relaxation.solve(crowding=crowding) or self.relaxed)
-        return [round_tables(instance, solution.tables) for solution in solutions]
+        return [_round_tables(instance, solution.tables) for solution in solutions]
 
     def search_plan(self) -> SearchResult | None:
         """Returns the best plan that fits, if any is found.
@@ -156,7 +156,7 @@ class Start:
         best: SearchResult | None = None
         for _ in range(params.memory_searches):
             placed = [
-                self.plan_from(chosen, np.random.default_rng(seed), ms_per_byte)
+                self._plan_from(chosen, np.random.default_rng(seed), ms_per_byte)
                 for seed, chosen in enumerate(self.choices)
             ]
             fastest = min(placed, key=Assignment.step_ms)
@@ -182,48 +182,38 @@ class Start:
     def _search(self, shortlist: int) -> LocalSearch:
         return LocalSearch(self.relaxation.instance, self.relaxed, shortlist)
 
-    def plan_from(
-        self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float = 0.0
+    def _plan_from(
+        self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float
     ) -> Assignment:
         """Returns a plan that begins with these candidates, ``[tables]``."""
         assignment = self.search.construct(chosen, ms_per_byte)
         return self.search.improve(assignment, dice, ms_per_byte)
 
 
-def round_tables(
-    instance: Instance, tables: np.ndarray, dice: np.random.Generator | None = None
-) -> np.ndarray:
+def _round_tables(instance: Instance, tables: np.ndarray) -> np.ndarray:
     """Returns ``[tables]`` candidates that are near the fractions of a relaxation.
 
     Args:
       instance: instance to plan.
       tables: ``[candidates]`` number of tables that take each, fractions allowed.
-      dice: rounds up at random, as often as a fraction says; None rounds up the largest
-        fractions.
     """
     chosen = np.zeros(len(instance.tables), np.int64)
     groups = np.arange(len(instance.counts) + 1)
     first = np.searchsorted(instance.candidates.table, groups)
     for g, count in enumerate(instance.counts.tolist()):
         candidates = np.arange(first[g], first[g + 1])
-        whole = _whole(tables[candidates], count, dice)
+        whole = _whole(tables[candidates], count)
         chosen[instance.group == g] = np.repeat(candidates, whole)
     return chosen
 
 
-def _whole(
-    values: np.ndarray, total: int, dice: np.random.Generator | None
-) -> np.ndarray:
-    """Returns whole numbers near ``values`` that sum to ``total``."""
+def _whole(values: np.ndarray, total: int) -> np.ndarray:
+    """Returns whole numbers near ``values`` that sum to ``total``: those with the
+    largest fractions are rounded up."""
     whole = np.floor(values + 1e-6).astype(int)
     left = total - whole.sum()
     fraction = np.maximum(values - whole, 0.0)
-    if dice is not None and left and np.count_nonzero(fraction > 1e-9) >= left:
-        share = np.where(fraction > 1e-9, fraction, 0.0)
-        up = dice.choice(len(values), left, replace=False, p=share / share.sum())
-    else:
-        up = np.argsort(-fraction, kind="stable")[:left]
-    whole[up] += 1
+    whole[np.argsort(-fraction, kind="stable")[:left]] += 1
     return whole
 
 
