@@ -71,7 +71,7 @@ def test_a_copy_is_what_the_bucket_has(server, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     upload = Upload(source, "s3://bucket/other")
     upload()
-    message = "GB are copied to .*room for 0.0 GB; name a folder of a larger disk"
+    message = "are copied to .*room for 0 bytes; name a folder of a larger disk"
     with pytest.raises(StorageError, match=message):
         local_copy("s3://bucket/other")
 

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from embark_jax._base.files import write_json
+from embark_jax._base.memory import bytes_text
 from embark_jax._base.storage import (
     StorageError,
     file_system_or_bucket,
@@ -99,8 +100,8 @@ def local_copy(
         size, free = sum(v[0] for v in missing.values()), shutil.disk_usage(copy).free
         if size > free:
             raise StorageError(
-                f"{source}: {size / 1e9:,.1f} GB are copied to {copy}, which has room "
-                f"for {free / 1e9:,.1f} GB; name a folder of a larger disk in "
+                f"{source}: {bytes_text(size)} are copied to {copy}, which has room "
+                f"for {bytes_text(free)}; name a folder of a larger disk in "
                 "EMBARK_DATA"
             )
         for name in missing:

@@ -1,4 +1,4 @@
-"""The memory of this computer."""
+"""The memory of this computer, and amounts of memory in words."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ def free_memory_bytes() -> int:
         return 1024 * int(fields["MemAvailable"].split()[0])
     except (OSError, KeyError):  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def byte_unit(largest_bytes: float) -> tuple[str, float]:
+    """Returns the name and size of the unit in which these bytes read well."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if largest_bytes >= size:
+            return unit, size
+    return "bytes", 1.0
+
+
+def bytes_text(number: float) -> str:
+    """Formats bytes with three figures, such as "12.3 kB"."""
+    unit, size = byte_unit(number)
+    return f"{number / size:.3g} {unit}"

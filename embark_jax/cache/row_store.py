@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from embark_jax._base.errors import UserError
+from embark_jax._base.memory import bytes_text
 from embark_jax.cache.row_log import FLOAT32_BYTES, RowLog
 from embark_jax.plans.options import Tier
 
@@ -129,7 +130,7 @@ def make_store(
             where = f" in {folder}, which take 2.5 times as much there"
         reason = getattr(error, "strerror", None) or error
         raise StoreError(
-            f"no room for {FLOAT32_BYTES * rows * values / 1e9:,.1f} GB of rows of "
+            f"no room for {bytes_text(FLOAT32_BYTES * rows * values)} of rows of "
             f"tier {tier}{where} ({reason})"
         ) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from embark_jax._base.memory import free_memory_bytes
+from embark_jax._base.memory import bytes_text, free_memory_bytes
 from embark_jax.cache.key_index import KeyIndex
 from embark_jax.cache.resolving import Demand
 from embark_jax.cache.row_store import STORES, StoreError
@@ -199,6 +199,6 @@ def check_memory(
     )
     if host_bytes > (free := free_memory_bytes()):
         raise StoreError(
-            f"rows of tier host take {host_bytes / 1e9:,.1f} GB of memory in this "
-            f"process, {free / 1e9:,.1f} GB are free; set tier to disk for some"
+            f"rows of tier host take {bytes_text(host_bytes)} of memory in this "
+            f"process, {bytes_text(free)} are free; set tier to disk for some"
         )

@@ -82,7 +82,7 @@ def plan(
     else:
         try:
             listed, workload = options.read()
-            planned = planner.plan_for(
+            planned = planner.advised_plan(
                 dataclasses.replace(workload, statistics=statistics),
                 *listed.specs(),
             )

@@ -82,6 +82,7 @@ class Prediction:
       kernels: implementation of lookups and updates that is priced; "" if the cost
         model knows none.
       overlap: whether a step also makes the routes of the next.
+      advice: what would make the step shorter, in sentences; each was tried.
     """
 
     cost_model: str
@@ -94,6 +95,7 @@ class Prediction:
     placeholders: bool = False
     kernels: Kernels | Literal[""] = ""
     overlap: bool = False
+    advice: tuple[str, ...] = ()
 
     def problems(self, tables: Sequence[str], devices: int) -> list[str]:
         """Lists what is wrong with this prediction for a plan of these tables."""

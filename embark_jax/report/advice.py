@@ -1,5 +1,4 @@
-"""Answers a reader's first questions: why a step is long, where it is uneven, what
-helps.
+"""Answers a reader's first questions: why a step is long, and where it is uneven.
 
 Each answer is a list of sentences; all of it comes from a plan's prediction.
 """
@@ -8,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from embark_jax._base.memory import bytes_text
 from embark_jax.plans.plan import Plan
 from embark_jax.report import summary
 
@@ -15,8 +15,6 @@ MOST_PHASES = 3
 """Phases that an answer names."""
 LARGE_TABLE = 0.1
 """Smallest share of the step at which a table is named."""
-LARGE_EXCHANGE = 0.3
-"""Smallest share of the step at which other formats on the wire are advised."""
 
 
 def why(plan: Plan) -> list[str]:
@@ -50,7 +48,7 @@ def uneven(plan: Plan) -> list[str]:
     sentences = []
     for what, values, show in (
         ("load", prediction.device_ms, lambda ms: f"{ms:.3f} ms"),
-        ("memory", prediction.device_bytes, _bytes),
+        ("memory", prediction.device_bytes, bytes_text),
     ):
         mean, largest = float(np.mean(values)), max(values)
         if mean:
@@ -66,22 +64,3 @@ def uneven(plan: Plan) -> list[str]:
             f"{waiting_ms / prediction.step_ms:.1%} of the step on average"
         )
     return [*sentences, *filter(None, [summary.uneven_rows(plan)])]
-
-
-def remedies(plan: Plan) -> list[str]:
-    """Says what would make the step shorter; empty if no known remedy would."""
-    path, suggestions = summary.critical_path(plan), []
-    exchange_ms = sum(ms for name, ms in path.items() if "exchange" in name)
-    if path and exchange_ms >= LARGE_EXCHANGE * sum(path.values()):
-        suggestions.append(
-            f"exchanges take {exchange_ms / sum(path.values()):.0%} of the step: in "
-            "bfloat16 rows and gradients have half the bytes of float32 (--wire-rows, "
-            "--wire-gradients; in a config embedding.wire), and a larger batch shares "
-            "the latency"
-        )
-    return suggestions
-
-
-def _bytes(value: float) -> str:
-    unit, size = summary.byte_unit(value)
-    return f"{value / size:.3g} {unit}"

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from embark_jax._base.memory import byte_unit
 from embark_jax.plans.plan import Plan
 from embark_jax.report import summary
 from embark_jax.statistics.accesses import Statistics
@@ -123,7 +124,7 @@ def device_memory(plan: Plan) -> Figure:
     devices = np.arange(plan.devices)
     held = summary.row_bytes(plan)
     allocated = np.array(plan.prediction.device_bytes if plan.prediction else held)
-    unit, size = summary.byte_unit(allocated.max())
+    unit, size = byte_unit(allocated.max())
     axes.bar(devices, allocated / size, color="lightgrey", label="allocated")
     axes.bar(devices, held / size, width=0.6, label="own rows")
     axes.set(xlabel="device", ylabel=unit, title="Memory")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from matplotlib.figure import Figure
@@ -103,7 +103,7 @@ def _body(plan: Plan, is_open: bool, last: str = "") -> str:
     answers = {
         "Why": advice.why(plan),
         "Where it is uneven": advice.uneven(plan),
-        "What would help": advice.remedies(plan),
+        "What would help": plan.prediction.advice if plan.prediction else (),
     }
     drawn = {
         "Owners of each table": figures.table_devices(plan),
@@ -155,7 +155,7 @@ def _phases(path: dict[str, float]) -> str:
     return f'<div class="phases">{bar}</div><p>{legend}</p>'
 
 
-def _list(title: str, sentences: list[str]) -> str:
+def _list(title: str, sentences: Sequence[str]) -> str:
     if not sentences:
         return ""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)

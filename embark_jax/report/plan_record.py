@@ -32,6 +32,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "kernels": prediction.kernels,
         "overlap": prediction.overlap,
         "placeholders": prediction.placeholders,
+        "advice": prediction.advice,
         "step_ms": prediction.step_ms,
         "lower_bound_ms": prediction.lower_bound_ms,
         "gap": prediction.gap if math.isfinite(prediction.gap) else None,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from embark_jax._base.memory import bytes_text
 from embark_jax.plans.alike import alike
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
@@ -143,8 +144,7 @@ def _step_and_memory(prediction: Prediction) -> str:
     }
     texts = [f"{prediction.step_ms:.3f} ms a step for the embeddings"]
     for where, total_bytes in sizes.items():
-        unit, size = byte_unit(total_bytes)
-        texts.append(f"{total_bytes / size:.3g} {unit} {where}")
+        texts.append(f"{bytes_text(total_bytes)} {where}")
     return ", ".join(texts)
 
 
@@ -251,14 +251,6 @@ def row_bytes(plan: Plan) -> np.ndarray:
     """Returns ``[devices]`` bytes of rows of each device's own shards; replicated rows
     count on all."""
     return np.sum([*table_bytes(plan).values()], axis=0)
-
-
-def byte_unit(largest_bytes: float) -> tuple[str, float]:
-    """Returns the name and size of the unit in which these bytes read well."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if largest_bytes >= size:
-            return unit, size
-    return "bytes", 1.0
 
 
 def counted(number: int, noun: str) -> str:

@@ -13,9 +13,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from embark_jax._base.memory import byte_unit
 from embark_jax.plans.plan import Plan
 from embark_jax.report import summary
-from embark_jax.report.advice import remedies
 from embark_jax.report.summary import Decision, short
 
 MOST_DECISIONS = 30
@@ -51,8 +51,8 @@ class Report:
         plan = self.plan
         yield Text(summary.headline(plan))
         yield Text(summary.verdict(plan))
-        for remedy in remedies(plan):
-            yield Text(remedy, style="bold yellow")
+        for advice in plan.prediction.advice if plan.prediction else ():
+            yield Text(advice, style="bold yellow")
         if plan.prediction and plan.prediction.placeholders:
             yield Text(summary.PLACEHOLDERS, style="bold yellow")
         for sentence in (
@@ -163,7 +163,7 @@ def _devices(plan: Plan) -> Table:
         if plan.prediction.breakdown:
             columns["ids a sample"] = np.array(plan.prediction.breakdown.device_ids)
         held["allocated"] = np.array(plan.prediction.device_bytes)
-    unit, size = summary.byte_unit(max(values.max() for values in held.values()))
+    unit, size = byte_unit(max(values.max() for values in held.values()))
     columns |= {f"{name}, {unit}": values / size for name, values in held.items()}
     one_by_one = plan.devices <= MOST_DEVICES
     title = "Devices" if one_by_one else "Devices: the fullest of each node"

@@ -14,7 +14,7 @@ from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import Description
 from embark_jax.launch.agreement import tell_all
-from embark_jax.planner import Workload, plan_for
+from embark_jax.planner import Workload, advised_plan
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
 from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
 from embark_jax.plans import fleet
@@ -151,7 +151,7 @@ def make_plan(
         forced = _with_hot_rows(config, tables, forced, statistics)
     load = workload(config, data, tables, features, statistics)
     with config_error_at("embedding"):
-        return plan_for(load, tables, features, forced=forced)
+        return advised_plan(load, tables, features, forced=forced)
 
 
 def _with_hot_rows(

@@ -224,8 +224,8 @@ def test_whole_rows_in_pieces_need_two_exchanges_of_squares():
 
 def test_what_every_device_does():
     ids, pooled_bytes = 10 * 3, 10 * 32
-    # RB sorts 2-byte keys and handles 14 values an id, for each column shard.
-    bucket_bytes = (26 + 56) * ids
+    # RB sorts 2-byte keys and handles 11 values an id, for each column shard.
+    bucket_bytes = (26 + 44) * ids
     in_rb = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb"))
     assert in_rb == pytest.approx((bucket_bytes + pooled_bytes) / 1e6)
     element_wises = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb", 1, 2))

@@ -83,7 +83,7 @@ def test_every_device_sums_the_gradients_that_it_sends_in_plain_xla(
 def test_what_owners_receive_in_plain_xla():
     """Partial sums are added to; slots are marked, not sorted."""
     for kind, sums, values in (
-        (StorageKind("rb", 16), 10 * 8, {"mosaic_gpu": 26, "xla": 51}),
+        (StorageKind("rb", 16), 10 * 8, {"mosaic_gpu": 10, "xla": 43}),
         (StorageKind("ub", 16), 0, {"mosaic_gpu": 12, "xla": 38}),
     ):
         kernels, plain = (model.storage_price(kind) for model in (MODEL, XLA))

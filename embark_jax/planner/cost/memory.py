@@ -188,52 +188,26 @@ class Memory:
             return 0.0
         return 2 * traffic.row_buffer_bytes(storage.width, self.workload.devices)
 
-    def shortage(self, needed_bytes: float, tables_bytes: float, forced: bool) -> str:
-        """Says what is short, by how much, where, and what would make it fit.
+    def shortage(self, needed_bytes: float) -> str:
+        """Says what is short, by how much, and where.
 
         Args:
-          needed_bytes: bytes needed on each device, at least; if that many would
-            suffice, the search found no plan that needs no more.
-          tables_bytes: bytes of them for tables and their optimizer state.
-          forced: whether some placement is forced.
+          needed_bytes: bytes needed on each device, at least.
         """
-        workload = self.workload
-        limit_bytes = self.limit_bytes
-        fleet = workload.fleet
-        nodes = math.ceil(needed_bytes / limit_bytes * fleet.nodes)
-        short = needed_bytes > limit_bytes
-        remedies = [f"{max(nodes, fleet.nodes + 1)} nodes or more"]
-        is_target = limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE
-        if short and not is_target:
-            remedies.append(f"{needed_bytes / MEMORY_SHARE / 1e9:.1f} GB a device")
-        # All but tables and dense parameters follows the batch.
-        fixed_bytes = tables_bytes + self.dense_bytes + self.dense_gradient_bytes
-        if short and fixed_bytes < limit_bytes:
-            share = (limit_bytes - fixed_bytes) / (needed_bytes - fixed_bytes)
-            samples = math.floor(share * workload.device_batch) * fleet.devices
-            if samples:
-                remedies.append(f"a batch of about {samples:,}")
-        remedies.append("smaller tables")
-        if workload.optimizer != "sgd":
-            remedies.append("an optimizer with less state")
-        if forced:
-            remedies.append("fewer forced placements")
-        lacking = f"{(needed_bytes - limit_bytes) / 1e9:.2f} GB short"
-        if not short:
-            lacking = "but no plan was found that fits"
+        fleet = self.workload.fleet
         where = "the device" if fleet.devices == 1 else f"all {fleet.devices} devices"
         contents = "tables, optimizer state and exchange buffers"
         if self.dense_bytes:
             contents = "tables, optimizer state, exchange buffers and dense layers"
         source = f"{MEMORY_SHARE:.0%} of its memory"
-        if is_target:
+        if self.limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE:
             source = "the memory_gb asked for"
-            enough = f"a memory_gb above {needed_bytes / 1e9:.2f}"
-            remedies.insert(0, enough if short else "a larger memory_gb")
+        lacking_bytes = needed_bytes - self.limit_bytes
+        lacking = f"{lacking_bytes / 1e9:.2f} GB short"
+        if lacking_bytes <= 0:
+            lacking = "but no plan was found that fits"
         return (
             f"memory is short on {where}: {contents} need "
             f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "
-            f"{limit_bytes / 1e9:.2f} GB for them ({source}), "
-            f"{lacking}; "
-            f"what would help: {', '.join(remedies)}"
+            f"{self.limit_bytes / 1e9:.2f} GB for them ({source}), {lacking}"
         )

@@ -1,93 +1,30 @@
-"""Makes the plan of a request."""
+"""Plans a request once; ``advised`` tries what would help, too."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from embark_jax._base.config import nearest
 from embark_jax.planner.cost.breakdown import break_down
 from embark_jax.planner.cost.model import CostModel
 from embark_jax.planner.cost.predict import capacities, predict
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
-from embark_jax.planner.search.instance import forced_problems, make_instance
+from embark_jax.planner.search.instance import Instance, forced_problems, make_instance
 from embark_jax.planner.search.params import DEFAULT, SearchParams
 from embark_jax.planner.search.reasons import reasons
+from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import SearchResult, solve
-from embark_jax.plans import fleet as fleets
 from embark_jax.plans.counts import MOST_BATCH, whole
-from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import sequence_problems
 from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
-from embark_jax.plans.wire import FLOAT32, Wire
-from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 MAX_VALUES = 2**56
 """Largest number of values that a step reads: their bytes are a 64-bit integer."""
-
-
-def plan(
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    fleet: Fleet | str,
-    batch: int,
-    *,
-    forced: Mapping[str, ForcedPlacement] | None = None,
-    zipf_exponent: float = 0.0,
-    capacity_slack: float = 1.25,
-    optimizer: str = "rowwise_adagrad",
-    cost_model: CostModel | None = None,
-    statistics: Statistics = NO_STATISTICS,
-    wire: Wire = FLOAT32,
-    memory_gb: float | None = None,
-    kernels: Kernels = "xla",
-) -> Plan:
-    """Places every table on the fleet.
-
-    Args:
-      tables, features: the model.
-      fleet: the machines; or a fleet's name or YAML file, which stands for one machine.
-      batch: global batch size, samples a step.
-      forced: forced placements by table name.
-      zipf_exponent: skew of ids within their table; 0 is uniform.
-      capacity_slack: multiple of the expected ids that exchange buffers hold.
-      optimizer: optimizer of the embedding rows; its state takes memory in addition.
-      cost_model: your own cost model; None prices what the compiled step moves.
-      statistics: statistics of a sample of the data; ``zipf_exponent`` is then for the
-        tables that are not in it.
-      wire: the formats in which rows and gradients travel.
-      memory_gb: most memory of a device that a step may take; None is most of all.
-      kernels: implementation of lookups and updates that is priced: plain XLA, or
-        "mosaic_gpu", the GPU kernels.
-
-    Raises:
-      ValueError: if the model is inconsistent, a forced placement impossible, the
-        statistics are of another model, or the tables do not fit the fleet.
-    """
-    if isinstance(fleet, str):
-        fleet = fleets.load(fleet)
-    workload = Workload(
-        fleet=fleet,
-        batch_size=batch,
-        zipf_exponent=zipf_exponent,
-        capacity_slack=capacity_slack,
-        optimizer=optimizer,
-        statistics=statistics,
-        wire=wire,
-        memory_gb=memory_gb,
-        kernels=kernels,
-    )
-    return plan_for(
-        workload,
-        tables,
-        features,
-        forced=forced,
-        cost_model=cost_model,
-    )
 
 
 def plan_for(
@@ -99,8 +36,51 @@ def plan_for(
     cost_model: CostModel | None = None,
     params: SearchParams = DEFAULT,
 ) -> Plan:
-    """Plans like ``plan``, with all that a workload knows, such as the dense layers.
-    ``params`` say how much is tried."""
+    """Places every table of a model, for a step that a workload describes.
+
+    Args:
+      workload: circumstances of the step.
+      tables, features: the model.
+      forced: forced placements by table name.
+      cost_model: your own cost model; None prices what the compiled step moves.
+      params: how much is tried.
+
+    Raises:
+      DoesNotFitError: if the tables do not fit the fleet.
+      ValueError: if the model is inconsistent, a forced placement impossible, or the
+        statistics are of another model.
+    """
+    instance = _instance(workload, tables, features, forced, cost_model, params)
+    return _as_plan(solve(instance), tables, features)
+
+
+def bound_ms(
+    workload: Workload,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    *,
+    forced: Mapping[str, ForcedPlacement] | None = None,
+) -> float | None:
+    """Returns a time that no plan of ``plan_for`` is below, from a single relaxation;
+    None if memory does not suffice.
+
+    Raises:
+      ValueError: as ``plan_for``, but if the tables do not fit.
+    """
+    instance = _instance(workload, tables, features, forced, None, DEFAULT)
+    relaxed = Relaxation(instance).solve()
+    return None if relaxed is None else relaxed.bound_ms
+
+
+def _instance(
+    workload: Workload,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    forced: Mapping[str, ForcedPlacement] | None,
+    cost_model: CostModel | None,
+    params: SearchParams,
+) -> Instance:
+    """Returns the instance of a request, which is checked."""
     check_model(tables, features)
     forced = dict(forced or {})
     grown = fully_grown(tables)
@@ -109,8 +89,7 @@ def plan_for(
     _check_request(grown, features, all_forced, workload, model)
     if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
-    instance = make_instance(grown, features, all_forced, workload, model, params)
-    return _as_plan(solve(instance), tables, features)
+    return make_instance(grown, features, all_forced, workload, model, params)
 
 
 def _as_plan(
@@ -155,7 +134,8 @@ def _check_request(
     batch = workload.batch_size
     unknown = sorted(set(forced) - {table.name for table in tables})
     if unknown:
-        raise ValueError(f"placements are forced for unknown tables {unknown}")
+        hint = nearest(unknown[0], [table.name for table in tables])
+        raise ValueError(f"placements are forced for unknown tables {unknown}; {hint}")
     for name, force in forced.items():
         if not isinstance(force, ForcedPlacement):
             raise ValueError(
@@ -174,7 +154,8 @@ def _check_request(
     problems += sequence_problems(clusters, features)
     if whole("batch size", batch, MOST_BATCH) % workload.devices:
         problems.append(
-            f"batch size {batch} must be a multiple of the {workload.devices} devices"
+            f"batch size {batch} must be a multiple of the {workload.devices} devices, "
+            f"such as {-(-batch // workload.devices) * workload.devices}"
         )
     if problems:
         raise ValueError("; ".join(problems))

@@ -17,6 +17,10 @@ from embark_jax.planner.search.ways import fewest_slots
 from embark_jax.plans.plan import MAX_SLOTS
 
 
+class DoesNotFitError(ValueError):
+    """No plan fits; the message says what is short."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class SearchResult:
     """The result of a search.
@@ -43,15 +47,14 @@ def solve(instance: Instance) -> SearchResult:
       instance: instance to plan.
 
     Raises:
-      ValueError: if the tables do not fit.
+      DoesNotFitError: if the tables do not fit.
     """
-    if lacking := _lacking_numbers(instance):
-        raise ValueError(lacking)
-    result = None
-    if table_bytes(instance) <= instance.memory.limit_bytes:
-        result = _search(instance)
+    enough = table_bytes(instance) <= instance.memory.limit_bytes
+    if lacking := _lacking_numbers(instance, enough):
+        raise DoesNotFitError(lacking)
+    result = _search(instance) if enough else None
     if result is None:
-        raise ValueError(shortage(instance))
+        raise DoesNotFitError(_shortage(instance))
     return result
 
 
@@ -236,34 +239,44 @@ def _least_rows(instance: Instance, use: TableUse) -> int:
     return use.slots or fewest_slots(use, instance.workload, instance.params)
 
 
-def shortage(instance: Instance) -> str:
-    """Says what is short, by how much, where, and what would make it fit."""
+def _shortage(instance: Instance) -> str:
+    """Says what is short, by how much, and where."""
     if lacking := _lacking_stores(instance):
         return lacking
-    forced = any(force.is_fixed for force in instance.forced)
     least_bytes = Relaxation(instance).least_bytes()
-    text = instance.memory.shortage(least_bytes, table_bytes(instance), forced)
-    whole = [table for table in instance.tables if table.tier == "device"]
-    if not whole:
-        return text
-    largest = max(whole, key=lambda table: table.rows * table.dim)
-    line = f"embedding.tables.{largest.name}"
-    return (
-        f"{text}; or, in a config, for the largest table, device memory for some rows "
-        f"and host memory or a disk for all: add {line}.tier: auto"
-    )
+    if least_bytes <= instance.memory.limit_bytes and (many := _many_rows(instance)):
+        return many
+    return instance.memory.shortage(least_bytes)
 
 
-def _lacking_numbers(instance: Instance) -> str:
-    """Says which cached tables have more rows than devices can number, if any have."""
+def _lacking_numbers(instance: Instance, enough: bool) -> str:
+    """Says which tables have more rows than devices can number, if any have; of tables
+    on devices only where these have enough memory for them."""
     devices = instance.workload.devices
     return "; ".join(
         f"table {table.name!r} has {table.rows:,} rows on {devices} device"
         f"{'s' * (devices > 1)}, and a device numbers at most {MAX_SLOTS:,} rows of "
-        f"cached tables: take at least {-(-table.rows // MAX_SLOTS)} devices, or make "
-        "it dynamic, with keys of 64 bits: set max_slots, not tier and slots"
+        "a table"
         for table in instance.tables
-        if table.tier != "device" and table.rows > devices * MAX_SLOTS
+        if table.rows > devices * MAX_SLOTS and (enough or table.tier != "device")
+    )
+
+
+def _many_rows(instance: Instance) -> str:
+    """Says which rows of one storage are more than a device can number, if all tables
+    that may lie in it do; "" if none are."""
+    rows: dict[tuple[int, str, str], int] = {}
+    for count, use in zip(instance.counts.tolist(), instance.uses, strict=True):
+        kind = use.dim, use.dtype, use.rule
+        rows[kind] = rows.get(kind, 0) + count * _least_rows(instance, use)
+    (dim, *_), most = max(rows.items(), key=lambda of_kind: of_kind[1])
+    devices = instance.workload.devices
+    if most <= devices * MAX_SLOTS:
+        return ""
+    return (
+        f"tables of width {dim} have {most:,} rows on {devices} device"
+        f"{'s' * (devices > 1)}, {most // devices:,} on each, and a device numbers at "
+        f"most {MAX_SLOTS:,} rows of a storage; no plan was found that fits"
     )
 
 
@@ -286,6 +299,5 @@ def _lacking_stores(instance: Instance) -> str:
     return (
         f"rows of {len(tables)} cached tables and their optimizer state take "
         f"{rows_bytes / 1e9:,.0f} GB, but host memory and disks have room for "
-        f"{stores_bytes / 1e9:,.0f} GB and devices for {devices_bytes / 1e9:,.0f}: "
-        "take more nodes, or a fleet file with more host_memory_bytes, or a disk"
+        f"{stores_bytes / 1e9:,.0f} GB and devices for {devices_bytes / 1e9:,.0f}"
     )

@@ -1,0 +1,84 @@
+"""What a plan advises was tried, and holds when it is followed."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+import embark_jax as ej
+from embark_jax.planner import Workload, advised_plan, plan_for
+from embark_jax.plans.wire import Wire
+from tests.runs import done
+
+MANY = [ej.TableSpec("ids", 4 * 2**31, 1)]
+FEATURES = [ej.FeatureSpec("ids")]
+
+
+def test_more_rows_than_numbers_are_the_reason_and_more_nodes_help():
+    """Their memory would suffice: 34 GB of rows and accumulators on two devices."""
+    machines = ej.fleets.dgx_h100(1, gpus_per_node=2)
+    with pytest.raises(ValueError, match="numbers at most") as error:
+        ej.plan(MANY, FEATURES, machines, 96, optimizer="sgd")
+    text = str(error.value)
+    assert "memory is short" not in text
+    said = re.search(r"(\d+) nodes \((\S+) ms a step, (\S+) GB a device\)", text)
+    assert said, text
+    more = ej.fleets.dgx_h100(int(said[1]), gpus_per_node=2)
+    followed = ej.plan(MANY, FEATURES, more, 96, optimizer="sgd").prediction
+    assert f"{followed.step_ms:.3f}" == said[2]
+    assert f"{max(followed.device_bytes) / 1e9:.2f}" == said[3]
+
+
+def test_fewer_nodes_that_are_faster_are_named():
+    """A tiny step is latency, which more nodes make longer."""
+    tables = [ej.TableSpec("a", 100_000, 16), ej.TableSpec("b", 50_000, 16)]
+    features = [ej.FeatureSpec("a"), ej.FeatureSpec("b")]
+    forced = {name: ej.ForcedPlacement("rb", 4, hot_rows=0) for name in "ab"}
+    two, one = (
+        ej.plan(tables, features, ej.fleets.dgx_h100(n), 256, forced=forced).prediction
+        for n in (2, 1)
+    )
+    assert one.step_ms < two.step_ms
+    (said,) = [text for text in two.advice if text.startswith("1 node would be")]
+    assert f"{one.step_ms:.3f} ms a step" in said
+    assert not [text for text in one.advice if "node" in text]
+
+
+def test_16_bits_on_the_wire_are_advised_unless_they_are_on():
+    tables = [ej.TableSpec(f"t{i}", 10_000_000, 128) for i in range(4)]
+    features = [ej.FeatureSpec(table.name, hotness=20) for table in tables]
+    workload = Workload(ej.fleets.dgx_h100(2), 65_536, kernels="mosaic_gpu")
+    advised = advised_plan(workload, tables, features).prediction
+    (text,) = [text for text in advised.advice if "bfloat16" in text]
+    promised_ms = float(re.search(r"shorter: (\S+) ms a step", text)[1])
+    narrow = dataclasses.replace(workload, wire=Wire("bfloat16", "bfloat16"))
+    followed = advised_plan(narrow, tables, features).prediction
+    assert followed.step_ms <= promised_ms + 5e-4
+    assert "bfloat16" not in " ".join(followed.advice)
+
+
+def test_the_function_and_the_command_have_one_price(tmp_path):
+    entries = [{"name": f"t{i}", "rows": 10**6, "dim": 32} for i in range(3)]
+    path = tmp_path / "tables.json"
+    path.write_text(json.dumps(entries))
+    record = json.loads(done("plan", "--tables", path, "--batch", "4096", "--json").out)
+    tables = [ej.TableSpec(f"t{i}", 10**6, 32) for i in range(3)]
+    features = [ej.FeatureSpec(table.name) for table in tables]
+    made = ej.plan(tables, features, ej.fleets.dgx_h100(), 4096).prediction
+    assert (made.step_ms, made.overlap) == (record["step_ms"], record["overlap"])
+    assert made.device_bytes[0] == record["per_device"][0]["memory_bytes"]
+    alone = ej.plan(tables, features, ej.fleets.dgx_h100(), 4096, overlap=False)
+    assert not alone.prediction.overlap
+
+
+def test_an_unknown_table_that_is_forced_is_told_the_nearest():
+    tables, features = [ej.TableSpec("item", 10, 4)], [ej.FeatureSpec("item")]
+    workload = Workload(ej.fleets.dgx_h100(), 64)
+    with pytest.raises(ValueError, match="did you mean item"):
+        plan_for(workload, tables, features, forced={"itm": ej.ForcedPlacement("dp")})
+
+
+def test_a_batch_that_devices_cannot_share_is_told_one():
+    with pytest.raises(ValueError, match="such as 264"):
+        ej.plan(MANY, FEATURES, ej.fleets.dgx_h100(33), 100)
