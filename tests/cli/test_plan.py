@@ -127,5 +127,5 @@ def test_statistics_of_the_data_are_planned_with(config, tmp_path):
 
 
 def predicted_ms(out: str) -> float:
-    (found,) = re.findall(r"([0-9.]+) ms a step", out)
+    (found,) = re.findall(r"([0-9.]+) ms a step for the embeddings", out)
     return float(found)
