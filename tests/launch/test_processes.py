@@ -10,6 +10,7 @@ import pytest
 
 from embark_jax.launch.one_host import FAILED, USER_ERROR, free_port
 from embark_jax.launch.processes import HEARTBEAT_S
+from tests.processes import outputs_of_two
 
 PROCESS = """
 import os, signal, sys, time
@@ -106,3 +107,26 @@ def test_processes_have_one_config():
     assert second == USER_ERROR
     assert "all processes must have one config:" in said
     assert "train.batch_size" in said
+
+
+KERNELS = """
+import sys
+from embark_kernels import _implementation, check
+from embark_jax.config import ExperimentConfig
+from embark_jax.launch import processes
+from embark_jax.run.planning import why_plain_xla
+
+port, index = sys.argv[1:]
+data = {"kind": "synthetic"}
+config = ExperimentConfig(data=data, mesh={"nodes": 2}, train={"batch_size": 2})
+processes.join(config, f"localhost:{port}", 2, int(index))
+_implementation._why_not_mosaic_gpu = lambda: ""
+check.problem = lambda: "sum_bags differs" if index == "1" else ""
+print([why_plain_xla()])
+"""
+
+
+@pytest.mark.slow
+def test_kernels_that_fail_in_one_process_are_taken_in_none():
+    for text in outputs_of_two(KERNELS, timeout_s=300):
+        assert text.strip().splitlines()[-1] == "['sum_bags differs']", text
