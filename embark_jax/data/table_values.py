@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from embark_jax._base.agreement import WINDOW, differences, parts
 from embark_jax.data.manifest import Manifest, vocabulary_file
 from embark_jax.data.prepare.encoding import read_keys
+from embark_jax.data.prepare.extension import EXTENDS
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID, is_text
 from embark_jax.plans.tables import HASHED_KEYS
@@ -70,41 +70,41 @@ class TableValues:
             return Meaning("numbers", rows, row_numbers=file)
         return Meaning("values", rows)
 
-    def row_numbers_in(self, later: TableValues, table: str) -> np.ndarray:
-        """Returns for each row of a table of values the row of the same value in other
-        data, -1 where there is none.
+    def changes(self, later: TableValues, there: str) -> list[str]:
+        """Returns where later data give columns, transforms or rows another meaning; a
+        table may have more rows there, behind those that it has here.
+
+        Args:
+          later: the later data.
+          there: says whose these are, such as "in the run before".
 
         Raises:
           DataError: if a vocabulary is not as it was written.
         """
-        keys, later_keys = self.keys(table), later.keys(table)
-        rows = np.full(FIRST_ID + len(keys), -1, np.int64)
-        rows[:FIRST_ID] = np.arange(FIRST_ID)  # missing and rare values
-        if is_text(keys.type) == is_text(later_keys.type) and len(later_keys):
-            if keys.type != later_keys.type:
-                keys, later_keys = keys.cast(pa.int64()), later_keys.cast(pa.int64())
-            options = pc.SetLookupOptions(later_keys)
-            ranks = pc.call_function("index_in", [keys], options)
-            ranks = ranks.fill_null(-1 - FIRST_ID).to_numpy()
-            rows[FIRST_ID:] = ranks.astype(np.int64) + FIRST_ID
-        return rows
+        theirs, ours = (
+            parts(m.model_dump(mode="json") | m.column_names, WINDOW)
+            for m in (self.manifest, later.manifest)
+        )
+        if lines := differences(theirs, ours, there):
+            return lines
+        if later.manifest.made_from.get(EXTENDS) == self.manifest.digest():
+            return []
+        return [
+            f"values of table {table!r} have other rows {there}"
+            for table in self.manifest.table_rows
+            if not self._begins(later, table)
+        ]
 
-    def changed_table(self, later: TableValues) -> str | None:
-        """Returns a table whose rows stand for something else in later data; None if
-        all have at least the rows that they have here, with the same meaning.
-
-        Raises:
-          DataError: if a vocabulary is not as it was written.
-        """
-        for table in self.manifest.table_rows:
-            meaning = self.meaning(table)
-            if meaning.kind == "values":
-                rows = self.row_numbers_in(later, table)
-                if not np.array_equal(rows, np.arange(len(rows))):
-                    return table
-            elif meaning != later.meaning(table):
-                return table
-        return None
+    def _begins(self, later: TableValues, table: str) -> bool:
+        """Whether the rows of a table are the first rows of later data's."""
+        meaning = self.meaning(table)
+        if meaning.kind != "values" or later.meaning(table).kind != "values":
+            return meaning == later.meaning(table)
+        keys = self.keys(table)
+        first = later.keys(table).slice(0, len(keys))
+        if keys.type != first.type and not is_text(keys.type) | is_text(first.type):
+            keys, first = keys.cast(pa.int64()), first.cast(pa.int64())
+        return not len(keys) or first.equals(keys)
 
     def keys(self, table: str) -> pa.Array:
         """Returns the values of a table, in the order of their rows."""

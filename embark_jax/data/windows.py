@@ -4,23 +4,24 @@ appear, or one folder whose samples were cut by time."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from embark_jax._base.agreement import WINDOW, differences, parts
 from embark_jax._base.storage import local
 from embark_jax.config import EmbeddingConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.manifest import Manifest
-from embark_jax.data.prepare.extension import EXTENDS
 from embark_jax.data.prepared import PreparedData, absent, described
 from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
 from embark_jax.data.view import DatasetView
+
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 class TimeWindow(NamedTuple):
@@ -35,6 +36,11 @@ class TimeWindow(NamedTuple):
     name: str
     folder: Path
     begin: int | None
+
+    @property
+    def values(self) -> TableValues:
+        """What the rows of the folder's tables stand for."""
+        return TableValues(self.folder, manifests.load(self.folder))
 
     @property
     def manifest(self) -> Manifest:
@@ -78,7 +84,7 @@ class WindowsData(DatasetView):
         if not self.path.is_dir():
             return []
         windows = []
-        for folder in sorted(self.path.iterdir()):
+        for folder in sorted(self.path.iterdir(), key=lambda path: in_order(path.name)):
             if folder.name.startswith(".") or not folder.is_dir():
                 continue
             if not (folder / manifests.FILE_NAME).exists():
@@ -107,31 +113,9 @@ class WindowsData(DatasetView):
         return self.last.in_file_order("train", batch_size)
 
 
-def check_follows(before: TimeWindow, window: TimeWindow) -> None:
-    """Checks that ids and numbers of a window mean what they do in one before it.
-
-    Raises:
-      DataError: if they do not.
-    """
-    if before.folder == window.folder:
-        return
-    there, here = before.manifest, window.manifest
-    rule = f"prepare it with --extend {before.folder}"
-    theirs, ours = (
-        parts(manifest.model_dump(mode="json") | manifest.column_names, WINDOW)
-        for manifest in (there, here)
-    )
-    if lines := differences(theirs, ours, f"in {before.folder}"):
-        problem = "; ".join(lines)
-        raise DataError(f"{window.folder}: {problem}; {rule}")
-    if here.made_from.get(EXTENDS) == there.digest():
-        return
-    old, new = (TableValues(w.folder, m) for w, m in ((before, there), (window, here)))
-    if (table := old.changed_table(new)) is not None:
-        raise DataError(
-            f"{window.folder}: values of table {table!r} have other rows than in "
-            f"{before.folder}; {rule}"
-        )
+def in_order(name: str) -> list[str | int]:
+    """Returns the key by which names of folders are sorted: 2 comes before 10."""
+    return [int(text) if text.isdecimal() else text for text in _NUMBER.split(name)]
 
 
 class WindowsSource:

@@ -1,13 +1,14 @@
 """Starts a run from the model of another one (``train.init_from``).
 
-Tables match by name, and their rows by the values that they stand for, or by number
-where the data have none. What comes over is said, and kept in ``initial.json``.
+Tables match by name, and their rows by number: the first rows of a table are those of
+the run before, whose data these must extend. Rows of dynamic tables match by key. What
+comes over is said, and kept in ``initial.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from embark_jax._base.storage import file_system_or_bucket, in_bucket
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint
-from embark_jax.checkpoint.warm_start import RowMatch, warm_state
+from embark_jax.checkpoint.warm_start import warm_state
 from embark_jax.config import ExperimentConfig, PreparedConfig
 from embark_jax.data import TableValues
 from embark_jax.data import manifest as manifests
@@ -128,9 +129,9 @@ def start(
     origin = Origin.open(options.init_from)
     keep = options.init_optimizer == "keep"
     _check(origin, setup, keep)
-    matches = row_matches(origin, setup, keep)
+    kept = row_counts(origin, setup, keep)
     state = warm_state(
-        origin.saved, trainer.state_to_fill(), trainer.embeddings, matches, keep
+        origin.saved, trainer.state_to_fill(), trainer.embeddings, kept, keep
     )
     trainer.restore(state)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
@@ -145,103 +146,64 @@ def start(
             record[table.name] = {}
             say(f"  table {table.name}: the rows of all keys come over")
             continue
-        counts = _counts(matches.get(table.name), table.rows)
-        record[table.name] = counts
+        count = kept.get(table.name, 0)
+        record[table.name] = {"kept": count, "new": table.rows - count}
         say(
-            f"  table {table.name}: {counts['kept']:,} rows come over, "
-            f"{counts['new']:,} are new, {counts['gone']:,} old ones are gone"
+            f"  table {table.name}: {count:,} rows come over, "
+            f"{table.rows - count:,} are new"
         )
     dropped = sorted(origin.saved.description.tables.keys() - record.keys())
     for name in dropped:
         say(f"  table {name}: is not in this model, no row comes over")
-    for name in _refitted(origin, setup):
-        say(
-            f"  warning: column {name} has another transform than in the run before; "
-            "prepare the data with --extend to keep it"
-        )
     if jax.process_index() == 0:
         begun = {"from": str(origin.saved.folder), "first_step": trainer.step}
         write_json(workdir / FILE, {**begun, "tables": record, "dropped": dropped})
 
 
-def row_matches(
+def row_counts(
     origin: Origin, setup: Experiment, keep_optimizer: bool
-) -> dict[str, RowMatch]:
-    """Returns which rows of a checkpoint's tables are rows of a model's; nothing of
-    dynamic tables, whose rows match by key.
+) -> dict[str, int]:
+    """Returns how many rows of a checkpoint's tables are the first of a model's;
+    nothing of dynamic tables, whose rows match by key.
 
     Raises:
-      ConfigError: if the rows of a table cannot be matched.
+      ConfigError: if rows or columns have another meaning here, or a table has fewer.
     """
     there: Mapping[str, Any] = origin.saved.description.identity["tables"]
-    matches, problems = {}, []
+    values, counts, problems = setup.description.values, {}, []
+    if (origin.values is None) != (values is None):
+        here, before = ("these", "those") if values is None else ("those", "these")
+        problems.append(
+            f"nothing says which values the rows stand for in {here} data, but "
+            f"vocabularies do in {before}"
+        )
+    elif origin.values is not None and values is not None:
+        problems += origin.values.changes(values, "in the run before")
+        if problems:
+            problems.append("prepare the data with --extend and those of the run")
     for table in setup.tables:
         if table.name not in there:
             continue
-        was_dynamic = there[table.name]["rows"] is None
-        if table.is_dynamic and was_dynamic and keep_optimizer:
+        rows = there[table.name]["rows"]
+        if table.is_dynamic and rows is None and keep_optimizer:
             continue  # all of its rows come over, by key
-        if table.is_dynamic or was_dynamic:
+        if table.is_dynamic or rows is None:
             problems.append(
                 f"table {table.name!r}: must be dynamic in both runs, which have one "
                 "optimizer, or in neither"
             )
-            continue
-        try:
-            match = _row_match(
-                table.name,
-                there[table.name]["rows"],
-                table.rows,
-                origin.values,
-                setup.description.values,
+        elif rows > table.rows:
+            problems.append(
+                f"table {table.name!r}: has {rows:,} rows in the run before, "
+                f"{table.rows:,} here, must have at least as many"
             )
-        except ConfigError as error:
-            problems.append(str(error))
-            continue
-        if match is not None:
-            matches[table.name] = match
+        else:
+            counts[table.name] = rows
     if problems:
         raise ConfigError(
             "\n  ".join(["train.init_from: rows do not match:", *problems])
         )
-    return matches
-
-
-def _row_match(
-    name: str,
-    rows_there: int,
-    rows_here: int,
-    there: TableValues | None,
-    here: TableValues | None,
-) -> RowMatch | None:
-    """Returns the match of one table; None if nothing of it comes over."""
-    meaning = None if there is None else there.meaning(name)
-    own = None if here is None else here.meaning(name)
-    kinds = [m.kind if m else "numbers" for m in (meaning, own)]
-    if kinds[0] != kinds[1]:
-        raise ConfigError(
-            f"table {name!r}: its rows stand for {kinds[0]} in the run before, for "
-            f"{kinds[1]} here, must stand for the same; prepare the data alike, and "
-            "keep those of the run before where its config says"
-        )
-    if kinds[0] != "values":
-        if kinds[0] == "ranges" and meaning != own:
-            return None  # other ranges: all rows are new
-        if rows_there != rows_here:
-            raise ConfigError(
-                f"table {name!r}: has {rows_there:,} rows in the run before, "
-                f"{rows_here:,} here, must have as many, since nothing says which "
-                "values they stand for"
-            )
-        return RowMatch(rows_there)
-    assert there is not None
-    assert here is not None
-    targets = there.row_numbers_in(here, name)[:rows_there]
-    targets[targets >= rows_here] = -1  # of a table that is smaller than its data
-    match = RowMatch.of(targets)
-    if match.targets is None and meaning == own and rows_there == rows_here:
-        return RowMatch(rows_there)  # with its spare rows
-    return match
+    return counts
 
 
 def _check(origin: Origin, setup: Experiment, keep_optimizer: bool) -> None:
@@ -274,22 +236,3 @@ def _check(origin: Origin, setup: Experiment, keep_optimizer: bool) -> None:
         raise ConfigError(
             "\n  ".join([f"train.init_from: {origin.saved.folder}:", *lines, rule])
         )
-
-
-def _counts(match: RowMatch | None, rows: int) -> dict[str, int]:
-    """Returns how many of a table's ``rows`` come over, and how many are new; and how
-    many of the run before are gone."""
-    if match is None:
-        return {"kept": 0, "new": rows, "gone": 0}
-    kept = match.matched
-    return {"kept": kept, "new": rows - kept, "gone": match.count - kept}
-
-
-def _refitted(origin: Origin, setup: Experiment) -> Iterator[str]:
-    """Yields the columns of numbers that have other transforms than before."""
-    if origin.values is None or setup.description.values is None:
-        return
-    before = origin.values.manifest.numbers
-    for name, fitted in setup.description.values.manifest.numbers.items():
-        if before.get(name) not in (None, fitted):
-            yield name

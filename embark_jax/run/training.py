@@ -232,7 +232,7 @@ def _resume(
         if main:  # process 0 counts for all
             check.bad_ids = bad_ids
         if setup.windows is not None:
-            setup.windows.resume(checkpoints.evaluations, trainer.step)
+            setup.windows.resume(checkpoints.evaluations, trainer.step, files)
         how = "resumed"
     else:
         how = "no checkpoint yet: begins"

@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embark_jax.config import ExperimentConfig, WindowsConfig
-from embark_jax.data import Batch, DataError, TimeWindow, WindowsData, check_follows
+from embark_jax.data import (
+    Batch,
+    DataError,
+    TableValues,
+    TimeWindow,
+    WindowsData,
+    in_order,
+)
 from embark_jax.data import manifest as manifests
+from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
 from embark_jax.data.prepared import PreparedData, described
 from embark_jax.data.view import DatasetView
 from embark_jax.launch.agreement import of_process_0
@@ -80,6 +88,7 @@ class RunWindows(DatasetView):
         self._last_step = first_step + (config.train.steps or sys.maxsize)
         self._windows: list[WindowSteps] = []
         self._opened: tuple[str, PreparedData] | None = None
+        self._encoding: Path | None = None
 
     @property
     def end(self) -> int:
@@ -91,12 +100,20 @@ class RunWindows(DatasetView):
         """Last step that a run can train so far."""
         return min(self.end, self._last_step)
 
-    def resume(self, records: Sequence[Mapping[str, Any]], step: int) -> None:
+    def resume(
+        self, records: Sequence[Mapping[str, Any]], step: int, workdir: Path
+    ) -> None:
         """Takes over the windows that a run was evaluated on before ``step``.
+
+        Args:
+          records: those of its evaluations.
+          step: step of the checkpoint.
+          workdir: folder of the run, whose encoding later windows must continue.
 
         Raises:
           DataError: if the window of this step is not the one that was trained on.
         """
+        self._encoding = workdir / ENCODING
         self._windows, first = [], self._first_step
         for record in records:
             if NAME in record:
@@ -122,28 +139,53 @@ class RunWindows(DatasetView):
           DataError: if it is damaged, fills no batch, does not follow the one before,
             or needs more rows than the model has.
         """
-        last = self._windows[-1] if self._windows else None
-        name = of_process_0(self._next_name())
+        name, problem = of_process_0(self._next())
+        if problem:
+            raise DataError(problem)
         if name is None:
             return False
         while not (there := [w for w in self._data.look() if w.name == name]):
             time.sleep(POLL_S)  # this process does not see yet what process 0 sees
         window = there[0]
-        if last is not None and last.window is not None:
-            check_follows(last.window, window)
         begin, end = self.end, self.end + self._steps_of(window)
         digest = window.manifest.digest()
         self._windows.append(WindowSteps(window.name, begin, end, digest, window))
         return True
 
-    def _next_name(self) -> str | None:
-        """Returns the name of the window after those that are known, if it is there."""
+    def _next(self) -> tuple[str | None, str]:
+        """Returns the name of the window after those that are known, if it is there,
+        and why it cannot be trained on."""
         trained = {window.name for window in self._windows}
-        names = [window.name for window in self._data.look()]
-        last = max(
-            (i + 1 for i, name in enumerate(names) if name in trained), default=0
-        )
-        return names[last] if last < len(names) else None
+        new = [window for window in self._data.look() if window.name not in trained]
+        if not new:
+            return None, ""
+        window = new[0]
+        if not trained:
+            return window.name, ""
+        last = self._windows[-1]
+        if window.begin is None and in_order(window.name) < in_order(last.name):
+            return None, (
+                f"{window.folder}: window {window.name} appeared after {last.name} was "
+                "trained on, which it comes before; windows are trained in their "
+                "order: move it away, or give it a name behind"
+            )
+        if window.begin is None and (before := self._values_of(last)) is not None:
+            there = f"in window {last.name}"
+            if lines := before.changes(window.values, there):
+                return None, (
+                    f"{window.folder}: {'; '.join(lines)}; prepare it with --extend "
+                    "and the folder before"
+                )
+        return window.name, ""
+
+    def _values_of(self, last: WindowSteps) -> TableValues | None:
+        """What the rows stand for in the last window, or in the run's encoding."""
+        if last.window is not None:
+            return last.window.values
+        encoding = self._encoding
+        if encoding is None or not (encoding / manifests.FILE_NAME).exists():
+            return None
+        return TableValues(encoding, manifests.read(encoding))
 
     def wait(self, stop: Stop) -> bool:
         """Waits until the next window is there; returns whether it came in time. A

@@ -141,8 +141,32 @@ def test_a_window_must_follow_the_one_before(days, tmp_path):
     config = config_of(tmp_path, folder)
     runs.assert_refused(
         embark("train", config, "--workdir", tmp_path / "run"),
-        "day 1: values of table 'user' have other rows than in",
+        "day 1: values of table 'user' have other rows in window day 0",
         "prepare it with --extend",
+    )
+
+
+@pytest.mark.slow
+def test_also_where_the_run_is_resumed(days, tmp_path):
+    """What it trained on is gone by then: its encoding says which row is whose."""
+    folder, run = tmp_path / "days", tmp_path / "run"
+    shutil.copytree(days / "day 0", folder / "day 0")
+    config = config_of(tmp_path, folder)
+    done("train", config, "--workdir", run)
+    prepare_table(tmp_path / "raw", table_of(1), folder / "day 1")  # not extended
+    shutil.rmtree(folder / "day 0")
+    runs.assert_refused(
+        embark("train", config, "--workdir", run, "--resume"),
+        "day 1: values of table 'user' have other rows in window day 0",
+    )
+    shutil.rmtree(folder / "day 1")
+    shutil.copytree(days / "day 1", folder / "day 1")
+    done("train", config, "--workdir", run, "--resume")
+    assert list(aucs_of(run)) == ["day 0", "day 1"]
+    shutil.copytree(days / "day 0", folder / "day 0.5")
+    runs.assert_refused(
+        embark("train", config, "--workdir", run, "--resume"),
+        "window day 0.5 appeared after day 1 was trained on",
     )
 
 
@@ -173,6 +197,12 @@ def test_a_table_without_room_for_new_values_is_told_at_the_start(days, tmp_path
     one = prepare_table(tmp_path / "raw", table_of(0), tmp_path / "one", window=50)
     config = reading.load(config_of(tmp_path, one, full))
     assert experiment.build(config).room_warnings() == []  # no folder will come
+
+
+def test_windows_are_in_the_order_of_their_numbers(days, tmp_path):
+    for name in ("10", "2", "1"):
+        shutil.copytree(days / "day 0", tmp_path / name)
+    assert [window.name for window in WindowsData(tmp_path).look()] == ["1", "2", "10"]
 
 
 def test_unfinished_folders_are_not_there_yet(days, tmp_path):
