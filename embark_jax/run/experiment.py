@@ -214,10 +214,11 @@ class Experiment(PlannedModel):
                 wire=wire(config),
                 implementation=_implementation(config),
             )
-        values = {
-            feature.name: len(self.description.rows_of_values(feature.table))
-            for feature in self.features
+        # Not len(), which a range of all 64-bit keys is too long for.
+        ranges = {
+            f.name: self.description.rows_of_values(f.table) for f in self.features
         }
+        values = {name: rows.stop - rows.start for name, rows in ranges.items()}
         with config_error_at("model"):
             model = models.build(
                 config.model,
