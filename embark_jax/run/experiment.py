@@ -168,13 +168,14 @@ class Experiment(PlannedModel):
 
     def save_sources(self, workdir: Path) -> None:
         """Saves the code that the config names and, if the data were a user's own
-        files, the encoding that makes samples of raw rows."""
+        files, the encoding that makes samples of raw rows. That of time windows comes
+        with each evaluation: the last one knows most values."""
         for kind in named_code(self.config):
             if file := source_file(kind):
                 copy = workdir / copy_path(kind)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
-        if self.description.save_encoding is not None:
+        if self.windows is None and self.description.save_encoding is not None:
             self.description.save_encoding(workdir)
 
     def scale_warnings(self) -> list[str]:
