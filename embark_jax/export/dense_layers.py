@@ -10,14 +10,17 @@ import numpy as np
 from embark_jax.export.description import MEND, ExportError
 
 Arrays = Mapping[str, np.ndarray]
-DenseLayers = Callable[[np.ndarray, Arrays], np.ndarray]
-"""``(dense, embeddings) -> logits``: float32 ``[n, dense_features]`` and each feature's
-``[n, …]``, of which n is at most BATCH; logits are ``[n]`` or ``[n, tasks]``."""
+DenseLayers = Callable[[np.ndarray, Arrays, Arrays], np.ndarray]
+"""``(dense, embeddings, valid) -> logits``: float32 ``[n, dense_features]``, each
+feature's ``[n, …]``, and bool ``[n, hotness]`` of each sequence, which says where it
+has an event; n is at most BATCH, and logits are ``[n]`` or ``[n, tasks]``."""
 BATCH = 4096
 """Number of samples that are scored at once."""
 EXTRA = 'pip install "embark_jax[onnx]"'
 EMBEDDING = "embeddings."
 """Prefix of the names of features in a graph."""
+VALID = "valid."
+"""Prefix of the names of sequences in a graph, which say where they have events."""
 _ERRORS_ALONE = 3
 """Severity of what onnxruntime logs."""
 
@@ -50,8 +53,9 @@ def onnx_layers(path: Path) -> DenseLayers:
         ) from error
     names = [graph_input.name for graph_input in session.get_inputs()]
 
-    def layers(dense: np.ndarray, embeddings: Arrays) -> np.ndarray:
+    def layers(dense: np.ndarray, embeddings: Arrays, valid: Arrays) -> np.ndarray:
         inputs = {EMBEDDING + name: array for name, array in embeddings.items()}
+        inputs |= {VALID + name: array for name, array in valid.items()}
         inputs["dense"] = dense
         try:
             (results,) = session.run(None, {name: inputs.get(name) for name in names})

@@ -14,6 +14,7 @@ from jax.extend.core import Var
 from embark_jax import models
 from embark_jax.checkpoint.layout import array_name
 from embark_jax.config import AnyModelConfig
+from embark_jax.models.packed import Masked
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_shapes
 from embark_jax.train.step_model import CALL, step_model
 
@@ -23,7 +24,7 @@ TOWERS = ("users", "items")
 
 
 class DenseModel:
-    """Functions of arrays by dotted path: ``model(arrays, dense, embeddings)``.
+    """Functions of arrays by dotted path: ``model(arrays, dense, embeddings, valid)``.
 
     Args:
       config: the model's config.
@@ -34,6 +35,7 @@ class DenseModel:
       arrays: shapes of the parameters and other variables that scoring reads.
       methods: the call, and towers if the model has them.
       embedding_shapes: each feature's embedding shape per sample.
+      lengths: number of places of each sequence.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class DenseModel:
         self._inputs = tuple(tables), tuple(features), dense_features
         self.dense_features = dense_features
         self.embedding_shapes = embedding_shapes(tables, features)
+        self.lengths = {f.name: f.hotness for f in features if f.pooling == "none"}
         model = nnx.eval_shape(
             lambda: models.build(
                 config, self.embedding_shapes, dense_features, nnx.Rngs(0)
@@ -71,13 +74,18 @@ class DenseModel:
         arrays: Mapping[str, jax.Array],
         dense: jax.Array,
         embeddings: Mapping[str, jax.Array],
+        valid: Mapping[str, jax.Array],
         method: str = CALL,
     ) -> jax.Array:
-        """Returns logits, or a tower's vectors; see ``models.interface`` for shapes."""
+        """Returns logits, or a tower's vectors; see ``models.interface`` for shapes.
+        ``valid`` says of each sequence, ``[batch, hotness]``, where it has an event."""
         # Of those that scoring does not read there are shapes alone.
         leaves = [arrays.get(name, leaf) for name, leaf in self._variables.items()]
         params, state = self._structure.unflatten(leaves)
-        return self._model.score(params, state, dense, dict(embeddings), method)
+        inputs: dict[str, Any] = dict(embeddings)
+        if self._model.masked or self._model.packed:
+            inputs |= {n: Masked(inputs[n], places) for n, places in valid.items()}
+        return self._model.score(params, state, dense, inputs, method)
 
     def in_float32(self) -> DenseModel:
         """Returns the same functions, computed in float32."""
@@ -86,16 +94,20 @@ class DenseModel:
         config = self._config.model_copy(update={"compute_dtype": "float32"})
         return DenseModel(config, *self._inputs)
 
-    def shapes(self, batch: Any) -> tuple[jax.ShapeDtypeStruct, dict[str, Any]]:
-        """Returns the shapes of the dense input and the embeddings of a batch, whose
-        size may be symbolic."""
+    def shapes(
+        self, batch: Any
+    ) -> tuple[jax.ShapeDtypeStruct, dict[str, Any], dict[str, Any]]:
+        """Returns the shapes of the dense input, the embeddings and the places of
+        events of a batch, whose size may be symbolic."""
 
-        def shape(*dims):
-            return jax.ShapeDtypeStruct((batch, *dims), jnp.float32)
+        def shape(*dims, dtype=jnp.float32):
+            return jax.ShapeDtypeStruct((batch, *dims), dtype)
 
-        return shape(self.dense_features), {
-            name: shape(*dims) for name, dims in self.embedding_shapes.items()
-        }
+        return (
+            shape(self.dense_features),
+            {name: shape(*dims) for name, dims in self.embedding_shapes.items()},
+            {name: shape(length, dtype=bool) for name, length in self.lengths.items()},
+        )
 
     def _names_read(self, method: str) -> set[str]:
         """Returns the names of the variables that a method reads: others are of

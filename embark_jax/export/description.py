@@ -17,7 +17,7 @@ from embark_jax.plans.options import Pooling, RowFormat
 from embark_jax.plans.tables import FeatureSpec
 
 FILE_NAME = "model.json"
-VERSION = 4
+VERSION = 5
 DENSE = "dense.safetensors"
 ONNX = "model.onnx"
 JAX = "dense.jax"
@@ -58,7 +58,7 @@ class Description(ChecksummedFile):
       files: all other files.
     """
 
-    version: Literal[4] = VERSION
+    version: Literal[5] = VERSION
     name: str
     step: NonNegativeInt
     follows: str | None = None

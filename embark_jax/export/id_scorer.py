@@ -16,7 +16,7 @@ from embark_jax.export.dense_layers import BATCH, Arrays, DenseLayers, onnx_laye
 from embark_jax.export.description import DENSE, JAX, ONNX
 from embark_jax.export.lookup import LookupTable, pooled
 from embark_jax.export.reading import ExportedModel
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 
 class IdScorer:
@@ -94,7 +94,12 @@ class IdScorer:
             )
             for f in self._features
         }
-        return self._layers(dense, embeddings)
+        valid = {
+            f.name: ids[f.name] != PADDING_ID
+            for f in self._features
+            if f.pooling == "none"
+        }
+        return self._layers(dense, embeddings, valid)
 
 
 def _check_finite(batch: Batch, logits: np.ndarray, columns: Sequence[str]) -> None:

@@ -23,19 +23,19 @@ def jax_layers(model: Callable[..., jax.Array], params: Arrays) -> DenseLayers:
     up.
 
     Args:
-      model: ``(params, dense, embeddings) -> logits``.
+      model: ``(params, dense, embeddings, valid) -> logits``.
       params: parameters by dotted path.
     """
     compiled = jax.jit(model)
     on_device = jax.tree.map(jnp.asarray, dict(params))
 
-    def layers(dense: np.ndarray, embeddings: Arrays) -> np.ndarray:
+    def layers(dense: np.ndarray, embeddings: Arrays, valid: Arrays) -> np.ndarray:
         samples = len(dense)
 
         def filled(array: np.ndarray) -> np.ndarray:
             return np.pad(array, [(0, BATCH - samples)] + [(0, 0)] * (array.ndim - 1))
 
-        inputs = jax.tree.map(filled, (dense, dict(embeddings)))
+        inputs = jax.tree.map(filled, (dense, dict(embeddings), dict(valid)))
         with jax.default_matmul_precision(MATMUL_PRECISION):
             logits = compiled(on_device, *inputs)
         return np.asarray(logits)[:samples]
@@ -44,8 +44,8 @@ def jax_layers(model: Callable[..., jax.Array], params: Arrays) -> DenseLayers:
 
 
 def serialized(model: DenseModel) -> bytes:
-    """Serializes ``(params, dense, embeddings) -> logits`` by ``jax.export``, for any
-    batch size, on CPU and CUDA.
+    """Serializes ``(params, dense, embeddings, valid) -> logits`` by ``jax.export``,
+    for any batch size, on CPU and CUDA.
 
     Raises:
       ExportError: if an operation has no serialized form.

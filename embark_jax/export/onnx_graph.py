@@ -16,6 +16,7 @@ import numpy as np
 from embark_jax.export.dense_layers import (
     EMBEDDING,
     EXTRA,
+    VALID,
     Arrays,
     onnx_layers,
 )
@@ -47,9 +48,10 @@ def require_jax2onnx() -> None:
 def write_graphs(folder: Path, model: DenseModel, arrays: Arrays) -> None:
     """Writes ``model.onnx`` and the graphs of towers, and compares each with JAX.
 
-    Inputs are ``dense`` ``[batch, dense_features]`` and ``embeddings.FEATURE``; the
-    output is ``logits``, or ``vectors`` of a tower, which has only the inputs that it
-    reads. All is computed in float32.
+    Inputs are ``dense`` ``[batch, dense_features]``, ``embeddings.FEATURE``, and of
+    sequences ``valid.FEATURE`` ``[batch, hotness]``, which is true where there is an
+    event; the output is ``logits``, or ``vectors`` of a tower, which has only the
+    inputs that it reads. All is computed in float32.
 
     Args:
       folder: the export.
@@ -76,17 +78,23 @@ def _graph(path: Path, model: DenseModel, method: str, params: Arrays) -> bytes:
         n: jnp.zeros(a.shape, a.dtype) for n, a in model.arrays.items() if not a.size
     }
     names = [name for name in model.arrays if name not in empty]
-    features = list(model.embedding_shapes)
+    dense, embeddings, valid = model.shapes("B")
 
     def forward(*inputs):
-        arrays = dict(zip(names, inputs, strict=False))
-        dense, *embeddings = inputs[len(names) :]
-        embeddings = dict(zip(features, embeddings, strict=True))
-        return model(arrays | empty, dense, embeddings, method)
+        given = iter(inputs)
+        arrays = dict(zip(names, given, strict=False))
+        return model(
+            arrays | empty,
+            next(given),
+            dict(zip(embeddings, given, strict=False)),
+            dict(zip(valid, given, strict=True)),
+            method,
+        )
 
     inputs: dict[str, Any] = {PARAM + name: model.arrays[name] for name in names}
-    inputs["dense"] = "B", model.dense_features
-    inputs |= {EMBEDDING + n: ("B", *s) for n, s in model.embedding_shapes.items()}
+    inputs["dense"] = dense
+    inputs |= {EMBEDDING + name: shape for name, shape in embeddings.items()}
+    inputs |= {VALID + name: shape for name, shape in valid.items()}
     try:
         with _quiet():
             graph = jax2onnx.to_onnx(
@@ -125,13 +133,20 @@ def _fill(model: Any, arrays: Arrays, keep_inputs: bool) -> None:
             graph.initializer.append(onnx.numpy_helper.from_array(array, name))
 
 
+def draw_inputs(model: DenseModel, samples: int) -> tuple[np.ndarray, Arrays, Arrays]:
+    """Returns made-up inputs of samples, whose sequences have events here and there."""
+    generator = np.random.default_rng(0)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        numbers = generator.normal(size=leaf.shape)
+        return numbers > 0 if leaf.dtype == bool else numbers.astype(np.float32)
+
+    return jax.tree.map(draw, model.shapes(samples))
+
+
 def _compare(path: Path, model: DenseModel, method: str, arrays: Arrays) -> None:
     """Raises ``ExportError`` unless a graph gives the results of JAX."""
-    generator = np.random.default_rng(0)
-    drawn = jax.tree.map(
-        lambda leaf: generator.normal(size=leaf.shape).astype(np.float32),
-        model.shapes(SAMPLES),
-    )
+    drawn = draw_inputs(model, SAMPLES)
     with jax.default_matmul_precision(MATMUL_PRECISION):
         on_device = jax.tree.map(jnp.asarray, dict(arrays))
         expected = np.asarray(model(on_device, *drawn, method=method), np.float32)

@@ -2,7 +2,9 @@
 
 A model is called as ``model(dense, embeddings)`` with ``dense`` ``[batch,
 dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, or ``[batch,
-hotness, dim]`` for a sequence, in any order. It returns logits ``[batch]`` float32, or
+hotness, dim]`` for a sequence, in any order; models that read histories also take
+``models.Masked`` ones, and all places of others are events. It returns logits
+``[batch]`` float32, or
 ``[batch, tasks]`` if a sample has several labels, and raises ``ValueError`` if a
 feature is missing, unknown or of another shape.
 """

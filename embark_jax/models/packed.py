@@ -23,27 +23,27 @@ class Masked(NamedTuple):
 
 
 class MaskedModel(nnx.Module):
-    """A Flax module whose embeddings of sequences are ``Masked``. Exported programs
-    call it with arrays, which ``unmasked`` takes, too."""
+    """A Flax module whose embeddings of sequences are ``Masked``; of an array, which
+    has no mask, all places hold an event."""
 
 
 def unmasked(
     embeddings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
     """Returns the embeddings as arrays, and of each sequence which places hold an
-    event: of an array, which has no mask, those whose row is not zeros."""
+    event."""
     arrays, valid = dict(embeddings), {}
     for name, embedding in embeddings.items():
         if isinstance(embedding, Masked):
             arrays[name], valid[name] = embedding
         elif not isinstance(embedding, Packed) and embedding.ndim == 3:
-            valid[name] = jnp.any(embedding != 0, axis=-1)
+            valid[name] = jnp.ones(embedding.shape[:2], dtype=bool)
     return arrays, valid
 
 
 class PackedModel(nnx.Module):
-    """A Flax module whose embeddings of sequences are ``Packed``. Other programs, such
-    as exported ones, call it with padded ones: ``Packed.of`` takes both."""
+    """A Flax module whose embeddings of sequences are ``Packed``. Exported programs
+    call it with ``Masked`` ones: ``Packed.of`` takes both."""
 
 
 class Packed(NamedTuple):
@@ -60,11 +60,17 @@ class Packed(NamedTuple):
     lengths: jax.Array
 
     @classmethod
-    def of(cls, sequence: Packed | jax.Array) -> Packed:
-        """Returns a packed sequence as it is; of a padded one, ``[batch, longest,
-        dim]``, all places are events."""
+    def of(cls, sequence: Packed | Masked | jax.Array) -> Packed:
+        """Returns a packed sequence as it is; a padded one, ``[batch, longest, dim]``,
+        without its padding. Without a mask all its places are events."""
         if isinstance(sequence, Packed):
             return sequence
+        if isinstance(sequence, Masked):
+            values, valid = sequence
+            # Zeros for padding stay at the end.
+            values = jnp.where(valid[..., None], values, 0).reshape(-1, values.shape[2])
+            order = jnp.argsort(~valid.reshape(-1), stable=True)
+            return cls(values[order], valid.sum(axis=1, dtype=jnp.int32)[None])
         batch, longest, dim = sequence.shape
         return cls(
             sequence.reshape(-1, dim), jnp.full((1, batch), longest, dtype=jnp.int32)

@@ -14,6 +14,7 @@ from jax import lax
 
 from embark_jax.models.function import ModelWithLoss, Samples
 from embark_jax.models.interface import check_embeddings
+from embark_jax.models.packed import unmasked
 from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES
 
 COUNTERS = 2**18
@@ -123,7 +124,7 @@ class RetrievalModel(ModelWithLoss):
         self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
     ) -> jax.Array:
         """Returns the logit of each sample's user and item; see ``interface``."""
-        check_embeddings(embeddings, self.shapes)
+        check_embeddings(unmasked(embeddings)[0], self.shapes)
         users, items = self.users(dense, embeddings), self.items(dense, embeddings)
         return jnp.sum(users * items, axis=1) / self.temperature
 

@@ -150,7 +150,7 @@ def vocabulary(table: str, values):
         (lambda f: (f / "model.json").write_bytes(b"\xff"), "model.json: the file: "),
         (lambda f: (f / "model.json").write_text("[]"), "model.json: the file: "),
         (lambda f: (f / "model.json").write_text("[" * 10**5), "the file: Invalid"),
-        (described(lambda d: d.update(version=2)), "version: Input should be 4"),
+        (described(lambda d: d.update(version=2)), "version: Input should be 5"),
         (described(lambda d: d.pop("name")), "model.json: name: Field required"),
         (described(lambda d: d.update(step="two")), "model.json: step: Input should"),
         (described(lambda d: d.update(tables=[])), "model.json: tables: Input should"),

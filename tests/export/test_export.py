@@ -25,7 +25,7 @@ from embark_jax.export.arrays import save_arrays
 from embark_jax.export.dense_layers import onnx_layers
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.jax_layers import serialized
-from embark_jax.export.onnx_graph import write_graphs
+from embark_jax.export.onnx_graph import draw_inputs, write_graphs
 from embark_jax.run import experiment
 from tests import runs
 from tests.export.without_jax import compare_without_jax, score_without_jax
@@ -297,19 +297,15 @@ def test_every_model_scores_alike_in_onnx_and_jax(
     config = small.small_config(small.KINDS[kind], dropout=0.5, **changes, **normalizes)
     model = DenseModel(config, small.TABLES, small.features_of(config), dense_features)
     params = draw_arrays(model)
-    generator = np.random.default_rng(0)
-    dense, embeddings = jax.tree.map(
-        lambda shape: generator.normal(size=shape.shape).astype(np.float32),
-        model.shapes(7),
-    )
-    expected = np.asarray(model(params, dense, embeddings))
+    inputs = draw_inputs(model, 7)
+    expected = np.asarray(model(params, *inputs))
     assert np.isfinite(expected).all()
 
     save_arrays(tmp_path / "dense.safetensors", params)
     write_graphs(tmp_path, model, params)
-    in_onnx = onnx_layers(tmp_path / "model.onnx")(dense, embeddings)
+    in_onnx = onnx_layers(tmp_path / "model.onnx")(*inputs)
     in_jax = jax_export.deserialize(bytearray(serialized(model))).call
-    for logits in (in_onnx, in_jax(params, dense, embeddings)):
+    for logits in (in_onnx, in_jax(params, *inputs)):
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -322,13 +318,11 @@ def test_every_model_is_scored_without_jax(tmp_path):
         params = draw_arrays(model)
         save_arrays(folder / "dense.safetensors", params)
         write_graphs(folder, model, params)
-        generator = np.random.default_rng(2)
-        dense, embeddings = jax.tree.map(
-            lambda shape, draw=generator: draw.normal(size=shape.shape).astype("f4"),
-            model.shapes(9),
-        )
-        expected = model(params, dense, embeddings)
-        np.savez(folder / "inputs.npz", dense=dense, expected=expected, **embeddings)
+        dense, embeddings, valid = draw_inputs(model, 9)
+        expected = model(params, dense, embeddings, valid)
+        arrays = {f"embeddings/{name}": array for name, array in embeddings.items()}
+        arrays |= {f"valid/{name}": array for name, array in valid.items()}
+        np.savez(folder / "inputs.npz", dense=dense, expected=expected, **arrays)
     assert sorted(compare_without_jax(tmp_path)) == sorted(small.KINDS)
 
 
@@ -343,10 +337,6 @@ def test_layers_in_bfloat16_are_scored_in_float32(tmp_path):
         folder.mkdir()
         save_arrays(folder / "dense.safetensors", params)
         write_graphs(folder, model, params)
-        generator = np.random.default_rng(1)
-        inputs = jax.tree.map(
-            lambda leaf, draw=generator: draw.normal(size=leaf.shape).astype("f4"),
-            model.shapes(5),
-        )
+        inputs = draw_inputs(model, 5)
         logits[dtype] = onnx_layers(folder / "model.onnx")(*inputs)
     np.testing.assert_allclose(logits["bfloat16"], logits["float32"], rtol=1e-5)

@@ -20,7 +20,7 @@ from tests.runs import done, embark
 COLUMNS = Columns.model_validate({"dense": {"age": {}, "price": {}}})
 
 
-def squares(dense, embeddings):
+def squares(dense, embeddings, valid):
     """Layers that overflow."""
     with np.errstate(over="ignore"):
         return (dense * dense).sum(axis=1) + embeddings["user"].sum(axis=1)
@@ -50,7 +50,7 @@ def test_scores_of_ids_are_numbers():
     with pytest.raises(DataError, match=message):
         id_scorer().logits(dense, {"user": np.ones((3, 1), int)})
     of_tasks = id_scorer(
-        lambda dense, rows: np.stack([dense[:, 0], squares(dense, rows)], 1)
+        lambda dense, *rest: np.stack([dense[:, 0], squares(dense, *rest)], 1)
     )
     with pytest.raises(DataError, match="sample 2: the score is"):
         of_tasks.logits(dense, {"user": np.ones((3, 1), int)})

@@ -39,7 +39,11 @@ from embark_jax.export.dense_layers import onnx_layers
 for folder in Path(".").iterdir():
     inputs = dict(np.load(folder / "inputs.npz"))
     expected = inputs.pop("expected")
-    logits = onnx_layers(folder / "model.onnx")(inputs.pop("dense"), inputs)
+    dense, given = inputs.pop("dense"), {"embeddings": {}, "valid": {}}
+    for name, array in inputs.items():
+        kind, feature = name.split("/")
+        given[kind][feature] = array
+    logits = onnx_layers(folder / "model.onnx")(dense, **given)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     print(folder)
 """

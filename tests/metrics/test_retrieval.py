@@ -17,6 +17,7 @@ from embark_jax.config.models import TwoTowerConfig
 from embark_jax.data import WithUniformNegatives
 from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics import retrieval
+from embark_jax.models import Masked
 from tests import runs
 from tests.models.sequence_oracle import last_event
 from tests.models.slopes import assert_slopes
@@ -262,6 +263,7 @@ def test_every_event_is_predicted_by_those_before(
             name: jnp.where(x[..., None] < 0, 0, rows[x]) for name, x in ids.items()
         }
         embeddings["item"] = embeddings["item"][:, 0]
+        embeddings["past"] = Masked(embeddings["past"], ids["past"] >= 0)
         model = nnx.merge(graph, params, rest, copy=True)
         losses, _ = model.loss(embeddings, batch)
         return losses.sum(), losses

@@ -207,10 +207,11 @@ def tbsm(params: dict, dense, embeddings: dict, dtype: str, history: dict) -> Bo
     """Logits of ``TBSM``, event by event."""
     past_of = {candidate: name for name, candidate in history.items()}
     bottom = bottom_of(params, dense, dtype)
+    places = {name: sequence_oracle.places_of(embeddings[name]) for name in history}
 
     def event(place: int | None) -> Bounded:
         rows = [
-            embeddings[past_of[name]][:, place]
+            places[past_of[name]][0][:, place]
             if name in past_of and place is not None
             else embeddings[name]
             for name in sorted(embeddings.keys() - history.keys())
@@ -218,10 +219,9 @@ def tbsm(params: dict, dense, embeddings: dict, dtype: str, history: dict) -> Bo
         joined = with_dots(bottom, [*map(exact, rows)], dtype)
         return unit(mlp(params["event"], joined, True, dtype))
 
-    sequences = [embeddings[name] for name in history]
+    valid = np.any([valid for _, valid in places.values()], axis=0)
     events = []
-    for place in range(sequences[0].shape[1]):
-        is_event = sum(np.abs(each[:, place]).sum(1) for each in sequences) > 0
+    for place, is_event in enumerate(valid.T):
         vector = event(place)
         events.append(
             Bounded(vector.value * is_event[:, None], vector.error * is_event[:, None])
@@ -357,10 +357,12 @@ def din(params, dense, embeddings, dtype, history) -> Bounded:
     vectors = dict(embeddings)
     for i, (name, candidate) in enumerate(sorted(history.items())):
         query, interest = embeddings[candidate], 0
-        for event in range(embeddings[name].shape[1]):
-            past = np.asarray(embeddings[name][:, event], np.float64)
+        rows, valid = sequence_oracle.places_of(embeddings[name])
+        for event, is_event in enumerate(valid.T):
+            past = rows[:, event]
             pair = side_by_side(past, query, past - query, past * query)
-            interest = interest + dice_mlp(params["units"][i], pair) * past
+            weights = dice_mlp(params["units"][i], pair) * is_event[:, None]
+            interest = interest + weights * past
         vectors[name] = interest
     return near(dice_mlp(params["deep"], side_by_side(dense, *rows_of(vectors))))
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from embark_jax.models import Masked
+
 
 def affine(layer, x):
     return x @ layer["w"] + layer["b"]
@@ -66,9 +68,18 @@ def context(params, name, dense, embeddings, left_out):
     return start + (affine(params["dense"], dense) if dense.shape[1] else 0)
 
 
-def events_of(rows):
-    """The rows that are not padding, in float64."""
-    return np.asarray(rows, np.float64)[np.abs(rows).sum(-1) > 0]
+def places_of(embedding):
+    """The rows ``[batch, length, dim]`` of a sequence, in float64, and which of its
+    places hold an event: all, if it has no mask."""
+    if not isinstance(embedding, Masked):
+        embedding = Masked(embedding, np.ones(embedding.shape[:2], bool))
+    return np.asarray(embedding.values, np.float64), np.asarray(embedding.valid)
+
+
+def events_of(embedding, sample):
+    """The rows of a sample's events."""
+    rows, valid = places_of(embedding)
+    return rows[sample][valid[sample]]
 
 
 def hstu(params, dense, embeddings, history, heads, plain_mlp):
@@ -79,7 +90,7 @@ def hstu(params, dense, embeddings, history, heads, plain_mlp):
     for sample in range(len(dense)):
         total = 0
         for i, (past, now) in enumerate(sorted(history.items())):
-            rows = [*events_of(embeddings[past][sample]), embeddings[now][sample]]
+            rows = [*events_of(embeddings[past], sample), embeddings[now][sample]]
             total = total + affine(params["event_projections"][i], np.array(rows))
         events = np.concatenate([start[[sample]], total])
         seen = last_event(params["encoder"], "hstu", events, heads)
@@ -118,13 +129,11 @@ def dlrm_v4(params, dense, embeddings, history, content, encodings, heads):
     width = vectors.shape[1]
     logits = []
     for sample in range(len(dense)):
-        count = len(events_of(embeddings[content][sample]))
-        rows = {
-            past: np.array(
-                [*embeddings[past][sample][:count], embeddings[now][sample]], float
-            )
-            for past, now in history.items()
-        }
+        _, valid = places_of(embeddings[content])
+        rows = {}
+        for past, now in history.items():
+            events = places_of(embeddings[past])[0][sample][valid[sample]]
+            rows[past] = np.array([*events, embeddings[now][sample]], float)
         events = normed_mlp(params["content_mlp"], rows[content])
         if others:
             joined = np.concatenate([rows[name] for name in others], -1)
@@ -153,7 +162,7 @@ def next_item(params, dense, embeddings, history, encoder, heads, temperature):
     start = context(params, "projections", dense, embeddings, {past, item})
     logits = []
     for sample in range(len(dense)):
-        rows = events_of(embeddings[past][sample])
+        rows = events_of(embeddings[past], sample)
         events = np.concatenate([start[[sample]], rows])
         user = last_event(params["encoder"], encoder, events, heads)
         row = np.asarray(embeddings[item][sample], np.float64)

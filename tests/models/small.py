@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
+
 import embark_jax as ej
 from embark_jax.config.models import MODELS, BaseModelConfig
+from embark_jax.models import Masked
 
 DIM, LENGTH = 8, 3
 TABLES = (ej.TableSpec("user", 30, DIM), ej.TableSpec("item", 50, DIM))
@@ -55,3 +58,15 @@ def shapes_of(config: BaseModelConfig) -> dict[str, tuple[int, ...]]:
         feature.name: (LENGTH, DIM) if feature.pooling == "none" else (DIM,)
         for feature in features_of(config)
     }
+
+
+def masked(embeddings: dict[str, Any]) -> dict[str, Any]:
+    """Returns embeddings whose sequences have events here and there: sample i has those
+    of the bits of i + 1."""
+    taken = dict(embeddings)
+    for name, rows in embeddings.items():
+        if rows.ndim == 3:
+            samples, places = np.arange(1, len(rows) + 1), np.arange(rows.shape[1])
+            valid = samples[:, None] >> places[None] & 1 == 1
+            taken[name] = Masked(rows, valid)
+    return taken

@@ -1,7 +1,6 @@
 """Which places of a history hold an event is said by ids, not by rows of zeros."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -10,10 +9,12 @@ from embark_jax.config import reading
 from embark_jax.models import DIN
 from embark_jax.models.packed import Masked
 from embark_jax.run import experiment
+from tests import runs
+from tests.models import oracle
 
 CONFIG = """\
 data: {kind: synthetic, dense_features: 1, train_samples: 64, test_samples: 32}
-model: {kind: MODEL, history: {past: now}}
+model: {kind: MODEL, history: {past: now}OPTIONS}
 embedding:
   dim: 8
   tables: {past: {rows: 50, init_scale: 0.0}, now: {rows: 50}}
@@ -24,14 +25,24 @@ mesh: {nodes: 1, gpus_per_node: 2}
 """
 
 
-@pytest.mark.parametrize("kind", ["din", "hstu", "tbsm"])
+KINDS = {
+    "din": "",
+    "hstu": "",
+    "tbsm": ", bottom: [8]",
+    "next_item": "",
+    "dlrm_v4": ", content: past",
+}
+"""Further options of each model."""
+
+
+def write_config(kind, folder):
+    text = CONFIG.replace("MODEL", kind).replace("OPTIONS", KINDS[kind])
+    return runs.write_config(folder, text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_begin_as_zeros_learn(kind, tmp_path):
-    path = tmp_path / "config.yaml"
-    text = CONFIG.replace("MODEL", kind)
-    if kind == "tbsm":
-        text = text.replace("past: now}}", "past: now}, bottom: [8]}")
-    path.write_text(text)
-    run = experiment.build(reading.load(path))
+    run = experiment.build(reading.load(write_config(kind, tmp_path)))
     trainer = run.trainer()
 
     def zeros():
@@ -51,12 +62,15 @@ def test_a_history_counts_by_its_mask():
     model.eval()
     rng = np.random.default_rng(0)
     past = rng.normal(size=(3, 2, 4)).astype(np.float32)
-    now = jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)
+    now = rng.normal(size=(3, 4)).astype(np.float32)
     valid = np.array([[True, False], [False, False], [True, True]])
 
-    def logits(past):
-        return model(jnp.zeros((3, 0)), {"past": past, "now": now})
-
-    masked = logits(Masked(jnp.asarray(past), jnp.asarray(valid)))
-    without = np.where(valid[..., None], past, 0)
-    np.testing.assert_allclose(masked, logits(jnp.asarray(without)), rtol=1e-6)
+    past[2, 1] = 0
+    embeddings = {"past": Masked(past, valid), "now": now}
+    logits = model(np.zeros((3, 0)), embeddings)
+    layers = nnx.to_pure_dict(nnx.state(model, (nnx.Param, nnx.BatchStat)))
+    layers = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), layers)
+    expected = oracle.din(
+        layers, np.zeros((3, 0)), embeddings, "float32", {"past": "now"}
+    )
+    np.testing.assert_allclose(logits, expected.value[:, 0], rtol=1e-5)

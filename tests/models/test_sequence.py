@@ -26,21 +26,30 @@ def ragged_inputs():
         name: rng.standard_normal((BATCH, *shape)).astype(np.float32)
         for name, shape in SHAPES.items()
     }
-    for sample, length in enumerate((7, 0, 3, 1, 6)):
-        embeddings["past_items"][sample, length:] = 0
     return rng.standard_normal((BATCH, 2)).astype(np.float32), embeddings
+
+
+def with_lengths(embeddings, lengths=(7, 0, 3, 1, 6)):
+    """Makes the places behind these lengths of the sequences padding."""
+    valid = np.arange(LENGTH) < np.array(lengths)[:, None]
+    return {
+        name: models.Masked(rows, valid) if rows.ndim == 3 else rows
+        for name, rows in embeddings.items()
+    }
 
 
 def assert_like(formula, model, dense, embeddings):
     """Checks the logits of a model, and the gradients of their squares, which padding
     has none of."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
+    events = with_lengths(embeddings)
 
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def squares(arrays):
         params, embeddings = arrays
-        logits = nnx.merge(graph, params, rest, copy=True)(dense, embeddings)
+        merged = nnx.merge(graph, params, rest, copy=True)
+        logits = merged(dense, with_lengths(embeddings))
         return jnp.sum(logits**2), logits
 
     (_, logits), gradients = squares((params, embeddings))
@@ -51,9 +60,10 @@ def assert_like(formula, model, dense, embeddings):
     arrays = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
     np.testing.assert_allclose(logits, formula(*arrays), rtol=1e-4, atol=1e-5)
     where = jax.tree.map(lambda array: np.ones(array.shape), arrays)
-    for name, rows in embeddings.items():
-        where[1][name] = (rows != 0).astype(float)
-        assert not np.any(gradients[1][name][rows == 0])
+    for name, embedding in events.items():
+        if isinstance(embedding, models.Masked):
+            where[1][name] *= embedding.valid[..., None]
+            assert not np.any(gradients[1][name][~embedding.valid])
     assert_slopes(lambda a: np.sum(formula(*a) ** 2), arrays, gradients, where)
 
 
@@ -71,10 +81,10 @@ def test_padding_is_as_if_it_were_not_there(kind):
     def formula(params, embeddings):
         if kind == "ranking":
             return sequence_oracle.hstu(
-                params, dense, embeddings, HISTORY, 2, oracle.plain_mlp
+                params, dense, with_lengths(embeddings), HISTORY, 2, oracle.plain_mlp
             )
         return sequence_oracle.next_item(
-            params, dense, embeddings, HISTORY, kind, 2, 0.5
+            params, dense, with_lengths(embeddings), HISTORY, kind, 2, 0.5
         )
 
     assert_like(formula, model, dense, embeddings)
@@ -199,9 +209,6 @@ def v4_inputs(batch):
         name: rng.standard_normal((batch, *shape)).astype(np.float32)
         for name, shape in V4_SHAPES.items()
     }
-    lengths = np.arange(batch) * 3 % (LENGTH + 1)
-    for name in V4_HISTORY:
-        embeddings[name][np.arange(LENGTH) >= lengths[:, None]] = 0
     return rng.standard_normal((batch, 3)).astype(np.float32), embeddings
 
 
@@ -225,14 +232,14 @@ def v4_model(**options):
 
 def test_mlperfs_model_reads_ragged_histories():
     dense, embeddings = v4_inputs(BATCH)
-    assert_like(
-        lambda params, embeddings: sequence_oracle.dlrm_v4(
-            params, dense, embeddings, V4_HISTORY, "past_item", ["past_time"], 2
-        ),
-        v4_model(),
-        dense,
-        embeddings,
-    )
+
+    def formula(params, embeddings):
+        inputs = dense, with_lengths(embeddings)
+        return sequence_oracle.dlrm_v4(
+            params, *inputs, V4_HISTORY, "past_item", ["past_time"], 2
+        )
+
+    assert_like(formula, v4_model(), dense, embeddings)
 
 
 def test_samples_go_through_in_chunks_with_the_same_gradients():
@@ -245,7 +252,7 @@ def test_samples_go_through_in_chunks_with_the_same_gradients():
         def gradients(params, embeddings):
             def loss(params, embeddings):
                 merged = nnx.merge(graph, params, rest, copy=True)
-                logits = merged(dense, embeddings)
+                logits = merged(dense, with_lengths(embeddings, range(8)))
                 return jnp.sum(logits**2), logits
 
             return jax.grad(loss, (0, 1), has_aux=True)(params, embeddings)
