@@ -114,8 +114,10 @@ def _set(
         return section | {key: value}
     fields = {k: v for cls in choices for k, v in cls.keys_by_kind().items()}
     if key == "kind" and len(fields) > 1:
+        # Of functions and classes by name, which ``MODULE:NAME`` stands for.
+        named = next((keys for kind, keys in fields.items() if ":" in kind), {})
         before = str(section.get(key))
-        old, new = fields.get(before, {}), fields.get(str(value), {})
+        old, new = fields.get(before, named), fields.get(str(value), named)
         if ":" in before:  # a user's own kind, whose keys no other kind has
             old = section
         section = {k: v for k, v in section.items() if k not in old or k in new}
@@ -172,6 +174,9 @@ def _explain(error: Mapping[str, Any], schema: type[Config]) -> tuple[str, str]:
     value = short(error["input"])
     choices = _schemas(annotation)
     kinds = " or ".join(repr(kind_of(cls)) for cls in choices if len(choices) > 1)
+    keys = (
+        f"kind: {kinds}" if kinds else ", ".join(_fields(choices[0]) if choices else ())
+    )
     if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
         return key, f"{value} given as a key, must be text: put it in quotes"
     match error["type"]:
@@ -179,7 +184,7 @@ def _explain(error: Mapping[str, Any], schema: type[Config]) -> tuple[str, str]:
             hint = nearest(str(error["loc"][-1]), _fields(choices[0]))
             return key, f"unknown key; {hint}"
         case "union_tag_not_found" if not isinstance(error["input"], Mapping):
-            return key, f"{value} given, must be a mapping"
+            return key, f"{value} given, must be a mapping with {keys}"
         case "missing" if not kinds:
             return key, f"missing, must be set{_meaning(error['loc'], schema)}"
         case "missing" | "union_tag_not_found":
@@ -189,10 +194,13 @@ def _explain(error: Mapping[str, Any], schema: type[Config]) -> tuple[str, str]:
             return f"{key}.kind", f"{value} given, must be {kinds}"
         case "value_error":
             return key, str(error["ctx"]["error"])
-        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
-            return key, f"{value} given, must be a mapping"
+        case "model_type" | "model_attributes_type" | "dataclass_type":
+            return key, f"{value} given, must be a mapping with {keys}"
+        case "dict_type":
+            each = f", each with {keys}" if keys else ""
+            return key, f"{value} given, must be a mapping by name{each}"
         case "tuple_type":
-            return key, f"{value} given, must be a list"
+            return key, f"{value} given, must be a list, such as [{value}]"
         case "too_short" if not error["input"]:
             return key, f"{value} given, must not be empty"
     _, should, rule = error["msg"].partition(" should ")  # "Input should be …"

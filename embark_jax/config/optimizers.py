@@ -21,10 +21,9 @@ from pydantic import (
 )
 from typing_extensions import Doc
 
-from embark_jax._base.config import Config
+from embark_jax._base.config import Config, kind_of
+from embark_jax.config.own import OWN_KIND
 from embark_jax.plans.options import DENSE_OPTIMIZERS, RowOptimizerName
-
-DENSE_EPS = 1e-8
 
 
 class ConstantScheduleConfig(Config):
@@ -90,6 +89,25 @@ ScheduleConfig = Annotated[AnyScheduleConfig, Field(discriminator="kind")]
 
 PARAMETERS = {kind: parameters(rule) for kind, rule in ROW_OPTIMIZERS.items()}
 """The parameters of each rule by name, with their types."""
+DEFAULTS = {
+    kind: {name: getattr(ROW_OPTIMIZERS[kind], name) for name in types}
+    for kind, types in PARAMETERS.items()
+}
+"""Their defaults."""
+
+
+def _with_own_parameters(
+    given: Mapping[str, Any], kind: str, defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Returns a section with the defaults of its kind. Those of other kinds, which
+    earlier runs stored, too, are left out."""
+    own = defaults[kind]
+    others = [default for each in defaults.values() for default in each.items()]
+    return {**own} | {
+        name: value
+        for name, value in given.items()
+        if value is not None and (name in own or (name, value) not in others)
+    }
 
 
 class _AnyRuleConfig(Config):
@@ -117,7 +135,7 @@ def _with_parameters() -> type[_AnyRuleConfig]:
         users: dict[str, list[str]] = {}
         for kind, annotation in types.items():
             (doc,) = (x for x in annotation.__metadata__ if isinstance(x, Doc))
-            default = f"{kind} ({_default(kind, name)})"
+            default = f"{kind} ({DEFAULTS[kind][name]})"
             users.setdefault(doc.documentation, []).append(default)
         text = " ".join(
             f"{doc} For {', '.join(kinds)}." for doc, kinds in users.items()
@@ -125,10 +143,6 @@ def _with_parameters() -> type[_AnyRuleConfig]:
         annotation = Union[(*types.values(), None)]
         fields[name] = annotation, Field(None, description=text)
     return create_model("_AnyRuleConfig", __base__=_AnyRuleConfig, **fields)
-
-
-def _default(kind: str, name: str) -> Any:
-    return getattr(ROW_OPTIMIZERS[kind], name)
 
 
 class EmbeddingOptimizerConfig(_with_parameters()):
@@ -145,17 +159,10 @@ class EmbeddingOptimizerConfig(_with_parameters()):
     def _has_the_parameters_of_its_rule(cls, given: Any):
         if not isinstance(given, Mapping):
             return given
-        kind = given.get("kind", cls.model_fields["kind"].default)
+        kind = str(given.get("kind", kind_of(cls)))
         if kind not in PARAMETERS:
             return given  # which is told where it is
-        set_here = {k: v for k, v in given.items() if v is not None}
-        defaults = {name: _default(kind, name) for name in PARAMETERS[kind]}
-        return defaults | {
-            name: value
-            for name, value in set_here.items()
-            # Runs of before had the parameters of all rules.
-            if not _is_default_of_another(kind, name, value)
-        }
+        return _with_own_parameters(given, kind, DEFAULTS)
 
     @model_validator(mode="after")
     def _parameters_are_of_the_rule(self):
@@ -170,13 +177,6 @@ class EmbeddingOptimizerConfig(_with_parameters()):
                     f"{name} is {getattr(self, name)!r}, of {self.kind} must {rule}"
                 ) from None
         return self
-
-
-def _is_default_of_another(kind: str, name: str, value: Any) -> bool:
-    return name not in PARAMETERS[kind] and any(
-        name in types and value == _default(other, name)
-        for other, types in PARAMETERS.items()
-    )
 
 
 def _check_parameters(kind: str, names: Iterable[str]) -> None:
@@ -234,6 +234,12 @@ def _dense_kind(kind: str) -> str:
     )
 
 
+_DENSE_DEFAULTS: dict[str, dict[str, Any]] = {
+    **DENSE_OPTIMIZERS,
+    OWN_KIND: {"options": {}},
+}
+
+
 class DenseOptimizerConfig(Config):
     """The optax optimizer of the dense parameters."""
 
@@ -241,14 +247,16 @@ class DenseOptimizerConfig(Config):
     """``sgd``, ``adagrad`` or ``adam``; or a function to call as
     ``name(learning_rate=…, **options)``: ``optax.name`` for one of optax, otherwise
     ``MODULE:NAME``."""
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, Any] | None = None
     """Further arguments of a named optimizer, such as `{weight_decay: 0.01}`."""
     learning_rate: PositiveFloat = 0.01
     """Rate of the dense parameters, before the schedule."""
-    eps: PositiveFloat = DENSE_EPS
-    """Number added to the square root that the adaptive rules divide by."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Share of itself, times the learning rate, that a parameter first loses."""
+    eps: PositiveFloat | None = None
+    """Number added to the square root that ``adagrad`` and ``adam`` divide by; 1e-8
+    unless it is set."""
+    weight_decay: NonNegativeFloat | None = None
+    """Share of itself, times the learning rate, that a parameter of a built-in
+    optimizer first loses; 0 unless it is set."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
     """Change of the rate from step to step."""
     clip_norm: PositiveFloat | None = None
@@ -265,13 +273,32 @@ class DenseOptimizerConfig(Config):
             else self.kind.replace("optax.", "optax:")
         )
 
+    @classmethod
+    def keys_by_kind(cls):
+        own = {name for defaults in _DENSE_DEFAULTS.values() for name in defaults}
+        common = cls.model_fields.keys() - own
+        return {kind: common | names.keys() for kind, names in _DENSE_DEFAULTS.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_the_parameters_of_its_kind(cls, given: Any):
+        if not isinstance(given, Mapping):
+            return given
+        kind = str(given.get("kind", kind_of(cls)))
+        if kind not in _DENSE_DEFAULTS:
+            kind = OWN_KIND
+        return _with_own_parameters(given, kind, _DENSE_DEFAULTS)
+
     @model_validator(mode="after")
     def _options_agree(self):
-        if self.named is None and self.options:
+        if self.named:
+            if self.eps is not None or self.weight_decay is not None:
+                raise ValueError(
+                    f"eps and weight_decay are not passed to {self.kind}: set those "
+                    "that it takes in options"
+                )
+        elif self.options is not None:
             raise ValueError(f"options are for others than {self.kind}: leave them out")
-        if self.named and (self.eps != DENSE_EPS or self.weight_decay):
-            raise ValueError(
-                f"eps and weight_decay are not passed to {self.kind}: set those that "
-                "it takes in options"
-            )
+        elif self.eps is not None and "eps" not in _DENSE_DEFAULTS[self.kind]:
+            raise ValueError(f"eps is no parameter of {self.kind}: leave it out")
         return self

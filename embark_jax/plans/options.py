@@ -50,8 +50,13 @@ DenseParallelism = Literal["replicated", "zero1", "tensor"]
 
 An array with no axis that divides by the devices stays replicated.
 """
-DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
-"""The optimizers of dense layers that have a name of their own."""
+DENSE_OPTIMIZERS = {
+    "sgd": {"weight_decay": 0.0},
+    "adagrad": {"eps": 1e-8, "weight_decay": 0.0},
+    "adam": {"eps": 1e-8, "weight_decay": 0.0},
+}
+"""The optimizers of dense layers that have a name of their own, with the defaults of
+their parameters."""
 if TYPE_CHECKING:
     RowOptimizerName = str
 else:

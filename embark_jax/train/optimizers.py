@@ -24,6 +24,7 @@ from embark_jax.config import (
     call_named,
 )
 from embark_jax.embedding.rules import AnyRule, RowRules
+from embark_jax.plans.options import DENSE_OPTIMIZERS
 
 
 class Optimizers(NamedTuple):
@@ -109,19 +110,23 @@ def build_dense_optimizer(
     schedule = build_schedule(config.schedule, steps)
     if config.named is not None:
         return _named(config, schedule)
+    own = {name: getattr(config, name) for name in DENSE_OPTIMIZERS[config.kind]}
+    weight_decay = own.pop("weight_decay")
     scale = {
         "sgd": optax.identity,
-        "adagrad": lambda: scale_by_adagrad(config.eps),
-        "adam": lambda: optax.scale_by_adam(b1=0.9, b2=0.999, eps=config.eps),
-    }[config.kind]()
+        "adagrad": scale_by_adagrad,
+        "adam": functools.partial(optax.scale_by_adam, b1=0.9, b2=0.999),
+    }[config.kind](**own)
     # Options that are not used leave no trace in the state, which checkpoints hold.
     if config.clip_norm is not None:
         scale = optax.chain(optax.clip_by_global_norm(config.clip_norm), scale)
-    decay = optax.add_decayed_weights(config.weight_decay)
+    decay = (
+        optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
+    )
     rate = optax.scale_by_learning_rate(config.learning_rate)
     if schedule is not None:
         rate = optax.chain(rate, optax.scale_by_schedule(schedule))
-    return optax.chain(scale, decay if config.weight_decay else optax.identity(), rate)
+    return optax.chain(scale, decay, rate)
 
 
 def _named(
@@ -131,7 +136,8 @@ def _named(
     rate: optax.ScalarOrSchedule = config.learning_rate
     if schedule is not None:
         rate = functools.partial(_scheduled, config.learning_rate, schedule)
-    optimizer = call_named(config.named, learning_rate=rate, **config.options)
+    options = config.options or {}
+    optimizer = call_named(config.named, learning_rate=rate, **options)
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ConfigError(
             f"{config.kind}: gives a {type(optimizer).__name__}, must give an optax "

@@ -24,20 +24,54 @@ train: {steps: 2.5, batch_size: many}
     assert error_of(write("a.yaml", text)).splitlines() == [
         "a.yaml: 11 problems",
         "  data.zipf_exponnt: unknown key; did you mean zipf_exponent?",
-        "  model.top: 4 given, must be a list",
+        "  model.top: 4 given, must be a list, such as [4]",
         "  model.cross_rank: unknown key; known: batch_norm, bottom, compute_dtype, "
         "dropout, kind, top",
-        "  mesh: None given, must be a mapping",
+        "  mesh: None given, must be a mapping with nodes, gpus_per_node",
         "  embedding.tables.user.cluster: 'pb' given, must be 'dp', 'rb' or 'ub'",
         "  embedding.tables.7: 7 given as a key, must be text: put it in quotes",
         "  embedding.tables.0: False given as a key, must be text: put it in quotes",
-        "  embedding.features: ['genre'] given, must be a mapping",
+        "  embedding.features: ['genre'] given, must be a mapping by name, each with "
+        "table, hotness, pooling, weighted",
         "  train.batch_size: 'many' given, must be a valid integer, unable to parse "
         "string as an integer",
         "  train.steps: 2.5 given, must be a valid integer, got a number with a "
         "fractional part",
         "  trian: unknown key; did you mean train?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "train.early_stopping=2",
+            "train.early_stopping: 2 given, must be a mapping with metric, "
+            "min_change, patience",
+        ),
+        ("model.top=3", "model.top: 3 given, must be a list, such as [3]"),
+        (
+            "train.trackers=x",
+            "train.trackers: 'x' given, must be a list, such as ['x']",
+        ),
+        (
+            "embedding.optimizer.schedule=2",
+            "embedding.optimizer.schedule: 2 given, must be a mapping with kind: "
+            "'constant' or 'cosine'",
+        ),
+        (
+            "embedding.tables={user: 3}",
+            "embedding.tables.user: 3 given, must be a mapping with rows, dim",
+        ),
+        (
+            "train.task_weights=2",
+            "train.task_weights: 2 given, must be a mapping by name",
+        ),
+    ],
+)
+def test_one_value_where_a_section_or_list_belongs(write, override, message):
+    path = write("a.yaml", "data: {kind: synthetic}\nmodel: {kind: dlrm}\n")
+    assert message in error_of(path, [override])
 
 
 # Mistakes in gin

@@ -6,9 +6,16 @@ import numpy as np
 import optax
 import pytest
 
+from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError
-from embark_jax.config import DenseOptimizerConfig, StepScheduleConfig
+from embark_jax.config import (
+    DenseOptimizerConfig,
+    StepScheduleConfig,
+    optimizers,
+    reading,
+)
 from embark_jax.train.optimizers import build_dense_optimizer, state_values
+from tests import runs
 
 STEPS, LEARNING_RATE, EPS = 20, 0.05, 1e-3
 
@@ -50,7 +57,10 @@ def test_steps_equal_numpy(kind, weight_decay):
     }
     gradients["w"][:, 0] = 0
     config = DenseOptimizerConfig(
-        kind=kind, learning_rate=LEARNING_RATE, eps=EPS, weight_decay=weight_decay
+        kind=kind,
+        learning_rate=LEARNING_RATE,
+        eps=None if kind == "sgd" else EPS,
+        weight_decay=weight_decay,
     )
     optimizer = build_dense_optimizer(config, STEPS)
     params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), start)
@@ -150,6 +160,7 @@ def test_any_of_optax_by_name():
             "must be sgd, adagrad, adam, an optimizer of optax such as",
         ),
         ({"kind": "adam", "options": {"b1": 0.5}}, "options are for others than adam"),
+        ({"kind": "sgd", "eps": 1e-3}, "eps is no parameter of sgd: leave it out"),
         (
             {"kind": "optax.adamw", "weight_decay": 0.1},
             "set those that it",
@@ -159,6 +170,41 @@ def test_any_of_optax_by_name():
 def test_configs_that_cannot_be(given, message):
     with pytest.raises(ValueError, match=message):
         DenseOptimizerConfig(**given)
+
+
+EARLIER = """\
+data: {kind: synthetic}
+dense_optimizer: {kind: KIND, options: {}, learning_rate: 0.5, eps: 1.0e-08,
+  weight_decay: 0.0, schedule: {kind: constant, warmup_steps: 0}}
+"""
+"""As runs had it that stored the keys of all kinds."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("sgd", {"weight_decay"}),
+        ("adagrad", {"eps", "weight_decay"}),
+        ("adam", {"eps", "weight_decay"}),
+        ("optax.lion", {"options"}),
+    ],
+)
+def test_a_config_stores_the_keys_of_its_own_kind(kind, own, tmp_path):
+    path = runs.write_config(tmp_path, EARLIER.replace("KIND", kind))
+    config = reading.load(path)
+    stored = yaml_text.parse(reading.dump_yaml(config))["dense_optimizer"]
+    assert stored.keys() == {"kind", "learning_rate", "schedule"} | own
+    reading.save(config, path)
+    assert reading.load(path) == config
+    changed = reading.load(path, ["dense_optimizer.kind=sgd"])
+    expected = DenseOptimizerConfig(kind="sgd", learning_rate=0.5)
+    assert changed.dense_optimizer == expected
+
+
+def test_a_default_is_of_its_kind(monkeypatch):
+    monkeypatch.setitem(optimizers._DENSE_DEFAULTS, "sgd", {"eps": 0.5})
+    assert DenseOptimizerConfig(kind="sgd").eps == 0.5
+    assert DenseOptimizerConfig(kind="adam").eps == 1e-8
 
 
 @pytest.mark.parametrize(
