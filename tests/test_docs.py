@@ -19,11 +19,12 @@ from typer.core import TyperGroup
 import embark_jax
 from docs import pictures, site_reference
 from embark_jax import cli
-from embark_jax.config import ExperimentConfig, reading
+from embark_jax.config import RECIPES, ExperimentConfig, reading
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.planner import read_table_list
 from embark_jax.plans import fleet
 from tests import runs
+from tests.models import small
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "pages"
@@ -256,6 +257,19 @@ def test_every_command_and_option_is_explained():
             if parameter.name != "help" and not getattr(parameter, "help", None)
         ]
         assert not unexplained, name
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("howto/recipes.md", small.KINDS),
+        ("howto/prepare_data.md", RECIPES),
+        ("howto/fleets.md", fleet.BY_NAME),
+    ],
+)
+def test_a_list_has_what_its_registry_has(page, names):
+    text = (DOCS / page).read_text()
+    assert not [name for name in names if not re.search(rf"\b{name}\b", text)]
 
 
 def test_every_config_key_is_explained():

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from embark_jax._base.config import Config
 from embark_jax.config.own import OwnConfig, one_of
@@ -25,11 +31,24 @@ class BaseModelConfig(Config):
     parameters and sums are float32."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an MLP's hidden values that training sets to zero."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_batch_norm(cls, given: Any):
+        """Earlier runs stored ``batch_norm: false`` of models that have none, too."""
+        if "batch_norm" in cls.model_fields or not isinstance(given, Mapping):
+            return given
+        return {k: v for k, v in given.items() if (k, v) != ("batch_norm", False)}
+
+
+class NormalizableConfig(BaseModelConfig):
+    """What models have whose MLPs may normalize their values."""
+
     batch_norm: bool = False
     """Whether an MLP's hidden values are batch-normalized before their ReLU."""
 
 
-class DLRMDCNv2Config(BaseModelConfig):
+class DLRMDCNv2Config(NormalizableConfig):
     """DLRM with low-rank cross layers (https://arxiv.org/abs/2008.13535)."""
 
     kind: Literal["dlrm_dcnv2"] = "dlrm_dcnv2"
@@ -46,7 +65,7 @@ class DLRMDCNv2Config(BaseModelConfig):
     """Rank of each cross layer's matrix."""
 
 
-class DLRMConfig(BaseModelConfig):
+class DLRMConfig(NormalizableConfig):
     """DLRM with dot interaction (https://arxiv.org/abs/1906.00091)."""
 
     kind: Literal["dlrm"] = "dlrm"
@@ -57,7 +76,7 @@ class DLRMConfig(BaseModelConfig):
     """Widths of the MLP behind the dot products; the last is 1, the logit."""
 
 
-class DCNConfig(BaseModelConfig):
+class DCNConfig(NormalizableConfig):
     """DCN, version 1: cross layers with one weight vector each, in parallel with an MLP
     (https://arxiv.org/abs/1708.05123)."""
 
@@ -68,7 +87,7 @@ class DCNConfig(BaseModelConfig):
     """Widths of the MLP in parallel with the cross layers."""
 
 
-class WideDeepConfig(BaseModelConfig):
+class WideDeepConfig(NormalizableConfig):
     """Wide & Deep (https://arxiv.org/abs/1606.07792). The first column of a table holds
     its ids' weights in the wide part; a table of dim 1 belongs to that part only."""
 
@@ -77,7 +96,7 @@ class WideDeepConfig(BaseModelConfig):
     """Widths of the deep part's MLP."""
 
 
-class DeepFMConfig(BaseModelConfig):
+class DeepFMConfig(NormalizableConfig):
     """DeepFM (https://arxiv.org/abs/1703.04247). The first column of a table holds its
     ids' first-order weights."""
 
@@ -86,7 +105,7 @@ class DeepFMConfig(BaseModelConfig):
     """Widths of the deep part's MLP."""
 
 
-class TBSMConfig(BaseModelConfig):
+class TBSMConfig(NormalizableConfig):
     """TBSM: attention over a behaviour sequence (https://arxiv.org/abs/2008.11922)."""
 
     kind: Literal["tbsm"] = "tbsm"
@@ -104,7 +123,7 @@ class TBSMConfig(BaseModelConfig):
     """Widths of the MLP behind the attention; the last is 1, the logit."""
 
 
-class AutoIntConfig(BaseModelConfig):
+class AutoIntConfig(NormalizableConfig):
     """AutoInt (https://arxiv.org/abs/1810.11921); with ``deep`` it is AutoInt+."""
 
     kind: Literal["autoint"] = "autoint"
@@ -116,7 +135,7 @@ class AutoIntConfig(BaseModelConfig):
     """Hidden widths of the network in parallel with attention; () means no network."""
 
 
-class FinalMLPConfig(BaseModelConfig):
+class FinalMLPConfig(NormalizableConfig):
     """FinalMLP (https://arxiv.org/abs/2304.00902)."""
 
     kind: Literal["finalmlp"] = "finalmlp"
@@ -164,7 +183,7 @@ class RetrievalModelConfig(BaseModelConfig):
         """The feature that identifies the item."""
 
 
-class TwoTowerConfig(RetrievalModelConfig):
+class TwoTowerConfig(RetrievalModelConfig, NormalizableConfig):
     """Two towers for retrieval (https://doi.org/10.1145/3298689.3346996)."""
 
     kind: Literal["two_tower"] = "two_tower"
@@ -178,7 +197,7 @@ class TwoTowerConfig(RetrievalModelConfig):
         return self.items[0]
 
 
-class HSTUConfig(BaseModelConfig):
+class HSTUConfig(NormalizableConfig):
     """HSTU as a ranking model (https://arxiv.org/abs/2402.17152)."""
 
     kind: Literal["hstu"] = "hstu"
@@ -255,7 +274,7 @@ class NextItemConfig(RetrievalModelConfig):
         return item
 
 
-class MMoEConfig(BaseModelConfig):
+class MMoEConfig(NormalizableConfig):
     """MMoE, for data with several labels (https://doi.org/10.1145/3219819.3220007)."""
 
     kind: Literal["mmoe"] = "mmoe"

@@ -92,11 +92,10 @@ class DIN(MaskedModel):
       deep: widths of the hidden layers of the MLP.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
       dropout: dropout of the MLP.
-      batch_norm: must be False: ``Dice`` normalizes.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
-      ValueError: if ``history`` does not fit the features, or ``batch_norm`` is set.
+      ValueError: if ``history`` does not fit the features.
     """
 
     def __init__(
@@ -108,15 +107,12 @@ class DIN(MaskedModel):
         deep: Sequence[int] = (200, 80),
         compute_dtype: DTypeLike = jnp.float32,
         dropout: float = 0.0,
-        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
         self.shapes = tuple(sorted(embedding_shapes.items()))
         self.history = tuple(sorted(history.items()))
         check_history(embedding_shapes, history)
-        if batch_norm:
-            raise ValueError("batch_norm is true, must be false: Dice normalizes")
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         self.units = nnx.List(
             DiceMLP(4 * embedding_shapes[n][1], (*activation, 1), dropout=0.0, **shared)

@@ -75,7 +75,6 @@ class DLRMv4(MaskedModel):
       compute_dtype: dtype of the operands of products.
       input_dropout: share of an event that training sets to zero.
       dropout: the same of what each layer adds.
-      batch_norm: must be False: layers normalize each event.
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
 
     Raises:
@@ -99,13 +98,10 @@ class DLRMv4(MaskedModel):
         compute_dtype: DTypeLike = jnp.float32,
         input_dropout: float = 0.0,
         dropout: float = 0.0,
-        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
         check_history(embedding_shapes, history)
-        if batch_norm:
-            raise ValueError("batch_norm is true, must be false: layers normalize")
         for name in (content, *encodings):
             if name not in history or (name == content and content in encodings):
                 raise ValueError(

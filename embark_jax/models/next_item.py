@@ -48,12 +48,11 @@ class NextItem(RetrievalModel, MaskedModel):
       temperature, in_batch, uniform_negatives, catalog: see ``RetrievalModel``.
       compute_dtype: dtype of the operands of products with weights.
       dropout: of the layers.
-      batch_norm: must be False: layers normalize each event.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if ``history`` is not one feature or does not fit, heads do not divide
-        the width, ``batch_norm`` is set, or negatives do not suit ``RetrievalModel``.
+        the width, or negatives do not suit ``RetrievalModel``.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class NextItem(RetrievalModel, MaskedModel):
         catalog: int = 1,
         compute_dtype: DTypeLike = jnp.float32,
         dropout: float = 0.0,
-        batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -79,8 +77,6 @@ class NextItem(RetrievalModel, MaskedModel):
         check_history(inputs, history)
         if len(history) != 1:
             raise ValueError(f"history has {len(history)} features, must have one")
-        if batch_norm:
-            raise ValueError("batch_norm is true, must be false: layers normalize")
         ((self.history, item),) = history.items()
         super().__init__(
             embedding_shapes,

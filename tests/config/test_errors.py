@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from embark_jax.config import SOURCES, OwnModelConfig
+from embark_jax.config.models import MODELS
 from embark_jax.config.reading import load
 from tests.config_files import error_of
 
@@ -96,18 +98,16 @@ user/TableConfig.cluster = 'pb'
 DLRMDCNv2Config.cross_rank = 3
 """,
     )
+    models, sources = (
+        " or ".join(f"@{section.__name__}()" for section in sections)
+        for sections in ((*MODELS, OwnModelConfig), SOURCES)
+    )
     assert error_of(path).splitlines() == [
         "a.gin: 11 problems",
         "  TranConfig.steps: a.gin, line 6: unknown class TranConfig; did you mean "
         "TrainConfig?",
-        "  data: @SynthticConfig() given, must be @SyntheticConfig() or "
-        "@MovieLens100KConfig() or @PreparedConfig() or @WindowsConfig() or "
-        "@OwnDataConfig()",
-        "  model: @DLRMConfig given, must be @DLRMDCNv2Config() or @DLRMConfig() or "
-        "@DCNConfig() or @WideDeepConfig() or @DeepFMConfig() or @TBSMConfig() or "
-        "@AutoIntConfig() or @FinalMLPConfig() or @DINConfig() or @TwoTowerConfig() or "
-        "@HSTUConfig() or @DLRMv4Config() or @NextItemConfig() or @MMoEConfig() or "
-        "@OwnModelConfig()",
+        f"  data: @SynthticConfig() given, must be {sources}",
+        f"  model: @DLRMConfig given, must be {models}",
         "  mesh: @TrainConfig() given, must be @MeshConfig()",
         "  seed: @TrainConfig() given, must be a value, not a reference",
         "  train.steps: %stps given, but no such macro; did you mean steps?",

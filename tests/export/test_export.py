@@ -292,9 +292,10 @@ QUICK = [(kind, {}) for kind in small.KINDS if kind not in ("next_item", "dlrm_v
 def test_every_model_scores_alike_in_onnx_and_jax(
     kind, changes, batch_norm, dense_features, tmp_path
 ):
-    always = kind in ("din", "next_item", "dlrm_v4")
-    normalizes = {} if always else {"batch_norm": batch_norm}
-    config = small.small_config(small.KINDS[kind], dropout=0.5, **changes, **normalizes)
+    section = small.KINDS[kind]
+    if "batch_norm" in section.model_fields:
+        changes = changes | {"batch_norm": batch_norm}
+    config = small.small_config(section, dropout=0.5, **changes)
     model = DenseModel(config, small.TABLES, small.features_of(config), dense_features)
     params = draw_arrays(model)
     inputs = draw_inputs(model, 7)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from tests.models import sequence_oracle
+from tests.models import sequence_oracle, small
 
 F32_ROUNDOFF = 2.0**-24
 ELEMENTARY = 8 * F32_ROUNDOFF
@@ -417,25 +417,8 @@ def next_item(
     return near(logits[:, None])
 
 
-ORACLES = {
-    function.__name__: function
-    for function in (
-        dlrm_dcnv2,
-        dlrm,
-        dcn,
-        wide_deep,
-        deepfm,
-        tbsm,
-        autoint,
-        finalmlp,
-        din,
-        two_tower,
-        mmoe,
-        hstu,
-        dlrm_v4,
-        next_item,
-    )
-}
+ORACLES = {kind: globals()[kind] for kind in small.KINDS}
+"""The function of each model of the registry, which has its name."""
 KNOW_NORMS = {"autoint", "finalmlp", "two_tower", "mmoe"}
 """Models whose oracle normalizes batches."""
 

@@ -16,10 +16,6 @@ from tests.thorough import thorough
 BATCH = 6
 
 
-def test_every_model_has_an_oracle():
-    assert oracle.ORACLES.keys() == small.KINDS.keys()
-
-
 @pytest.mark.parametrize("dense_features", thorough([0, 3], [0]))
 @pytest.mark.parametrize(
     ("kind", "changes"),

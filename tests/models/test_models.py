@@ -15,7 +15,7 @@ from embark_jax import models
 from embark_jax.config import models as config
 from embark_jax.config.models import MODELS
 from embark_jax.planner.request.dense import dlrm_dcnv2
-from tests.models import oracle
+from tests.models import oracle, small
 
 BATCH, DENSE = 16, 5
 HISTORY = {"past_b": "b", "past_a": "a"}
@@ -208,6 +208,12 @@ def test_config_defaults_are_the_constructors_defaults(section):
             assert jnp.dtype(field.default) == jnp.dtype(parameter.default)
         else:
             assert field.default == parameter.default
+
+
+@pytest.mark.parametrize("section", MODELS)
+def test_what_earlier_runs_stored_of_all_models_is_read(section):
+    config = small.small_config(section)
+    assert section(**{"batch_norm": False, **config.model_dump()}) == config
 
 
 def test_the_order_of_mappings_does_not_matter(case):

@@ -57,7 +57,7 @@ class Toy(nnx.Module):
         return self.mlp(rows)[:, 0] + self.bonus
 '''
 SECTION = '''\
-class ToyConfig(BaseModelConfig):
+class ToyConfig(NormalizableConfig):
     """A toy."""
 
     kind: Literal["toy"] = "toy"

@@ -14,6 +14,7 @@ from embark_jax.config import (
     optimizers,
     reading,
 )
+from embark_jax.plans.options import DENSE_OPTIMIZERS
 from embark_jax.train.optimizers import build_dense_optimizer, state_values
 from tests import runs
 
@@ -40,12 +41,14 @@ def numpy_steps(kind, p, gradients, weight_decay):
             case "adam":
                 m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
                 u = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + EPS)
+            case _:
+                raise ValueError(f"{kind} has no formula here")
         p = p - LEARNING_RATE * (u + weight_decay * p)
         yield p
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("kind", DENSE_OPTIMIZERS)
 def test_steps_equal_numpy(kind, weight_decay):
     rng = np.random.default_rng(0)
     start = {"w": rng.standard_normal((3, 4)), "b": rng.standard_normal(4)}
@@ -59,7 +62,7 @@ def test_steps_equal_numpy(kind, weight_decay):
     config = DenseOptimizerConfig(
         kind=kind,
         learning_rate=LEARNING_RATE,
-        eps=None if kind == "sgd" else EPS,
+        eps=EPS if "eps" in DENSE_OPTIMIZERS[kind] else None,
         weight_decay=weight_decay,
     )
     optimizer = build_dense_optimizer(config, STEPS)
@@ -97,7 +100,7 @@ def test_adagrad_s_first_step_by_hand():
 
 def test_without_weight_decay_zero_gradients_move_nothing():
     params = jnp.asarray([1.0, -2.0])
-    for kind in ("sgd", "adagrad", "adam"):
+    for kind in DENSE_OPTIMIZERS:
         optimizer = build_dense_optimizer(DenseOptimizerConfig(kind=kind), 1)
         updates, _ = optimizer.update(jnp.zeros(2), optimizer.init(params), params)
         np.testing.assert_array_equal(updates, np.zeros(2))
