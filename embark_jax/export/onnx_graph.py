@@ -133,7 +133,7 @@ def _fill(model: Any, arrays: Arrays, keep_inputs: bool) -> None:
             graph.initializer.append(onnx.numpy_helper.from_array(array, name))
 
 
-def draw_inputs(model: DenseModel, samples: int) -> tuple[np.ndarray, Arrays, Arrays]:
+def draw_inputs(model: DenseModel, samples: int) -> tuple[Any, Any, Any]:
     """Returns made-up inputs of samples, whose sequences have events here and there."""
     generator = np.random.default_rng(0)
 

@@ -32,7 +32,7 @@ def test_rows_of_zeros_are_events(kind, tmp_path):
 
     def logits(lengths):
         past = np.where(np.arange(3) < lengths[:, None], batch.ids["past"], -1)
-        with_past = dataclasses.replace(batch, ids=batch.ids | {"past": past})
+        with_past = dataclasses.replace(batch, ids={**batch.ids, "past": past})
         ((_, expected),) = trainer.predict([with_past])
         for scorer in (
             load_id_scorer(tmp_path / "exported"),

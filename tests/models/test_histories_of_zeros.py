@@ -1,6 +1,7 @@
 """Which places of a history hold an event is said by ids, not by rows of zeros."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -66,7 +67,7 @@ def test_a_history_counts_by_its_mask():
     valid = np.array([[True, False], [False, False], [True, True]])
 
     past[2, 1] = 0
-    embeddings = {"past": Masked(past, valid), "now": now}
+    embeddings = {"past": Masked(jnp.asarray(past), jnp.asarray(valid)), "now": now}
     logits = model(np.zeros((3, 0)), embeddings)
     layers = nnx.to_pure_dict(nnx.state(model, (nnx.Param, nnx.BatchStat)))
     layers = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), layers)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import embark_jax as ej
 from embark_jax.data.synthetic import SyntheticClicks
+from embark_jax.models import Masked
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer, tables_of
@@ -75,6 +76,15 @@ def test_all_places_of_padded_sequences_are_events():
     padded = jnp.arange(24.0).reshape(3, 4, 2)
     full = ej.Packed.of(padded)
     np.testing.assert_array_equal(full.sum(full.values), padded.sum(axis=1))
+
+
+def test_padded_sequences_with_a_mask_lose_their_padding():
+    padded = jnp.arange(24.0).reshape(3, 4, 2)
+    valid = jnp.array([[0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 0]], bool)
+    packed = ej.Packed.of(Masked(padded, valid))
+    np.testing.assert_array_equal(packed.lengths, [[2, 0, 3]])
+    np.testing.assert_array_equal(packed.values[:5], padded[valid])
+    assert not packed.values[5:].any()
 
 
 def results_of(
