@@ -38,7 +38,7 @@ class SyntheticConfig(Config):
     """Samples of the test set."""
     seed: NonNegativeInt = 0
     """Seed of samples and teacher, separate from the run's seed, so that runs of a
-    sweep over `seed` differ only in the initial parameters."""
+    search over `seed` differ only in the initial parameters."""
 
 
 class MovieLens100KConfig(Config):

@@ -13,6 +13,5 @@
   they go: to disk, to services, to the report of the run.
 - ``history``: the configs of a run, and what may change when it is resumed.
 - ``loading``, ``saved``: a run that is over, as a trainer, or as arrays in host memory.
-- ``trials``: several runs of one config; ``sweep`` takes all combinations of values,
-  ``search`` lets Optuna choose.
+- ``search``: several runs of one config, whose values Optuna chooses.
 """

@@ -1,4 +1,4 @@
-"""The seed of a run is not that of synthetic data: seeds of a sweep compare."""
+"""The seed of a run is not that of synthetic data: seeds of a search compare."""
 
 import numpy as np
 import pytest
