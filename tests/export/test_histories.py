@@ -1,48 +1,89 @@
 """Exports know the events of a history by their ids, not by rows that are not zeros."""
 
 import dataclasses
+import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+import embark_jax as ej
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.config import reading
+from embark_jax.config import copy_path, reading
 from embark_jax.export import load_id_scorer
 from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
-from tests.models.test_histories_of_zeros import KINDS, write_config
+from tests import runs
+from tests.models.test_histories_of_zeros import CONFIG, KINDS, write_config
 from tests.runs import done
 from tests.thorough import thorough
 
 
-@pytest.mark.parametrize("kind", thorough(KINDS, ["hstu"]))
-def test_rows_of_zeros_are_events(kind, tmp_path):
-    config = reading.load(write_config(kind, tmp_path))
+def saved(path, folder):
+    """Saves the first state of a config's run; returns the trainer and a batch."""
+    config = reading.load(path)
     run = experiment.build(config)
     trainer = run.trainer()
-    reading.save(config, tmp_path / "config.yaml")
-    with Checkpointer(tmp_path / "checkpoints", run.identity, keep=1) as checkpoints:
+    reading.save(config, folder / "config.yaml")
+    with Checkpointer(folder / "checkpoints", run.identity, keep=1) as checkpoints:
         checkpoints.save(trainer.state, 1, trainer.embeddings, {})
-    done("export", tmp_path, "--out", tmp_path / "exported")
-
     (batch,) = run.dataset.test_batches(32)
-    rows = jax.tree.map(np.asarray, trainer.table("past").rows)
-    assert not rows.any()
+    return trainer, batch
 
-    def logits(lengths):
-        past = np.where(np.arange(3) < lengths[:, None], batch.ids["past"], -1)
-        with_past = dataclasses.replace(batch, ids={**batch.ids, "past": past})
-        ((_, expected),) = trainer.predict([with_past])
-        for scorer in (
-            load_id_scorer(tmp_path / "exported"),
-            load_run_scorer(tmp_path),
-        ):
-            scores = scorer.logits(with_past.dense, with_past.ids)
-            np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
-        return expected
 
-    some, none = logits(np.arange(32) % 4), logits(np.zeros(32, int))
+def logits_of(lengths, scorers, trainer, batch):
+    """Returns the logits of a batch whose histories have these lengths, for which the
+    trainer and the scorers must agree."""
+    past = np.where(np.arange(3) < lengths[:, None], batch.ids["past"], -1)
+    batch = dataclasses.replace(batch, ids={**batch.ids, "past": past})
+    ((_, expected),) = trainer.predict([batch])
+    for scorer in scorers:
+        scores = scorer.logits(batch.dense, batch.ids)
+        np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
+    return expected
+
+
+@pytest.mark.parametrize("kind", thorough(KINDS, ["hstu"]))
+def test_rows_of_zeros_are_events(kind, tmp_path):
+    trainer, batch = saved(write_config(kind, tmp_path), tmp_path)
+    done("export", tmp_path, "--out", tmp_path / "exported")
+    scorers = load_id_scorer(tmp_path / "exported"), load_run_scorer(tmp_path)
+    assert not jax.tree.map(np.asarray, trainer.table("past").rows).any()
+    some, none = (
+        logits_of(lengths, scorers, trainer, batch)
+        for lengths in (np.arange(32) % 4, np.zeros(32, int))
+    )
     if kind != "din":  # which adds up events of zeros
         changed = np.abs(some - none) > 1e-4 * np.abs(none).max()
         np.testing.assert_array_equal(changed, np.arange(32) % 4 > 0)
+
+
+class Mean(ej.PackedModel):
+    """A logit of the mean of a history's events."""
+
+    def __init__(self, shapes, dense_features, history, *, rngs):
+        del dense_features, history
+        self.last = nnx.Linear(shapes["past"][1], 1, rngs=rngs)
+
+    def __call__(self, dense, embeddings):
+        past = ej.Packed.of(embeddings["past"])
+        events = past.lengths.reshape(-1, 1).astype(jnp.float32)
+        mean = past.sum(past.values) / jnp.maximum(events, 1)
+        return self.last(100 * mean)[:, 0]
+
+
+def test_padding_is_no_event_of_packed_sequences(tmp_path):
+    kind = f"{__name__}:Mean"
+    code = tmp_path / copy_path(kind)
+    code.parent.mkdir(parents=True)
+    shutil.copy(__file__, code)
+    text = CONFIG.replace("MODEL", kind).replace("OPTIONS", "")
+    path = runs.write_config(
+        tmp_path, text.replace("init_scale: 0.0", "init_scale: 1.0")
+    )
+    trainer, batch = saved(path, tmp_path)
+    scorers = [load_run_scorer(tmp_path, trust_code=True)]
+    logits = logits_of(np.arange(32) % 4, scorers, trainer, batch)
+    assert np.abs(logits).max() > 0.1
