@@ -70,7 +70,7 @@ def make_trainer(
     """A trainer of a plan on CPU devices.
 
     Args:
-      plan: of one micro-batch.
+      plan: the plan.
       model: the model, or a function that makes it for the shapes of embeddings.
       optimizer: of rows; None takes Adagrad.
       options: others of ``ej.Trainer``.
@@ -106,7 +106,7 @@ def small_trainer(model, devices: int = 1, micro_batches: int = 1, **options):
         SMALL_TABLES,
         SMALL_FEATURES,
         ej.fleets.this_machine(1, devices),
-        SMALL_BATCH // micro_batches,
+        SMALL_BATCH,
         forced={"a": ej.ForcedPlacement("rb" if devices > 1 else "dp")},
     )
     options = {"optimizer": SGD(0.5), "dense_optimizer": optax.sgd(0.1), **options}

@@ -38,8 +38,7 @@ def compile_step(
     dense: str = "replicated",
     dense_wire: str = "float32",
 ):
-    """The compiled train step of DLRM-DCNv2, from shapes alone; the plan is for one of
-    its micro-batches."""
+    """The compiled train step of DLRM-DCNv2, from shapes alone."""
     collection = ej.EmbeddingCollection(plan, mesh, implementation=implementation)
     model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
     model, dense_optimizer = (
@@ -50,16 +49,14 @@ def compile_step(
     state = abstract_state(model, collection, optimizers, dense)
     options = StepOptions(micro_batches, dense, dense_wire=dense_wire)
     step = make_train_step(model, collection, optimizers, state, options)
-    batch = abstract_batch(plan, mesh, DENSE_FEATURES, micro_batches=micro_batches)
+    batch = abstract_batch(plan, mesh, DENSE_FEATURES)
     routes, following = None, None
     if overlap:
         routes, following = abstract_routes(collection, batch), batch
     return step.lower(state, batch, routes, following).compile(), state
 
 
-def abstract_routes(
-    collection: ej.EmbeddingCollection, batch: DeviceBatch, micro_batches: int = 1
-) -> Routes:
+def abstract_routes(collection: ej.EmbeddingCollection, batch: DeviceBatch) -> Routes:
     """Shapes and shardings of the routes of a batch; of cached tables, to slots."""
     by_device = NamedSharding(collection.mesh, BATCH)
     indexes = jax.tree.map(
@@ -68,10 +65,10 @@ def abstract_routes(
     )
 
     def route(indexes, batch):
-        routes = route_batch(collection, batch, micro_batches)
+        routes = route_batch(collection, batch)
         if not collection.cached:
             return routes
-        return resolve_routes(collection, indexes, routes, micro_batches)[1]
+        return resolve_routes(collection, indexes, routes)[1]
 
     lowered = jax.jit(route).lower(indexes, batch)
     return jax.tree.map(

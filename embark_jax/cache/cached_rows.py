@@ -95,7 +95,6 @@ class CachedRows:
       collection: the embedding tables.
       optimizer: optimizer of their rows.
       key: JAX random key of the initial rows.
-      micro_batches: number of micro-batches of a batch of training.
       look_ahead: whether rows of the batch after are read during a step.
       scratch: folder for stores on disk; None takes the system's for temporary files.
 
@@ -108,13 +107,12 @@ class CachedRows:
         collection: EmbeddingCollection,
         optimizer: AnyRule,
         key: jax.Array,
-        micro_batches: int = 1,
         look_ahead: bool = False,
         scratch: Path | None = None,
     ):
         self._optimizer = optimizer
         self._key = key
-        self._micro_batches, self._look_ahead = micro_batches, look_ahead
+        self._look_ahead = look_ahead
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None
         self._started: deque[StartedBatch] = deque(maxlen=STARTED_AT_MOST)
@@ -133,8 +131,7 @@ class CachedRows:
         self._put = make_put(collection, self._optimizer)
 
         def resolve(indexes, batch):
-            routes = route_batch(collection, batch, self._micro_batches)
-            return resolve_routes(collection, indexes, routes, self._micro_batches)
+            return resolve_routes(collection, indexes, route_batch(collection, batch))
 
         def lend(indexes, batch):
             routes = route_batch(collection, batch)

@@ -9,14 +9,12 @@ alone.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import group_rows
 from jax.sharding import PartitionSpec
 
 from embark_jax.cache.directory import default_buckets
@@ -24,7 +22,6 @@ from embark_jax.cache.key_index import (
     Before,
     KeyIndex,
     Moves,
-    Resolved,
     empty_index,
     rehash,
     resolve,
@@ -33,12 +30,11 @@ from embark_jax.cache.key_index import (
 from embark_jax.cache.leaving import SlotRules
 from embark_jax.embedding.arrays import (
     BATCH,
-    MICRO_BATCHES,
     OptimizerState,
     Routes,
     Storages,
 )
-from embark_jax.embedding.cluster import Route, ShardedCluster
+from embark_jax.embedding.cluster import ShardedCluster
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.exchange import gather, largest_over_devices
 from embark_jax.embedding.keys import WORDS
@@ -180,7 +176,6 @@ def resolve_routes(
     collection: EmbeddingCollection,
     indexes: Mapping[str, KeyIndex],
     routes: Routes,
-    micro_batches: int = 1,
     lend: bool = False,
 ) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
     """Lets owners say in which slots the rows of a batch lie; must run under jit.
@@ -188,9 +183,7 @@ def resolve_routes(
     Args:
       collection: the embedding tables.
       indexes: indexes before the batch.
-      routes: result of ``EmbeddingCollection.route``; several micro-batches lie along a
-        first axis.
-      micro_batches: number of micro-batches.
+      routes: result of ``EmbeddingCollection.route``.
       lend: whether rows may leave any slots, to come back.
 
     Returns:
@@ -206,19 +199,10 @@ def resolve_routes(
             words, present = routes[name].keys
             rules = slot_rules(cached[name])
             rules = rules._replace(may_evict=lend or rules.may_evict)
-            group = cluster.group
-            if micro_batches > 1:  # the slots hold the keys of all of them together
-                group = functools.partial(
-                    group_rows, implementation=cluster.implementation
-                )
-            resolved = resolve(
-                indexes[name],
-                words.reshape(-1, words.shape[-1]),
-                present.reshape(-1),
-                rules,
-                group,
+            resolved = resolve(indexes[name], words, present, rules, cluster.group)
+            routes[name] = cluster.with_slots(
+                routes[name], resolved.slot, resolved.touched
             )
-            routes[name] = _with_slots(cluster, routes[name], resolved)
             indexes[name] = resolved.index
             if cached[name].kind.dtype != "float32":
                 slots = cluster.touched(routes[name])
@@ -245,12 +229,11 @@ def resolve_routes(
             demands[name] = Demand(moves, before, counts[i])
         return indexes, routes, demands
 
-    batch = BATCH if micro_batches == 1 else MICRO_BATCHES
     demand = Demand(BATCH, BATCH, PartitionSpec())  # pyright: ignore
     new_indexes, resolved, demands = collection.map(
         resolve_all,
-        (BATCH, batch),
-        (BATCH, batch, dict.fromkeys(clusters, demand)),
+        (BATCH, BATCH),
+        (BATCH, BATCH, dict.fromkeys(clusters, demand)),
     )(
         dict(indexes),
         {name: routes.storages[name] for name in clusters},
@@ -276,23 +259,3 @@ def undo_moves(
     changes = {name: (demand.moves, demand.before) for name, demand in demands.items()}
     mapped = collection.map(undo_all, (BATCH, BATCH), (BATCH, PartitionSpec()))
     return mapped(dict(indexes), changes)
-
-
-def _with_slots(cluster: ShardedCluster, route: Route, resolved: Resolved) -> Route:
-    """Returns the route of a batch whose keys are resolved; each of several
-    micro-batches is grouped by itself."""
-    slot, touched = resolved.slot, resolved.touched
-    if route.keys.present.ndim == 1:
-        return cluster.with_slots(route, slot, touched)
-
-    def of_micro_batch(route, slot, group):
-        groups = cluster.group(group, len(touched.row))
-        unused = cluster.index.slots + len(slot) + jnp.arange(len(groups.row))
-        row = touched.row.at[groups.row].get(mode="fill", fill_value=-1)
-        row = jnp.where(row < 0, unused, row)
-        return cluster.with_slots(route, slot, groups.with_rows(row))
-
-    shape = route.keys.present.shape
-    return jax.vmap(of_micro_batch)(
-        route, slot.reshape(shape), touched.group.reshape(shape)
-    )

@@ -85,8 +85,8 @@ class TrainConfig(Config):
     batch_size: PositiveInt = 2048
     """Samples a step, over all devices; a multiple of their number."""
     micro_batches: PositiveInt = 1
-    """Parts of a batch that go through the model one after the other, for batches
-    larger than memory; a single update follows for all."""
+    """Equal parts of a batch that go through the model one after the other, where its
+    activations do not fit in memory; embeddings are looked up and updated for all."""
     dense: DenseParallelism = "replicated"
     """Layout of the dense model on the devices: ``zero1`` shards its optimizer state
     over all devices, ``tensor`` its layers over the GPUs of a node."""

@@ -95,7 +95,7 @@ def layout_of_events(
     if size > MOST_RECORD_BYTES:
         raise DataError(
             f"the events of a device's samples have {size:,} bytes, must have at most "
-            f"{MOST_RECORD_BYTES:,}; lower the batch size, or set train.micro_batches"
+            f"{MOST_RECORD_BYTES:,}; lower the batch size"
         )
     return np.dtype(_of_features(ids, weights))
 

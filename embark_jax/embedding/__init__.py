@@ -1,7 +1,7 @@
 """Sharded embedding tables: from the ids of a batch to updated rows.
 
 - ``collection``: all tables of a plan on a mesh; what others use.
-- ``device_batch``: a batch on the devices, and its micro-batches.
+- ``device_batch``: a batch on the devices.
 - ``arrays``: rows, optimizer state and routes, as types.
 - ``bags``, ``indexing``: masks of bad ids, ids to owners and slots.
 - ``data_parallel``, ``reduction``, ``unique``: the clusters DP, RB and UB, of which

@@ -13,8 +13,6 @@ from embark_jax.plans.plan import MESH_AXES
 
 BATCH = PartitionSpec(MESH_AXES)
 """Samples over all devices."""
-MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
-"""Micro-batches along the first axis, their samples over all devices."""
 
 Storages = dict[str, jax.Array]
 """``[devices * slots_per_device, width]`` arrays by storage name, of their tables'

@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.arrays import (
     BATCH,
-    MICRO_BATCHES,
     OptimizerState,
     Routes,
     Storages,
@@ -110,7 +109,15 @@ class EmbeddingCollection:
         self._sequences = [f for f in plan.features if f.sequence]
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
-        self._route_specs = self._specs_of_routes(BATCH)
+        storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
+        self._route_specs: Any = Routes(
+            storages,
+            BATCH,  # pyright: ignore
+            BATCH,  # pyright: ignore
+            everywhere,  # pyright: ignore
+            BATCH,  # pyright: ignore
+            everywhere,  # pyright: ignore
+        )
 
     def with_plan(self, plan: Plan, hot_only: bool = False) -> EmbeddingCollection:
         """Returns the same tables under another plan for the same mesh."""
@@ -249,15 +256,15 @@ class EmbeddingCollection:
         return mapped(dict(ids), dict(weights), dict(spans))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
-        """Returns the ``[]`` int32 that the batch needs of each capacity; of several
-        micro-batches, that of the one that needs the most."""
-        return {name: routes.needed[name].max() for name in self.plan.capacities}
+        """Returns the ``[]`` int32 that the batch needs of each capacity, in the order
+        of the plan's."""
+        return {name: routes.needed[name] for name in self.plan.capacities}
 
     def fits(self, routes: Routes) -> jax.Array:
         """Returns ``[]`` bool: whether the batch fits all capacities. If not, some ids
         are missing from the routes, and nothing of the step may be applied."""
-        needed = self.needed(routes)
-        fits = [needed[name] <= have for name, have in self.capacities.items()]
+        capacities = self.capacities.items()
+        fits = [routes.needed[name] <= have for name, have in capacities]
         return jnp.all(jnp.array(fits, bool))
 
     def lookup(
@@ -305,7 +312,6 @@ class EmbeddingCollection:
         optimizer: AnyRule,
         step: jax.Array,
         apply: jax.Array,
-        micro_batches: int = 1,
         late_gradients: Mapping[str, jax.Array] | None = None,
     ) -> tuple[Storages, OptimizerState]:
         """Updates each touched row once, in place where the arguments are donated.
@@ -317,8 +323,6 @@ class EmbeddingCollection:
           optimizer: rule for touched rows, or rules.
           step: ``[]`` int32 number of this step, from 1.
           apply: ``[]`` bool; if false, nothing changes.
-          micro_batches: if there are several, routes and gradients have them along a
-            first axis, and each row gets the sum over all of them.
           late_gradients: the same gradients for rows that do not lie on every device,
             if those should leave later than gradients of other rows.
         """
@@ -339,20 +343,18 @@ class EmbeddingCollection:
                     rule_of(optimizer, self._storages[name]),
                     step,
                     apply,
-                    micro_batches,
                 )
             return storages, state
 
         state_specs = {
             name: dict.fromkeys(state[name], self._specs[name]) for name in state
         }
-        batch = BATCH if micro_batches == 1 else MICRO_BATCHES
         in_specs = (
             self._specs,
             state_specs,
-            self._specs_of_routes(batch),
-            batch,
-            batch,
+            self._route_specs,
+            BATCH,
+            BATCH,
             *[PartitionSpec()] * 2,
         )
         mapped = self.map(update, in_specs, (self._specs, state_specs))
@@ -378,8 +380,3 @@ class EmbeddingCollection:
             out_specs=out_specs,
             check_vma=False,
         )
-
-    def _specs_of_routes(self, batch: PartitionSpec) -> Any:
-        storages = dict.fromkeys(self.clusters, batch)
-        replicated = PartitionSpec()
-        return Routes(storages, batch, batch, replicated, batch, replicated)  # pyright: ignore

@@ -1,8 +1,4 @@
-"""A batch on the devices, sharded by samples, as a step takes it.
-
-Its micro-batches are equal shares of each device's samples, so that cutting a batch
-moves nothing.
-"""
+"""A batch on the devices, sharded by samples, as a step takes it."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError, Jagged
 from embark_jax.data.records import WORD_BYTES, layout, layout_of_events
-from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes
+from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.indexing import FULL
 from embark_jax.embedding.sequences import Spans, unpack
@@ -49,8 +45,8 @@ class DeviceBatch:
       layout: layout of a record, as in ``data.records.layout``.
       hot: whether all of its ids are said to be of hot rows: it takes the step that
         exchanges no embeddings, which refuses it if that is wrong.
-      events: ``[devices * micro_batches, words]`` int32, a record for the samples of
-        each micro-batch of a device; None if no sequence is packed.
+      events: ``[devices, words]`` int32, a record for the samples of each device; None
+        if no sequence is packed.
       layout_of_events: layout of such a record, as in ``data.records``.
     """
 
@@ -133,7 +129,6 @@ def abstract_batch(
     dense_features: int,
     wide: Collection[str] = (),
     tasks: int = 0,
-    micro_batches: int = 1,
 ) -> DeviceBatch:
     """Returns shapes and shardings of a batch; nothing is allocated.
 
@@ -143,7 +138,6 @@ def abstract_batch(
       dense_features: number of columns of ``dense``.
       wide: features whose ids are int64, not int32.
       tasks: number of labels of each sample, if it has several, otherwise 0.
-      micro_batches: number of micro-batches of the batch, each of the plan's size.
     """
     types = {f.name: np.int64 if f.name in wide else np.int32 for f in plan.features}
     pooled = [f for f in plan.features if not f.sequence]
@@ -163,7 +157,7 @@ def abstract_batch(
             sharding=NamedSharding(mesh, PartitionSpec(MESH_AXES)),
         )
 
-    words = words_of(plan.batch_size * micro_batches, record)
+    words = words_of(plan.batch_size, record)
     if not sequences:
         return DeviceBatch(words, record)
     events = plan.events
@@ -171,30 +165,21 @@ def abstract_batch(
         tuple((f.name, events[f.name], np.dtype(types[f.name])) for f in sequences),
         tuple((f.name, events[f.name]) for f in sequences if f.weighted),
     )
-    words_of_events = words_of(plan.devices * micro_batches, of_events)
+    words_of_events = words_of(plan.devices, of_events)
     return DeviceBatch(words, record, False, words_of_events, of_events)
 
 
-def check_batch(plan: Plan, batch: DeviceBatch, micro_batches: int) -> None:
+def check_batch(plan: Plan, batch: DeviceBatch) -> None:
     """Checks the number of samples when a step is traced; ``EmbeddingCollection.route``
     checks ids and weights.
 
     Raises:
-      ValueError: if it is not the plan's batch size, or the events of sequences are of
-        another number of micro-batches.
+      ValueError: if it is not the plan's batch size.
     """
-    samples = plan.batch_size * micro_batches
-    if len(batch.words) != samples:
+    if len(batch.words) != plan.batch_size:
         raise ValueError(
-            f"batch has {len(batch.words)} samples, must have {samples}: the plan is "
-            "made for so many"
-        )
-    groups = plan.devices * micro_batches
-    if batch.events is not None and len(batch.events) != groups:
-        raise ValueError(
-            f"batch has events for {len(batch.events)} micro-batches of devices, must "
-            f"have them for {groups}: put it on the devices with micro_batches="
-            f"{micro_batches}"
+            f"batch has {len(batch.words)} samples, must have {plan.batch_size}: the "
+            "plan is made for so many"
         )
 
 
@@ -204,7 +189,6 @@ def put_batch(
     samples: int,
     hot: bool = False,
     room: Mapping[str, int] = FULL,
-    micro_batches: int = 1,
 ) -> DeviceBatch:
     """Copies a checked batch to the devices, sharded by samples.
 
@@ -219,7 +203,6 @@ def put_batch(
       hot: as in ``DeviceBatch``.
       room: events that a device has room for, by sequence, as in the plan; others have
         room for all.
-      micro_batches: number of micro-batches of the batch.
 
     Raises:
       DataError: if the number of samples is another.
@@ -241,16 +224,16 @@ def put_batch(
     words = put(records)
     if not batch.sequences:
         return DeviceBatch(words, records.dtype, hot)
-    groups = mesh.size * micro_batches // jax.process_count()
-    events = _records_of_events(batch, groups, room)
+    devices = mesh.size // jax.process_count()
+    events = _records_of_events(batch, devices, room)
     return DeviceBatch(words, records.dtype, hot, put(events), events.dtype)
 
 
 def _records_of_events(
-    batch: Batch, groups: int, room: Mapping[str, int]
+    batch: Batch, devices: int, room: Mapping[str, int]
 ) -> np.ndarray:
-    """Returns the records of events of so many equal groups of a batch's samples."""
-    share = len(batch) // groups
+    """Returns the records of events of a batch's samples on so many devices."""
+    share = len(batch) // devices
     full = {name: share * ids.longest for name, ids in batch.sequences.items()}
     sizes = full | {name: events for name, events in room.items() if name in full}
     columns = {
@@ -258,7 +241,7 @@ def _records_of_events(
         for kind, of_kind in (("ids", batch.ids), ("weights", batch.weights))
     }
     records = np.empty(
-        groups,
+        devices,
         layout_of_events(
             tuple((n, sizes[n], x.dtype) for n, x in columns["ids"].items()),
             tuple((n, sizes[n]) for n in columns["weights"]),
@@ -266,7 +249,7 @@ def _records_of_events(
     )
     for kind, of_kind in columns.items():
         for name, jagged in of_kind.items():
-            ends = np.cumsum(jagged.length.reshape(groups, -1).sum(axis=1))
+            ends = np.cumsum(jagged.length.reshape(devices, -1).sum(axis=1))
             for target, values in zip(
                 records[kind][name], np.split(jagged.values, ends[:-1]), strict=True
             ):
@@ -318,46 +301,10 @@ def own_samples(batch: Batch, size: int) -> Batch:
 
 
 @jax.named_scope("sort")
-def route_batch(
-    collection: EmbeddingCollection, batch: DeviceBatch, micro_batches: int = 1
-) -> Routes:
-    """Routes a batch, under jit; several micro-batches lie along a first axis of the
-    result."""
+def route_batch(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
+    """Routes a batch, under jit."""
     columns = batch.columns()
-
-    def route(columns: Columns) -> Routes:
-        return collection.route(columns.ids, columns.weights, columns.spans)
-
-    if micro_batches == 1:
-        return route(columns)
-    return lax.map(route, cut_batch(collection, columns, micro_batches))
-
-
-def cut_batch(
-    collection: EmbeddingCollection, batch: Columns, micro_batches: int
-) -> Columns:
-    """Cuts ``[batch, …]`` into ``[micro_batches, batch / micro_batches, …]``."""
-
-    def cut(samples):
-        def cut_column(column):
-            size = len(column) // micro_batches
-            return column.reshape(micro_batches, size, *column.shape[1:])
-
-        return jax.tree.map(cut_column, samples)
-
-    return jax.shard_map(
-        cut, mesh=collection.mesh, in_specs=BATCH, out_specs=MICRO_BATCHES
-    )(batch)
-
-
-def join_batch(collection: EmbeddingCollection, values: jax.Array) -> jax.Array:
-    """Joins ``[micro_batches, n, …]`` back to ``[batch, …]``."""
-    return jax.shard_map(
-        lambda cut: cut.reshape(-1, *cut.shape[2:]),
-        mesh=collection.mesh,
-        in_specs=MICRO_BATCHES,
-        out_specs=BATCH,
-    )(values)
+    return collection.route(columns.ids, columns.weights, columns.spans)
 
 
 def pad_batch(collection: EmbeddingCollection, batch: Columns) -> Columns:

@@ -1,8 +1,5 @@
 """Turns gradients of a storage's lookup result into updated rows, on one device.
 
-Rows that several micro-batches touch are updated once: their gradients are summed in
-one buffer with a row for every row that any micro-batch touches.
-
 Rows of a 16-bit storage are updated in float32 and rounded stochastically as they are
 written. Where they are cached, the route says which rows lie in the slots.
 """
@@ -15,13 +12,10 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import (
     RowOptimizer,
-    group_rows,
     sum_and_update,
     update_rows,
-    zeros_after,
 )
 from embark_kernels.rounding import column_noise
-from jax import lax
 
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients, pick
 from embark_jax.embedding.initial import ShardsByDevice
@@ -40,7 +34,6 @@ def update_block(
     optimizer: RowOptimizer,
     step: jax.Array,
     apply: jax.Array,
-    micro_batches: int,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Updates the touched rows of a storage; arguments are those of the collection's
     ``update``, for this storage."""
@@ -52,33 +45,28 @@ def update_block(
     keys = route.row_keys if cluster.index.storage.cached else None
     mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
     spans = {n: spans[n] for n in names if n in spans}
-    if micro_batches == 1:
-        by_block = _by_block(cluster, mean_factors, spans, gradients)
-        whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
-        summands = cluster.summands(by_block, route) if whole_rows else None
-        if summands is not None:
-            return sum_and_update(
-                block,
-                dict(state),
-                summands.groups,
-                summands.values,
-                summands.source,
-                optimizer,
-                summands.weight,
-                apply=apply,
-                step=step,
-                noise=noise_of_slots and noise_of_slots(summands.groups.row, keys),
-                implementation=cluster.implementation,
-            )
-        rows = cluster.row_gradients(by_block, route)
-        mean_square = None
-        if optimizer.row_wise:
-            full = _full_gradients(rows, block, optimizer)
-            mean_square = cluster.mean_square(full, route)
-    else:
-        rows, mean_square, keys = _sum_micro_batches(
-            cluster, block, route, keys, mean_factors, spans, gradients, optimizer
+    by_block = _by_block(cluster, mean_factors, spans, gradients)
+    whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
+    summands = cluster.summands(by_block, route) if whole_rows else None
+    if summands is not None:
+        return sum_and_update(
+            block,
+            dict(state),
+            summands.groups,
+            summands.values,
+            summands.source,
+            optimizer,
+            summands.weight,
+            apply=apply,
+            step=step,
+            noise=noise_of_slots and noise_of_slots(summands.groups.row, keys),
+            implementation=cluster.implementation,
         )
+    rows = cluster.row_gradients(by_block, route)
+    mean_square = None
+    if optimizer.row_wise:
+        full = _full_gradients(rows, block, optimizer)
+        mean_square = cluster.mean_square(full, route)
     return update_rows(
         block,
         dict(state),
@@ -124,59 +112,6 @@ def _by_block(
             joined.append(feature.disassemble(gradient))
         by_block.append(jnp.concatenate(joined, axis=1))
     return by_block
-
-
-def _sum_micro_batches(
-    cluster: Cluster,
-    block: jax.Array,
-    routes: Route,
-    keys: jax.Array | None,
-    mean_factors: Mapping[str, jax.Array],
-    spans: Mapping[str, Spans],
-    gradients: Mapping[str, jax.Array],
-    optimizer: RowOptimizer,
-) -> tuple[RowGradients, jax.Array | None, jax.Array | None]:
-    """Sums over micro-batches, along the first axis of all; also finds the mean squares
-    of whole rows, if an optimizer needs them, and the rows' keys, if there are any."""
-    slots = cluster.index.slots
-    touched = cluster.touched(routes)  # [micro_batches, rows]
-    groups = group_rows(
-        touched.reshape(-1), slots, implementation=cluster.implementation
-    )
-    buffer_row = groups.group.reshape(touched.shape)
-    if keys is not None:
-        by_row = jnp.zeros((len(groups.row), keys.shape[-1]), keys.dtype)
-        keys = by_row.at[buffer_row].set(keys, mode="drop")
-
-    def add(total, micro_batch):
-        route, mean_factors, spans, gradients, buffer_row = micro_batch
-        by_block = _by_block(cluster, mean_factors, spans, gradients)
-        rows = cluster.row_gradients(by_block, route)
-        total = total.at[buffer_row].add(
-            rows.gradient, mode="drop", unique_indices=True
-        )
-        return total, None
-
-    shape = len(groups.row), cluster.index.storage.width
-    gradients, total = zeros_after(gradients, shape)
-    micro_batch = routes, mean_factors, spans, gradients, buffer_row
-    total, _ = lax.scan(add, total, micro_batch)
-    rows = RowGradients(groups.row, total)
-    if not (optimizer.row_wise and cluster.index.column_sharded):
-        return rows, None, keys
-    full = _full_gradients(rows, block, optimizer).gradient
-
-    def find(mean_square, micro_batch):
-        route, slot, buffer_row = micro_batch
-        gradient = RowGradients(slot, pick(full, buffer_row))
-        mean_square_here = cluster.mean_square(gradient, route)
-        # Equal in every micro-batch that touches a row.
-        mean_square = mean_square.at[buffer_row].max(mean_square_here, mode="drop")
-        return mean_square, None
-
-    zeros = jnp.zeros(groups.row.shape, jnp.float32)
-    mean_square, _ = lax.scan(find, zeros, (routes, touched, buffer_row))
-    return rows, mean_square, keys
 
 
 def noise_of(

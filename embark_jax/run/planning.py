@@ -87,7 +87,7 @@ def workload(
     kinds = [embedding.optimizer_of(table.name).kind for table in tables]
     return Workload(
         fleet=machines(config),
-        batch_size=config.train.batch_size // config.train.micro_batches,
+        batch_size=config.train.batch_size,
         zipf_exponent=data.zipf_exponent,
         capacity_slack=embedding.capacity_slack,
         optimizer=max(kinds, key=STATE_VALUES.__getitem__),
@@ -214,11 +214,7 @@ def read_plan(
         for key, planned_value, value in (
             ("mesh.nodes", planned.nodes, config.mesh.nodes),
             ("mesh.gpus_per_node", planned.gpus_per_node, config.mesh.gpus_per_node),
-            (
-                "train.batch_size",
-                planned.batch_size * config.train.micro_batches,
-                config.train.batch_size,
-            ),
+            ("train.batch_size", planned.batch_size, config.train.batch_size),
         )
         if planned_value != value
     ]

@@ -71,20 +71,16 @@ class Engine:
         self.recompilations = 0
         self.state = init_state(model, embeddings, optimizers, key, options.dense)
         self.growth = TableGrowth()
-        micro_batches = options.micro_batches
         self.cached: CachedRows | None = None
         if embeddings.cached:
             self.cached = CachedRows(
                 embeddings,
                 optimizers.rows,
                 key,
-                micro_batches,
                 look_ahead,
                 scratch,
             )
-        self._router: Router = self.cached or StepRouter(
-            embeddings, micro_batches, look_ahead
-        )
+        self._router: Router = self.cached or StepRouter(embeddings, look_ahead)
         self.use(embeddings, optimizers)
 
     def use(self, embeddings: EmbeddingCollection, optimizers: Optimizers) -> None:

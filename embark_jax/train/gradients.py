@@ -19,14 +19,16 @@ from jax.sharding import PartitionSpec
 
 from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import Columns, cut_batch, join_batch, pad_batch
+from embark_jax.embedding.device_batch import Columns, pad_batch
 from embark_jax.embedding.exchange import own_share_alone
 from embark_jax.plans.options import DenseParallelism, WireFormat
-from embark_jax.plans.plan import MESH_AXES
+from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.state import TrainState, sample_sharding
 from embark_jax.train.step_model import StepModel, as_taken
 
+MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
+"""Cuts of a batch along the first axis, their samples over all devices."""
 LossShare = Callable[..., tuple[jax.Array, tuple[jax.Array, Any]]]
 """``(params, embeddings, model_state, batch) -> (loss, (logits, model_state))``; the
 loss is what these samples add to the mean over the batch."""
@@ -37,8 +39,10 @@ class StepOptions:
     """How a step works.
 
     Attributes:
-      micro_batches: number of equal cuts of a batch that go through the model one after
-        the other; the collection's plan is for one of them.
+      micro_batches: number of equal cuts of the batch that go through the model one
+        after the other, so that activations of one alone are in memory; embeddings are
+        looked up and updated for the whole batch. A model of packed sequences takes 1:
+        events of a device's samples lie in one array, which is not cut.
       dense: how the dense model lies on the devices.
       loss: loss of a sample, for models that have none of their own. Minimized is the
         mean over the batch, of losses times sample weights, if there are any.
@@ -91,8 +95,7 @@ class Gradients(NamedTuple):
       model_state: state after the batch; each micro-batch starts from that of the one
         before.
       dense: gradients of the loss by the model's parameters.
-      embeddings: gradients by each array that ``lookup`` returned; several
-        micro-batches lie along a first axis.
+      embeddings: gradients by each array that ``lookup`` returned.
     """
 
     loss: jax.Array
@@ -143,9 +146,7 @@ def batch_gradients(
         else jax.value_and_grad(share_of, argnums=(0, 1), has_aux=True)
     )
 
-    def of_cut(model_state, cut, routes):
-        embeddings = collection.lookup(state.storages, routes, model.packed)
-        cut = pad_batch(collection, cut)._replace(spans=routes.spans)
+    def of_cut(model_state, embeddings, cut):
         (loss, (logits, model_state)), (dense, embedding) = gradients_of(
             state.params, embeddings, model_state, cut
         )
@@ -159,24 +160,85 @@ def batch_gradients(
         )
         return gradients._replace(loss=loss, dense=dense)
 
+    embeddings = collection.lookup(state.storages, routes, model.packed)
+    batch = pad_batch(collection, batch)._replace(spans=routes.spans)
     if micro_batches == 1:
-        return summed(of_cut(state.model_state, batch, routes))
+        return summed(of_cut(state.model_state, embeddings, batch))
 
-    def add(carried, cut):
-        sums, model_state = carried
-        gradients = of_cut(model_state, *cut)
+    def add(carried, numbered):
+        sums, model_state, embeddings = carried
+        number, cut = numbered
+        own = {
+            name: lax.dynamic_index_in_dim(whole, number, keepdims=False)
+            for name, whole in embeddings.items()
+        }
+        gradients = of_cut(model_state, own, cut)
         sums = jax.tree.map(jnp.add, sums, (gradients.loss, gradients.dense))
-        return (sums, gradients.model_state), (gradients.logits, gradients.embeddings)
+        # In the place of the embeddings, which no other cut reads: a result of its own
+        # would take as much memory again.
+        embeddings = {
+            name: lax.dynamic_update_index_in_dim(
+                whole, gradients.embeddings[name], number, axis=0
+            )
+            for name, whole in embeddings.items()
+        }
+        return (sums, gradients.model_state, embeddings), gradients.logits
 
     zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params)
     if options.by_device:
         zeros = _zeros_by_device(collection, zeros)
-    cuts = cut_batch(collection, batch, micro_batches), routes
-    ((loss, dense), model_state), (logits, embeddings) = lax.scan(
-        add, (zeros, state.model_state), cuts
+    embeddings, cuts = _cut(collection, (embeddings, batch), micro_batches)
+    ((loss, dense), model_state, embeddings), logits = lax.scan(
+        add,
+        (zeros, state.model_state, embeddings),
+        (jnp.arange(micro_batches), cuts),
     )
-    logits = join_batch(collection, logits)
+    logits, embeddings = _join(collection, (logits, embeddings))
     return summed(Gradients(loss, logits, model_state, dense, embeddings))
+
+
+def check_cuts(model: StepModel, plan: Plan, micro_batches: int) -> None:
+    """Checks that a batch can be cut.
+
+    Raises:
+      ValueError: if a device's samples are no multiple of the cuts, or the model takes
+        packed sequences.
+    """
+    if micro_batches == 1:
+        return
+    samples = plan.batch_size // plan.devices
+    if samples % micro_batches:
+        raise ValueError(
+            f"micro_batches is {micro_batches}, must divide the {samples} samples of "
+            "a device"
+        )
+    if model.packed:
+        raise ValueError(
+            f"micro_batches is {micro_batches}, must be 1 for a model of packed "
+            "sequences: events of a device's samples lie in one array, which is not "
+            "cut; let the model take padded sequences"
+        )
+
+
+def _cut(collection: EmbeddingCollection, batch: Any, micro_batches: int) -> Any:
+    """Cuts arrays ``[batch, …]`` into ``[micro_batches, batch / micro_batches, …]``, of
+    equal shares of each device's samples, so that nothing moves."""
+
+    def cut(batch):
+        return jax.tree.map(
+            lambda array: array.reshape(micro_batches, -1, *array.shape[1:]), batch
+        )
+
+    return collection.map(cut, (BATCH,), MICRO_BATCHES)(batch)
+
+
+def _join(collection: EmbeddingCollection, cuts: Any) -> Any:
+    """Inverts ``_cut``."""
+
+    def join(cuts):
+        return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), cuts)
+
+    return collection.map(join, (MICRO_BATCHES,), BATCH)(cuts)
 
 
 def _loss_share(

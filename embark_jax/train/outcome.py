@@ -27,7 +27,7 @@ class StepReport(NamedTuple):
     Attributes:
       numbers: ``[4 + storages]`` int32, made by ``join_numbers``.
       bad_ids: ``[devices, features]`` number of ids that are no row of their table, as
-        in ``Routes``; several micro-batches lie along a first axis.
+        in ``Routes``.
       logits: ``[batch]`` logits before the update, sharded.
       labels: labels, shaped like the logits, sharded.
       weights: ``[batch]`` weights of the samples, sharded, if they have some.

@@ -35,8 +35,7 @@ class Placing:
 
     Args:
       mesh: mesh of the devices.
-      training_size: number of samples of a step, over all devices.
-      scoring_size: number of samples that are scored at once: of a micro-batch.
+      size: number of samples of a batch, over all devices.
       hot_steps: whether batches that are hot on the host are so on the devices.
       room: returns, for each sequence, the events of a device that the present plan has
         room for.
@@ -45,13 +44,12 @@ class Placing:
     def __init__(
         self,
         mesh: Mesh,
-        training_size: int,
-        scoring_size: int,
+        size: int,
         hot_steps: bool,
         room: Callable[[], Mapping[str, int]],
     ):
         self._mesh = mesh
-        self._training_size, self._scoring_size = training_size, scoring_size
+        self._size = size
         self._hot_steps = hot_steps
         self._room = room
 
@@ -82,20 +80,13 @@ class Placing:
     def put(self, batch: Batch) -> PlacedBatch:
         """Puts this process's share of a batch of training."""
         hot = batch.hot and self._hot_steps
-        size, micro_batches = (
-            self._training_size,
-            self._training_size // self._scoring_size,
-        )
-        on_devices = put_batch(
-            batch, self._mesh, size, hot, self._room(), micro_batches
-        )
+        on_devices = put_batch(batch, self._mesh, self._size, hot, self._room())
         return PlacedBatch(batch, on_devices)
 
     def put_to_score(self, batch: Batch) -> PlacedBatch:
         """Puts this process's share of a whole batch that is scored."""
-        size = self._scoring_size
-        share = own_samples(batch, size)
-        on_devices = put_batch(share, self._mesh, size, False, self._room())
+        share = own_samples(batch, self._size)
+        on_devices = put_batch(share, self._mesh, self._size, False, self._room())
         return PlacedBatch(batch, on_devices)
 
     def again(

@@ -8,7 +8,6 @@ router, too.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -68,22 +67,16 @@ class StepRouter:
 
     Args:
       collection: the embedding tables.
-      micro_batches: number of micro-batches of a batch.
       look_ahead: whether a step makes the routes of the batch after it.
     """
 
-    def __init__(
-        self, collection: EmbeddingCollection, micro_batches: int, look_ahead: bool
-    ):
-        self._micro_batches, self._look_ahead = micro_batches, look_ahead
+    def __init__(self, collection: EmbeddingCollection, look_ahead: bool):
+        self._look_ahead = look_ahead
         self.use(collection)
 
     def use(self, collection: EmbeddingCollection) -> None:
         self._ahead: tuple[DeviceBatch, Routes] | None = None
-        self._route = jax.jit(
-            functools.partial(route_batch, micro_batches=self._micro_batches),
-            static_argnums=0,
-        )
+        self._route = jax.jit(route_batch, static_argnums=0)
         self._collection = collection
 
     def prepare(

@@ -11,7 +11,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.arrays import BATCH, MICRO_BATCHES, Routes
+from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import (
     Columns,
@@ -22,7 +22,7 @@ from embark_jax.embedding.device_batch import (
 from embark_jax.embedding.mesh import has_gpus
 from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
+from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients, check_cuts
 from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.outcome import StepReport, join_numbers
 from embark_jax.train.state import TrainState, update_shardings
@@ -68,10 +68,10 @@ def make_train_step(
 
     Raises:
       ValueError: if dense gradients cannot travel in their format, since the loss of a
-        sample may depend on other samples.
+        sample may depend on other samples; or the batch cannot be cut.
     """
-    micro_batches = options.micro_batches
     updated = update_shardings(options.dense, state.params, collection.mesh)
+    check_cuts(model, collection.plan, options.micro_batches)
     if options.by_device:
         check_independent(model, f"dense_wire is {options.dense_wire!r}")
 
@@ -111,9 +111,8 @@ def make_train_step(
             finite &= _all_finite(
                 (gradients.loss, params, dense_state, gradients.model_state)
             )
-        any_bad = routes.any_bad.any()  # of any micro-batch
         fits = collection.fits(routes)
-        applied = fits & ~any_bad & finite & ~state.halted
+        applied = fits & ~routes.any_bad & finite & ~state.halted
 
         def choose(new, old):
             return jnp.where(applied, new, old)
@@ -127,7 +126,6 @@ def make_train_step(
             optimizers.rows,
             step,
             applied,
-            micro_batches,
             late_gradients,
         )
         new_state = TrainState(
@@ -140,7 +138,11 @@ def make_train_step(
             embedding_state=embedding_state,
         )
         numbers = join_numbers(
-            applied, any_bad, ~fits, gradients.loss, collection.needed(routes)
+            applied,
+            routes.any_bad,
+            ~fits,
+            gradients.loss,
+            collection.needed(routes),
         )
         report = StepReport(
             numbers,
@@ -152,25 +154,24 @@ def make_train_step(
         return new_state, report, next_routes
 
     def train_step(state, batch, routes=None, following=None):
-        check_batch(collection.plan, batch, micro_batches)
+        check_batch(collection.plan, batch)
         tables = collection.for_batch(batch.hot)
         if routes is None:
             # As opaque as routes made a step ahead, so that both ways compile to the
             # same arithmetic. With a barrier for each array, lookups would not wait for
             # the all-reduce of capacities, but what DP sorts behind it would lie in
             # memory beside the activations (10 % more temporaries in tests).
-            routes = lax.optimization_barrier(route_batch(tables, batch, micro_batches))
+            routes = lax.optimization_barrier(route_batch(tables, batch))
         next_routes = None
         if following is not None:
             next_tables = collection.for_batch(following.hot)
-            next_routes = route_batch(next_tables, following, micro_batches)
+            next_routes = route_batch(next_tables, following)
         return apply_batch(tables, state, batch.columns(), routes, next_routes)
 
     by_batch = NamedSharding(collection.mesh, BATCH)
-    by_micro_batch = NamedSharding(collection.mesh, MICRO_BATCHES)
     report_shardings = StepReport(
         numbers=NamedSharding(collection.mesh, PartitionSpec()),  # pyright: ignore
-        bad_ids=by_batch if micro_batches == 1 else by_micro_batch,  # pyright: ignore
+        bad_ids=by_batch,  # pyright: ignore
         logits=by_batch,  # pyright: ignore
         labels=by_batch,  # pyright: ignore
         weights=by_batch,  # pyright: ignore
@@ -201,7 +202,7 @@ def make_score_step(
     results."""
 
     def score_step(params, model_state, storages, batch, routes=None):
-        check_batch(collection.plan, batch, micro_batches=1)
+        check_batch(collection.plan, batch)
         columns = batch.columns()
         if routes is None:
             routes = route_batch(collection, batch)
@@ -248,8 +249,7 @@ def _rows_are_finite(
             others |= ~jnp.isfinite(jnp.square(gradient)).all()
         return lax.psum(others.astype(options.dense_wire), MESH_AXES)
 
-    batch = BATCH if options.micro_batches == 1 else MICRO_BATCHES
-    return collection.map(count_others, (batch,), PartitionSpec())(gradients) == 0
+    return collection.map(count_others, (BATCH,), PartitionSpec())(gradients) == 0
 
 
 def _all_finite(arrays: Any) -> jax.Array:

@@ -49,8 +49,8 @@ class Trainer:
       dense_optimizer: an optax optimizer of the model's parameters.
       embedding_optimizer: the rule for touched rows, or ``RowRules`` of several.
       micro_batches: number of equal cuts of a batch that go through the model one
-        after the other, for batches beyond memory. The plan is for one of them; rows
-        and parameters are updated once a batch.
+        after the other, where activations of the whole batch do not fit in memory.
+        Embeddings are looked up and updated for the whole batch.
       dense: how the dense model lies on the devices.
       dense_wire: format in which gradients of dense parameters travel; bfloat16 needs a
         model without state whose samples are independent. See ``StepOptions``.
@@ -94,7 +94,7 @@ class Trainer:
             key=jax.random.key(seed),
             scratch=scratch,
         )
-        self.batch_size = embeddings.plan.batch_size * micro_batches
+        self.batch_size = embeddings.plan.batch_size
         self.cached = self._engine.cached
         self.growth = self._engine.growth
         self.check = self._checker()
@@ -105,7 +105,6 @@ class Trainer:
         self._placing = Placing(
             embeddings.mesh,
             self.batch_size,
-            embeddings.plan.batch_size,
             hot_steps,
             room=lambda: self.embeddings.plan.events,
         )

@@ -86,8 +86,7 @@ def trainer_of(
         Placement(tables[1], cluster, 2, 2, (devices - 1,) * 4),
         Placement(tables[2], "ub", 1, 1, (0,)),
     )
-    batch = BATCH // options.get("micro_batches", 1)
-    plan = make_plan(FEATURES, placed, *mesh, batch, capacity)
+    plan = make_plan(FEATURES, placed, *mesh, BATCH, capacity)
     return make_trainer(plan, optimizer=optimizer, **options)
 
 
@@ -180,21 +179,20 @@ def test_a_swap_moves_rows_in_place():
 
 
 @pytest.mark.slow
-def test_an_overflow_and_micro_batches_change_no_bit():
+def test_an_overflow_changes_no_bit():
     """Exchange buffers grow, in steps and in an evaluation, while rows move."""
     dtypes = "bfloat16", "float32"
-    expected = trainer_of(mesh=(2, 2), micro_batches=2, dtypes=dtypes)
+    expected = trainer_of(mesh=(2, 2), dtypes=dtypes)
     cached = trainer_of(
         "disk",
         90,
         mesh=(2, 2),
-        micro_batches=2,
         capacity=2,
         evict="lfu",
         dtypes=dtypes,
         overlap=True,
     )
-    batches = list(Clicks().test_batches(BATCH // 2))
+    batches = list(Clicks().test_batches(BATCH))
     assert cached.evaluate(batches) == expected.evaluate(batches)
     assert losses(cached.iterate(Clicks(), STEPS)) == losses(
         expected.iterate(Clicks(), STEPS)

@@ -70,9 +70,8 @@ def trainer_of(
         Placement(users, cluster, devices // column_shards, column_shards, owners),
         Placement(ej.TableSpec("item", ITEMS, DIM, SCALE), "ub", 1, 1, (0,)),
     )
-    batch = BATCH // options.get("micro_batches", 1)
     return make_trainer(
-        make_plan(FEATURES, placed, *mesh, batch, capacity),
+        make_plan(FEATURES, placed, *mesh, BATCH, capacity),
         ej.FunctionModel({n: jnp.asarray(w) for n, w in WEIGHTS.items()}, logits_of),
         optimizer or ej.Adagrad(0.5),
         dense_optimizer=optax.sgd(dense_rate),
@@ -132,7 +131,7 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
             "rb",
             ej.LazyAdam(0.05),
             {"max_slots": 80, "evicted": "disk"},
-            {"column_shards": 2, "micro_batches": 2},
+            {"column_shards": 2},
         ),
         (
             (1, 2),
@@ -152,7 +151,7 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
                 "evicted": "disk",
                 "dtype": "bfloat16",
             },
-            {"overlap": True, "micro_batches": 2, "capacity": 2},
+            {"overlap": True, "capacity": 2},
         ),
     ],
 )

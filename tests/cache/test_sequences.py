@@ -56,8 +56,7 @@ def trainer_of(
         table = ej.TableSpec("user", ROWS, DIM, SCALE, tier=kind, slots=slots)
     owners = tuple(range(devices))
     placed = [Placement(table, "ub", devices, 1, owners, hot_rows=hot_rows)]
-    batch = BATCH // options.get("micro_batches", 1)
-    plan = make_plan(FEATURES, placed, *mesh, batch, capacity)
+    plan = make_plan(FEATURES, placed, *mesh, BATCH, capacity)
     if capacity:
         plan.capacities.update({events_of("past"): 3, events_of("rated"): 1})
     model = ej.FunctionModel(
@@ -109,7 +108,7 @@ def oracle_logits(tables, step: int) -> np.ndarray:
 @pytest.mark.slow
 def test_sequences_of_keys_equal_the_oracle():
     rule = OPTIMIZERS["rowwise_adagrad"]
-    trainer = trainer_of("dynamic", rule, (2, 4), slots=96, grows=True, micro_batches=2)
+    trainer = trainer_of("dynamic", rule, (2, 4), slots=96, grows=True)
     rows = np.array([initial_row(int(key) % 2**64) for key in KEYS])
     tables = {"user": rows.astype(np.float64)}
     states = reference.init_state(tables, rule)
@@ -159,7 +158,7 @@ def trained(trainer, batches):
     ("kind", "optimizer", "options"),
     [
         ("host", "adam", {"mesh": (2, 4), "hot_rows": 7, "overlap": True}),
-        ("disk", "l2", {"hot_rows": 7, "micro_batches": 2}),
+        ("disk", "l2", {"hot_rows": 7}),
         (
             "dynamic",
             "ftrl",

@@ -13,8 +13,6 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import (
     abstract_batch,
     check_batch,
-    cut_batch,
-    join_batch,
     own_samples,
     pad_batch,
     put_batch,
@@ -105,10 +103,10 @@ SEQUENCES = (
 CHECK = BatchChecker(SEQUENCES, {t.name: t.rows for t in TABLES.values()})
 
 
-def plan_of(micro_batches: int = 1, **room: int) -> Plan:
+def plan_of(**room: int) -> Plan:
     """Of the sequences, on 2 × 2 devices with two samples each."""
     placements = [Placement(t, "ub", 4, 1, (0, 1, 2, 3)) for t in TABLES.values()]
-    plan = make_plan(SEQUENCES, placements, 2, 2, SAMPLES // micro_batches, 64)
+    plan = make_plan(SEQUENCES, placements, 2, 2, SAMPLES, 64)
     capacities = {events_of(name): events for name, events in room.items()}
     return dataclasses.replace(plan, capacities={**plan.capacities, **capacities})
 
@@ -128,37 +126,26 @@ def draw_sequences() -> Batch:
     return CHECK(Batch(dense, ids, np.zeros(SAMPLES, np.float32), weights))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_only_events_go_to_the_devices(micro_batches):
-    plan = plan_of(micro_batches, past=11)
+def test_only_events_go_to_the_devices():
+    plan = plan_of(past=11)
     collection = EmbeddingCollection(plan, mesh := plan.make_mesh())
     batch = draw_sequences()
-    placed = put_batch(batch, mesh, SAMPLES, False, plan.events, micro_batches)
-    expected = abstract_batch(
-        plan, mesh, DENSE, wide={"wide"}, micro_batches=micro_batches
-    )
+    placed = put_batch(batch, mesh, SAMPLES, False, plan.events)
+    expected = abstract_batch(plan, mesh, DENSE, wide={"wide"})
     assert jax.tree.structure(placed) == jax.tree.structure(expected)
     assert [x.shape for x in jax.tree.leaves(placed)] == [
         x.shape for x in jax.tree.leaves(expected)
     ]
-    check_batch(plan, placed, micro_batches)
-    other = 3 - micro_batches
-    with pytest.raises(ValueError, match=f"micro_batches={other}"):
-        check_batch(plan_of(other), placed, other)
+    check_batch(plan, placed)
     assert placed.has_room(plan.events)
     assert not placed.has_room({**plan.events, "past": 10})
     assert placed.events is not None
-    assert placed.events.shape[0] == 4 * micro_batches
+    assert placed.events.shape[0] == 4
     assert placed.events.sharding == placed.words.sharding
 
     @jax.jit
     def padded(batch):
-        columns = batch.columns()
-        if micro_batches == 1:
-            return pad_batch(collection, columns)
-        cuts = cut_batch(collection, columns, micro_batches)
-        cuts = jax.lax.map(lambda cut: pad_batch(collection, cut), cuts)
-        return jax.tree.map(lambda values: join_batch(collection, values), cuts)
+        return pad_batch(collection, batch.columns())
 
     equal_columns(padded(placed), batch)
 

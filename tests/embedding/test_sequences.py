@@ -142,17 +142,10 @@ def plans():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("micro_batches", "overlap"), [(1, False), (2, False), (1, True)]
-)
-def test_a_batch_with_more_events_is_replayed_with_room_for_them(
-    micro_batches, overlap
-):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_with_more_events_is_replayed_with_room_for_them(overlap):
     """Losses and rows are those of a training that had the room from the beginning."""
-    tight, roomy = (
-        trained(plan, 4, micro_batches=micro_batches, overlap=overlap)
-        for plan in plans()
-    )
+    tight, roomy = (trained(plan, 4, overlap=overlap) for plan in plans())
     assert tight[0].recompilations > roomy[0].recompilations == 0
     assert tight[2] == roomy[2]
     assert_same_tables(*map(tables_and_states, (tight[0], roomy[0])))

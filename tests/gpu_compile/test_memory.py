@@ -50,4 +50,4 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches):
     memory, prediction = compiled.memory_analysis(), planned.prediction
     assert prediction is not None
     temporaries = prediction.device_bytes[0] - memory.argument_size_in_bytes
-    assert memory.temp_size_in_bytes == pytest.approx(temporaries, rel=0.07)
+    assert memory.temp_size_in_bytes == pytest.approx(temporaries, rel=0.08)

@@ -57,9 +57,8 @@ def test_what_routes_take():
     assert memory.id_bytes(split) == 5 * 4 * 8
     assert changed(optimizer="sgd").id_bytes(split) == 4 * 4 * 8
     assert memory.id_bytes(StorageKind("dp", 16)) == 0
-    # Of all micro-batches, and those of the next step.
-    assert changed(micro_batches=3).id_bytes(in_rb) == 3 * 4 * 4 * 8
-    assert changed(micro_batches=3, overlap=True).id_bytes(in_rb) == 6 * 4 * 4 * 8
+    # Of this step, and of the next.
+    assert changed(overlap=True).id_bytes(in_rb) == 2 * 4 * 4 * 8
 
 
 def test_what_a_table_takes_on_every_device():
@@ -134,12 +133,15 @@ def test_rows_there_and_back_in_ub():
     assert total == pytest.approx(held + min(places, slots) * 32 + 2 * places * 32)
 
 
-def test_micro_batches_sum_gradients_of_all_their_rows():
-    three = dataclasses.replace(WORKLOAD, micro_batches=3)
-    total, held, places, slots = placed("rb", 8000, three)
-    held += 2 * 4 * 4 * places  # the other routes
-    touched = places + min(3 * places, slots)
-    assert total == pytest.approx(held + touched * 32 + 2 * 32 * 10 * 8)
+def test_micro_batches_cut_activations_alone():
+    """Which are there beside a sum of the parameters' gradients, of 4,000 bytes."""
+    large = dataclasses.replace(DENSE, activation_bytes=10**6)
+    whole, cut = (
+        dataclasses.replace(WORKLOAD, dense=large, micro_batches=count)
+        for count in (1, 5)
+    )
+    saved = placed("rb", 8000, whole)[0] - placed("rb", 8000, cut)[0]
+    assert saved == pytest.approx(0.8 * 10**7 - 4_000)
 
 
 def test_what_does_not_fit_for_its_dense_layers_fits_in_smaller_batches():

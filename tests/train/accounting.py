@@ -166,9 +166,7 @@ def compile_and_predict(
     state = abstract_state(*settings)
     step = make_train_step(*settings, state, StepOptions(micro_batches))
     with jax.enable_x64(bool(wide)):
-        batch = abstract_batch(
-            plan, mesh, DENSE_FEATURES, wide, micro_batches=micro_batches
-        )
+        batch = abstract_batch(plan, mesh, DENSE_FEATURES, wide)
         lowered = step.lower(state, batch, None, None)
     compiled = lowered.compile(compiler_options=compiler_options)
 

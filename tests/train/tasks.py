@@ -7,7 +7,6 @@ from flax import nnx
 
 from embark_jax import models
 from embark_jax.config.models import MMoEConfig
-from embark_jax.data import Batch
 from embark_jax.embedding.device_batch import own_samples
 from embark_jax.train.losses import BinaryCrossEntropy
 from tests.builders import SMALL_BATCH, SMALL_DATA, losses, small_trainer
@@ -20,13 +19,6 @@ def batch_of(step):
     second = (batch.ids["a"][:, 0] % 2).astype(np.float32)
     labels = np.stack([batch.labels, second], axis=1)
     return dataclasses.replace(batch, labels=labels)
-
-
-def halves(batch):
-    """Evaluations take batches of the plan's size, which is that of a micro-batch."""
-    for part in (slice(0, SMALL_BATCH // 2), slice(SMALL_BATCH // 2, SMALL_BATCH)):
-        ids = {name: each[part] for name, each in batch.ids.items()}
-        yield Batch(batch.dense[part], ids, batch.labels[part])
 
 
 def tasks_trainer(model, gpus=1, micro_batches=1):

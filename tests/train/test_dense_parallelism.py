@@ -34,9 +34,8 @@ def standard_promotion():
 
 
 def trainer_of(dense, micro_batches=1):
-    machines, batch = ej.fleets.dgx_h100(2, 4), BATCH // micro_batches
     return make_trainer(
-        ej.plan(TABLES, FEATURES, machines, batch),
+        ej.plan(TABLES, FEATURES, ej.fleets.dgx_h100(2, 4), BATCH),
         dlrm_dcnv2(DENSE, (16, 8), (16, 8, 1), rank=8, layers=2),
         dense_optimizer=optax.adamw(0.01, weight_decay=0.01),
         micro_batches=micro_batches,

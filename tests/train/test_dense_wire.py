@@ -40,7 +40,7 @@ DATA = ej.SyntheticClicks(
 def trainer_of(dense_wire="bfloat16", micro_batches=1, **options) -> ej.Trainer:
     machines = ej.fleets.dgx_h100(2, DEVICES // 2)
     return make_trainer(
-        ej.plan(TABLES, FEATURES, machines, BATCH // micro_batches),
+        ej.plan(TABLES, FEATURES, machines, BATCH),
         dlrm_dcnv2(DENSE, (16, 8), (16, 8, 1), rank=8, layers=2),
         micro_batches=micro_batches,
         dense_wire=dense_wire,

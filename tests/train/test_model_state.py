@@ -52,8 +52,7 @@ def trainer_of(nodes=1, gpus=1, *, capacity=None, micro_batches=1) -> ej.Trainer
         Placement(TABLES[0], "rb", devices, 1, tuple(range(devices))),
         Placement(TABLES[1], "ub", 1, 1, (0,)),
     )
-    batch = BATCH // micro_batches
-    plan = make_plan(FEATURES, placed, nodes, gpus, batch, capacity)
+    plan = make_plan(FEATURES, placed, nodes, gpus, BATCH, capacity)
     return make_trainer(
         plan,
         Stateful(),

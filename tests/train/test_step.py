@@ -64,10 +64,10 @@ DATA = ej.SyntheticClicks(
 
 
 def losses(nodes, gpus, forced, optimizer, micro_batches=1):
-    batch, options = BATCH // micro_batches, {"capacity_slack": 4.0, "forced": forced}
+    options = {"capacity_slack": 4.0, "forced": forced}
     machines = ej.fleets.dgx_h100(nodes, gpus)
     trainer = make_trainer(
-        ej.plan(TABLES, FEATURES, machines, batch, **options),
+        ej.plan(TABLES, FEATURES, machines, BATCH, **options),
         dlrm_dcnv2(DENSE, (8, 8), (8, 1), rank=4),
         optimizer,
         dense_optimizer=optax.sgd(0.05),

@@ -45,11 +45,10 @@ class Clicks:
         yield self.train_batch(1001, batch_size - 5)
 
 
-def clicks_trainer(capacities=AMPLE, placed=PLACED, micro_batches=1, **options):
+def clicks_trainer(capacities=AMPLE, placed=PLACED, **options):
     """A trainer of ``Clicks`` on 2 × 2 devices."""
-    batch = BATCH // micro_batches
-    plan = builders.make_plan(FEATURES, placed, 2, 2, batch, capacities)
-    return builders.make_trainer(plan, micro_batches=micro_batches, **options)
+    plan = builders.make_plan(FEATURES, placed, 2, 2, BATCH, capacities)
+    return builders.make_trainer(plan, **options)
 
 
 def spoil_at(bad_step, **change):

@@ -82,16 +82,20 @@ class Memory:
 
     @property
     def activation_bytes(self) -> float:
-        """Values that dense layers keep of forward, and their gradients."""
+        """Values that dense layers keep of forward, and their gradients, of the samples
+        that go through them at once; where these are not all, the parameters' gradients
+        by the samples before them, too."""
         workload = self.workload
         sample_bytes = workload.dense.sample_bytes(workload.fleet)
-        return sample_bytes * workload.device_batch
+        if workload.micro_batches == 1:
+            return sample_bytes * workload.device_batch
+        samples = workload.device_batch / workload.micro_batches
+        return sample_bytes * samples + self.dense_gradient_bytes
 
     @property
     def routed(self) -> int:
-        """Number of micro-batches whose routes exist at once."""
-        workload = self.workload
-        return workload.micro_batches * (2 if workload.overlap else 1)
+        """Number of batches whose routes exist at once."""
+        return 2 if self.workload.overlap else 1
 
     @property
     def stored_limit_bytes(self) -> np.ndarray:
@@ -151,7 +155,6 @@ class Memory:
             per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
         ids_bytes = self.routed * traffic.VALUE_BYTES * per_sample
         pooled_bytes = traffic.rows_bytes(shapes.bags, shapes.dim)
-        pooled_bytes = workload.micro_batches * pooled_bytes
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
         if not shapes.of_cluster.replicated:
             return held_bytes

@@ -275,9 +275,6 @@ class Objective:
         received = peaks[PEAK_IDS] * self.devices
         rows = peaks[PEAK_ROWS]
         touched = np.minimum(received, rows)
-        batches = self.workload.micro_batches
-        if batches > 1:  # gradients of one, and the sum over all
-            touched = touched + np.minimum(batches * received, rows)
         update = (self.update_bytes * peaks).sum() + self.row_gradient_bytes @ touched
         times = self.fixed_bytes + np.array([0.0, update])
         return float(held + times.max())

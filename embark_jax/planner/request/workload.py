@@ -60,7 +60,7 @@ class Workload:
 
     Attributes:
       fleet: the machines.
-      batch_size: samples of a step over all devices, or of one of its micro-batches.
+      batch_size: samples of a step over all devices.
       zipf_exponent: skew of ids within their table; 0 is uniform.
       capacity_slack: multiple of the expected ids that exchange buffers hold.
       optimizer: optimizer of the embedding rows; where tables have several, that with
@@ -69,7 +69,8 @@ class Workload:
         tables that are not in it, and bags of features that are not in it are full.
       wire: the formats in which rows and gradients travel.
       dense: the dense layers.
-      micro_batches: number of micro-batches that a step takes one after the other.
+      micro_batches: number of equal cuts of the batch that go through the dense layers
+        one after the other.
       overlap: whether a step also makes the routes of the next.
       sample_ids: ids of a sample, over all features: as far as the dense layers last
         no less than these travel, a look-ahead hides that they do. 0 is unknown, and

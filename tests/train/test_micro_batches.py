@@ -1,0 +1,130 @@
+"""Cuts of the dense layers: the losses, gradients and rows of the whole batch, with the
+activations of one cut."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import embark_jax as ej
+from embark_jax.models.packed import MaskedModel, unmasked
+from embark_jax.plans.storage import Placement
+from embark_jax.train.losses import BinaryCrossEntropy
+from tests.builders import make_plan, make_trainer
+from tests.compiled import compile_step
+
+BATCH, DENSE, STEPS = 32, 3, 3
+USER, ITEM = ej.TableSpec("user", 60, 4), ej.TableSpec("item", 20, 4)
+FEATURES = (
+    ej.FeatureSpec("user", "user"),
+    ej.FeatureSpec("tags", "item", 3, "mean", weighted=True),
+    ej.FeatureSpec("past", "item", 5, "none"),
+)
+DATA = ej.SyntheticClicks(
+    [USER, ITEM], FEATURES, dense_features=DENSE, train_samples=BATCH * STEPS, seed=2
+)
+
+
+class TwoTasks(MaskedModel):
+    """Two logits of a sample, of dense values, pooled rows, and events with a mask."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.hidden = nnx.Linear(DENSE + 12, 8, rngs=rngs)
+        self.last = nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, dense, embeddings):
+        embeddings, masks = unmasked(embeddings)
+        events = jnp.tanh(embeddings["past"] + 1) * masks["past"][..., None].astype(
+            dense.dtype
+        )
+        pooled = embeddings["user"], embeddings["tags"], events.sum(axis=1)
+        hidden = self.hidden(jnp.concatenate([dense, *pooled], axis=1))
+        return self.last(nnx.relu(hidden))
+
+
+def batch_of(step: int) -> ej.Batch:
+    """With weights of samples, some 0, and sequences of any length."""
+    batch, rng = DATA.train_batch(step, BATCH), np.random.default_rng(step)
+    past = np.array(batch.ids["past"])
+    past[np.arange(5) >= rng.integers(0, 6, (BATCH, 1))] = -1
+    return dataclasses.replace(
+        batch,
+        ids={**batch.ids, "past": past},
+        labels=rng.integers(0, 2, (BATCH, 2)).astype(np.float32),
+        sample_weights=rng.integers(0, 3, BATCH).astype(np.float32),
+    )
+
+
+def trainer_of(micro_batches: int, **options) -> ej.Trainer:
+    placed = (
+        Placement(USER, "rb", 2, 1, (0, 1), hot_rows=7),
+        Placement(ITEM, "ub", 2, 1, (1, 0)),
+    )
+    return make_trainer(
+        make_plan(FEATURES, placed, 1, 2, BATCH),
+        TwoTasks(),
+        ej.RowwiseAdagrad(0.1),
+        dense_optimizer=optax.sgd(0.1),
+        loss=BinaryCrossEntropy(task_weights=(1.0, 0.25)),
+        micro_batches=micro_batches,
+        **options,
+    )
+
+
+def trained(micro_batches: int, **options) -> list[np.ndarray]:
+    trainer = trainer_of(micro_batches, **options)
+    results = list(trainer.iterate_batches(batch_of(step) for step in range(STEPS)))
+    return [
+        np.array([result.loss for result in results]),
+        *(np.asarray(result.logits) for result in results),
+        *(trainer.table(name).rows for name in ("user", "item")),
+        np.asarray(trainer.state.params["hidden"]["kernel"][...]),
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return trained(1)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 16])
+def test_cuts_change_nothing_beside_rounding(micro_batches, expected):
+    for found, one in zip(trained(micro_batches), expected, strict=True):
+        np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
+
+
+def test_cuts_must_be_equal():
+    with pytest.raises(ValueError, match="is 3, must divide the 16 samples of a dev"):
+        trainer_of(3)
+
+
+def test_cuts_take_less_memory():
+    """Most memory of this step is what its dense layers keep."""
+    tables = [ej.TableSpec(f"t{i}", 64, 128) for i in range(8)]
+    samples = 1024
+    plan = ej.plan(
+        tables,
+        [ej.FeatureSpec(table.name) for table in tables],
+        ej.fleets.this_machine(1, 1),
+        samples,
+        forced={table.name: ej.ForcedPlacement("ub") for table in tables},
+    )
+    whole_bytes, cut_bytes = (
+        compile_step(
+            plan,
+            plan.make_mesh(),
+            ej.RowwiseAdagrad(0.1),
+            bottom=(256, 128),
+            top=(1024, 1024, 1),
+            rank=64,
+            micro_batches=count,
+        )[0]
+        .memory_analysis()
+        .temp_size_in_bytes
+        for count in (1, 4)
+    )
+    assert cut_bytes < 0.65 * whole_bytes
