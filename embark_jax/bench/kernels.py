@@ -137,9 +137,17 @@ def _update(
     def update(state, ids, gradient):
         first_bag = jnp.arange(shape.batch, dtype=jnp.int32)[:, None] * bags
         bag = (first_bag + column_bag[None]).reshape(-1)
-        options = {"implementation": implementation}
-        groups = group_rows(ids.reshape(-1), shape.rows, **options)
-        return sum_and_update(*state, groups, gradient, bag, OPTIMIZER, **options)
+        rows, states = state
+        groups = group_rows(ids.reshape(-1), shape.rows, implementation=implementation)
+        return sum_and_update(
+            rows,
+            states,
+            groups,
+            gradient,
+            bag,
+            OPTIMIZER,
+            implementation=implementation,
+        )
 
     donating = jax.jit(update, donate_argnums=0)
 

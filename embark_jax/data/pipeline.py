@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ def prefetch(
 
 def in_order(
     function: Callable[[S], T], items: Iterable[S], *, workers: int, depth: int
-) -> Iterator[T]:
+) -> Generator[T]:
     """Yields ``function(item)`` for each item, in order.
 
     ``workers`` threads stay up to ``depth`` items ahead of the consumer, and take no

@@ -100,17 +100,18 @@ class LookupTable:
     def updated(self, changes: LookupTable) -> LookupTable:
         """Returns the table with the rows of ``changes``, which has keys. Rows of a
         table that is not dynamic are changed in place; new ones follow its last."""
-        assert changes.keys is not None
+        numbers = changes.keys
+        assert numbers is not None
         if self.keys is None:
-            old = changes.keys < len(self.values)
+            old = numbers < len(self.values)
 
             def merged(array: np.ndarray, changed: np.ndarray) -> np.ndarray:
-                array[changes.keys[old]] = changed[old]
+                array[numbers[old]] = changed[old]
                 return array if old.all() else np.concatenate([array, changed[~old]])
 
             return self._merged(changes, merged)
-        kept = ~np.isin(self.keys, changes.keys)
-        keys = np.concatenate([self.keys[kept], changes.keys])
+        kept = ~np.isin(self.keys, numbers)
+        keys = np.concatenate([self.keys[kept], numbers])
         order = np.argsort(keys)
         return self._merged(
             changes,

@@ -130,4 +130,4 @@ def load_scorer(
     rows = RowEncoder(files)
     from embark_jax.export.run_scorer import load_run_scorer
 
-    return Scorer(rows, load_run_scorer(folder, step, trust_code))
+    return Scorer(rows, load_run_scorer(Path(folder), step, trust_code))

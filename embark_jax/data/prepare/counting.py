@@ -134,7 +134,7 @@ def count(
         for f in features
         if f.table in by_frequency
     }
-    rows_of_ids = numbered | hashed
+    rows_of_ids = {**numbered, **hashed}
     frequencies = {t: np.zeros(rows_of_ids[t], np.int64) for t in by_frequency}
     longest = {}
     if recipe.columns is not None:

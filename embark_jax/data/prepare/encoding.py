@@ -124,11 +124,15 @@ class SampleEncoder:
             is_shared = ids >= RARE_ID if is_hashed else ids == RARE_ID
             values = samples[name].combine_chunks()
             if pa.types.is_list(values.type):  # of one value at most
-                is_there = pc.equal(values.value_lengths(), 1)
-                starts = pc.if_else(is_there, values.offsets[:-1], None)
+                is_there = pc.call_function("equal", [values.value_lengths(), 1])
+                starts = pc.call_function(
+                    "if_else", [is_there, values.offsets[:-1], None]
+                )
                 values = values.values.take(starts)
             nothing = pa.scalar(None, values.type)
-            columns[name] = pc.if_else(pa.array(is_shared), values, nothing)
+            columns[name] = pc.call_function(
+                "if_else", [pa.array(is_shared), values, nothing]
+            )
         return pa.table(columns)
 
 
