@@ -12,8 +12,9 @@ BATCH_SIZE = 8 * 1024
 BOTTOM, TOP, CROSS_RANK = (512, 128), (256, 1), 64
 
 
-@pytest.mark.parametrize("micro_batches", [1, 4])
-def test_row_gradients_are_not_there_beside_activations(micro_batches):
+# With cuts, the plan lacks a little that the dense update holds beside the sums.
+@pytest.mark.parametrize(("micro_batches", "rel"), [(1, 0.07), (4, 0.08)])
+def test_row_gradients_are_not_there_beside_activations(micro_batches, rel):
     """Nor the zeros that they are added to; each takes about as much as the other."""
     owned = [ej.TableSpec(f"t{i}", 1_000_000, 64) for i in range(12)]
     replicated = [ej.TableSpec(f"d{i}", 1000, 128) for i in range(4)]
@@ -50,4 +51,4 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches):
     memory, prediction = compiled.memory_analysis(), planned.prediction
     assert prediction is not None
     temporaries = prediction.device_bytes[0] - memory.argument_size_in_bytes
-    assert memory.temp_size_in_bytes == pytest.approx(temporaries, rel=0.08)
+    assert memory.temp_size_in_bytes == pytest.approx(temporaries, rel=rel)
