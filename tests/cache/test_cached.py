@@ -279,6 +279,6 @@ def test_a_disk_that_is_full_is_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(StoreError, match=r"0.0 GB of rows of tier disk in .*No space"):
+    with pytest.raises(StoreError, match=r"kB of rows of tier disk in .*No space"):
         trainer_of("disk", 80, scratch=tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []

@@ -250,6 +250,8 @@ def test_another_model_is_not_resumed(config, earlier):
         "  data.train_samples is 4096 in the run so far, 2048 here",
         "  dense_optimizer.kind is adagrad in the run so far, sgd here",
         "  embedding.dim is 4 in the run so far, 8 here",
+        "  embedding.optimizer.initial_accumulator is 0.0 in the run so far, not set "
+        "here",
         "  embedding.optimizer.kind is rowwise_adagrad in the run so far, adam here",
         "  model.bottom is [8, 4] in the run so far, [8, 8] here",
         "  seed is 0 in the run so far, 1 here",

@@ -210,7 +210,7 @@ def vocabulary(table: str, values):
         ),
         (
             vocabulary("user", range),
-            "user.arrow: column 'key' has int64, must have text, as feature 'user'",
+            "user.arrow: column 'key' has int64, must have text, as the features of",
         ),
     ],
 )

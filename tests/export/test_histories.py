@@ -16,7 +16,7 @@ from embark_jax.export import load_id_scorer
 from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
-from tests.models.test_histories_of_zeros import CONFIG, KINDS, write_config
+from tests.models.histories import CONFIG, KINDS, write_config
 from tests.runs import done
 from tests.thorough import thorough
 

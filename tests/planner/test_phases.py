@@ -49,7 +49,7 @@ def test_a_plan_is_predicted_as_the_search_predicted_it():
     tables, features = published.model("DLRM-DCNv2")
     machines = fleet.dgx_h100(2)
     planned = plan(tables, features, machines, 65_536, zipf_exponent=1.1)
-    workload = Workload(machines, 65_536, 1.1, kernels="xla")
+    workload = Workload(machines, 65_536, 1.1, overlap=True)
     again = predict(
         planned.placements, planned.features, workload, ProgramModel(workload)
     )

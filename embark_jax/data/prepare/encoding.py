@@ -26,7 +26,6 @@ from embark_jax.data.prepare.vocabulary import (
     Vocabulary,
     as_row_numbers,
     flat,
-    is_text,
     padded,
     read_row_numbers,
 )
@@ -65,7 +64,6 @@ class SampleEncoder:
                         f"{path}: must have a column 'key' with {rows - FIRST_ID:,} "
                         f"values, has {len(keys):,}"
                     )
-                _check_kind(keys, name, manifest, folder)
                 self._ids_of[feature.table] = Vocabulary(keys, rows).ids
         self._rows_of = {
             table: read_row_numbers(folder / manifests.vocabulary_file(table))
@@ -134,19 +132,6 @@ class SampleEncoder:
                 "if_else", [pa.array(is_shared), values, nothing]
             )
         return pa.table(columns)
-
-
-def _check_kind(keys: pa.Array, name: str, manifest: Manifest, folder: Path) -> None:
-    """Raises ``DataError`` unless the values of a feature's table are texts, or whole
-    numbers, as the feature's are."""
-    text = name in manifest.text_features
-    is_right = is_text(keys.type) if text else pa.types.is_integer(keys.type)
-    if len(keys) and not is_right:
-        path = folder / manifests.vocabulary_file(manifest.features[name].table)
-        raise DataError(
-            f"{path}: column 'key' has {keys.type}, must have "
-            f"{'text' if text else 'integers'}, as feature {name!r}"
-        )
 
 
 def read_keys(folder: Path, table: str) -> pa.Array:

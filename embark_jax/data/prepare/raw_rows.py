@@ -23,9 +23,9 @@ from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.column_report import bags_seen
-from embark_jax.data.prepare.encoding import SampleEncoder
+from embark_jax.data.prepare.encoding import SampleEncoder, read_keys
 from embark_jax.data.prepare.values import ValueRule, without_nulls
-from embark_jax.data.prepare.vocabulary import RARE_ID
+from embark_jax.data.prepare.vocabulary import RARE_ID, is_text
 
 FOLDER = "encoding"
 FEWEST_WARNED = 10
@@ -85,6 +85,24 @@ def copy_encoding(run: Path, out: Path) -> None:
         save_encoding(run / FOLDER, read_encoding(run / FOLDER), out / FOLDER)
 
 
+def _check_kinds(manifest: Manifest, folder: Path) -> None:
+    """Raises ``DataError`` unless the values of each vocabulary are texts, or whole
+    numbers, as those of a feature that reads it."""
+    kinds: dict[str, set[bool]] = {}
+    for name, feature in manifest.features.items():
+        if name not in manifest.numbers:
+            kinds.setdefault(feature.table, set()).add(name in manifest.text_features)
+    for table in kinds.keys() - {*manifest.hashed_tables} - manifest.numbered_tables:
+        keys = read_keys(folder, table)
+        if len(keys) and is_text(keys.type) not in kinds[table]:
+            path = folder / manifests.vocabulary_file(table)
+            wanted = "text" if True in kinds[table] else "integers"
+            raise DataError(
+                f"{path}: column 'key' has {keys.type}, must have {wanted}, as the "
+                f"features of table {table!r}"
+            )
+
+
 class RowEncoder:
     """Makes batches from raw rows.
 
@@ -115,6 +133,7 @@ class RowEncoder:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
         self._columns = self._manifest.columns
         self._records_of = SampleEncoder(self._manifest, encoding)
+        _check_kinds(self._manifest, encoding)
         self.cut = dict.fromkeys(self._manifest.features, 0)
         self.labels = self._manifest.labels
         self.dense = [f"column {name}" for name in self._manifest.dense]

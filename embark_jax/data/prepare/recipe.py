@@ -124,7 +124,8 @@ class ParquetFile:
         try:
             file = pq.ParquetFile(self.path)
             there = file.schema_arrow.names  # some engines write what folders say, too
-            check_there(self.columns, [*there, *self.partition], str(self.path))
+            folders = [name for name in self.partition if name not in there]
+            check_there(self.columns, [*there, *folders], str(self.path))
             wanted = [n for n in self.columns if n in there or n not in self.partition]
             table = file.read_row_group(group, wanted)
             return Parsed(with_partition(table, self.partition, self.columns), {})
