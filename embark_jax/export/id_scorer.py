@@ -105,7 +105,7 @@ class IdScorer:
 def _check_finite(batch: Batch, logits: np.ndarray, columns: Sequence[str]) -> None:
     """Raises ``DataError`` for the first sample whose score is not finite, and names
     its largest number, which is the likely cause."""
-    bad = ~np.isfinite(logits).reshape(len(batch), -1).all(axis=1)
+    bad = ~np.isfinite(logits).all(axis=tuple(range(1, logits.ndim)))
     if not bad.any():
         return
     sample, largest = int(bad.argmax()), ""
