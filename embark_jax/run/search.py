@@ -202,7 +202,7 @@ def _open(config: ExperimentConfig, metric: MetricName, workdir: Path) -> optuna
         )
     with replacing(own) as scratch:
         reading.save(config, scratch)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = optuna.storages.RDBStorage(

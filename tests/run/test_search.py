@@ -93,7 +93,7 @@ def test_a_grid_tries_each_combination_once(config, trained, tmp_path):
     expected = [(seed, rate) for seed in (0, 1) for rate in (0.5, 1e-3)]
     assert values_of(workdir) == expected
     table = " ".join(outcome.out.split())
-    assert "│ 0.5 │ 0.68010 ± 0.07071 │" in table, "two seeds share a line"
+    assert "0.68010 ± 0.07071" in table, "two seeds share a line"
     assert "1 diverged" in table
     assert reading.load(workdir / "best.yaml").seed == 1
     del trained[:]
