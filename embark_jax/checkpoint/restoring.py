@@ -169,23 +169,6 @@ class Blocks:
             # The rows' memory must not go before they are there.
             self._data[number] = data.block_until_ready()
 
-    def scatter(self, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Overwrites the rows of ``slots``, wherever this process has them."""
-        for number, begin in enumerate(self._begins):
-            data = self._data[number]
-            held = (begin <= slots) & (slots < begin + len(data))
-            if not held.any():
-                continue
-            local, own = slots[held] - begin, rows[held]
-            if isinstance(data, np.ndarray):
-                data[local] = own
-                continue
-            # Few sizes, so that few programs are compiled: the last row is repeated.
-            size = 1 << (len(local) - 1).bit_length()
-            repeated = np.minimum(np.arange(size), len(local) - 1)
-            cut = jax.device_put((own[repeated], local[repeated]), data.device)
-            self._data[number] = _scatter(data, *cut).block_until_ready()
-
     def array(self) -> jax.Array | StoredArray:
         """Returns the array as it is now."""
         if isinstance(self._array, StoredArray):
@@ -197,11 +180,6 @@ class Blocks:
 @functools.partial(jax.jit, donate_argnums=0)
 def _overwrite(data: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(data, rows, first, axis=0)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _scatter(data: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
-    return data.at[slots].set(rows)
 
 
 def _rows_of(

@@ -191,25 +191,6 @@ class Manifest(ChecksummedFile):
         )
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
-    def encoding_rules(self) -> dict[str, Any]:
-        """Returns all that determines the samples of raw rows, but for the values of
-        vocabularies, of which it has the numbers."""
-        return self.model_dump(
-            include={
-                "dense",
-                "labels",
-                "sample_weights",
-                "features",
-                "table_rows",
-                "hashed_tables",
-                "by_frequency",
-                "values",
-                "numbers",
-                "columns",
-                "text_features",
-            }
-        )
-
     @property
     def column_names(self) -> dict[str, list[str]]:
         """Returns the names of the columns of a sample, in their order."""

@@ -78,22 +78,9 @@ def table_seed(name: str) -> int:
     return zlib.crc32(name.encode()) >> 1
 
 
-def initial_value(
-    key: jax.Array,
-    row_low: jax.Array,
-    row_high: jax.Array,
-    column: jax.Array,
-    seed: jax.Array,
-    scale: jax.Array,
-) -> jax.Array:
-    """Returns one value of a dynamic table, or of any other that begins uniform: of a
-    random key, the low and high 32 bits of a row's number or key, a column, a table's
-    seed and its scale."""
-    return _uniform(cell_of(key, row_low, row_high, column, seed)) * scale
-
-
 def cell_of(key, row_low, row_high, column, seed) -> jax.Array:
-    """Returns a random key of one value; arguments are those of ``initial_value``."""
+    """Returns a random key of one value: of a random key, the low and high 32 bits of a
+    row's number or key, a column, and a table's seed."""
     cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
     return jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
 

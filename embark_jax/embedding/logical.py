@@ -98,15 +98,6 @@ class RangeLayout:
         among = slice(first - begin, max(first, high) - begin, self.row_shards)
         return HeldRows(among, (first - self.begin) // self.row_shards, len(held))
 
-    def slots_of(self, rows: np.ndarray, column_shard: int) -> np.ndarray:
-        """Returns the row of the array that has a column shard of each of these rows of
-        the table; -1 for rows of other ranges."""
-        local = rows - self.begin
-        held = (local >= 0) & (local < self.end - self.begin)
-        first_slots = np.array(self.first_slots, np.int64)[:, column_shard]
-        slots = first_slots[local % self.row_shards] + local // self.row_shards
-        return np.where(held, slots, -1)
-
     def shares_rows(self, row_shard: int, other: RangeLayout, its: int) -> bool:
         """Returns whether a row shard may have rows of one of another layout."""
         apart = self.begin + row_shard - (other.begin + its)

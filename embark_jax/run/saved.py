@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -48,7 +46,6 @@ def best_step(workdir: Path) -> int | None:
 
 
 ROWS = "storages.{}"
-Result = TypeVar("Result")
 
 
 class SavedModel:
@@ -134,14 +131,6 @@ class SavedModel:
         rows = np.empty((len(extent), table.dim), np.float32)
         self._read_extent(table, ROWS, extent, rows)
         return rows[held]
-
-    def map_rows(
-        self, table: TableSpec, function: Callable[[range], Result]
-    ) -> Iterator[Result]:
-        """Yields a function's results, which threads compute, for ranges that together
-        are all rows of a table, in order."""
-        all_rows = extents(range(self.count(table)), 4 * table.dim)
-        return self._saved.in_threads(function, all_rows)
 
     def keys(self, table: TableSpec) -> np.ndarray:
         """Returns the ``[rows]`` int64 keys of a dynamic table."""
