@@ -164,7 +164,7 @@ def summary(study: optuna.Study, metric: MetricName) -> Table:
     for key in keys:
         table.add_column(key, overflow="fold")  # shown whole, however narrow
     for heading in (metric, *TEST_METRICS):
-        table.add_column(heading.replace("_", " "), justify="right")
+        table.add_column(heading.replace("_", " "), justify="right", no_wrap=True)
     sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
 
     def mean(trials: list[optuna.trial.FrozenTrial]) -> float:
