@@ -231,6 +231,7 @@ def test_any_keys_on_one_mesh_after_another_beside_a_dictionary(options, tmp_pat
     assert len(rows) > slots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "max_slots"),
     [

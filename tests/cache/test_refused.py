@@ -101,21 +101,17 @@ def assert_alike(trainer: ej.Trainer, expected: ej.Trainer) -> None:
         np.testing.assert_array_equal(found.rows, wanted.rows)
 
 
-@pytest.mark.parametrize(
-    "table",
-    ["lru", *(pytest.param(t, marks=pytest.mark.slow) for t in [*TABLES][1:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(
     ("error", "options"),
     [
         (NonFiniteLossError, {}),
-        pytest.param(NonFiniteLossError, {"overlap": True}, marks=pytest.mark.slow),
-        pytest.param(
-            NonFiniteLossError, {"capacity": 1, "overlap": True}, marks=pytest.mark.slow
-        ),
-        pytest.param(BadIdError, {"overlap": True}, marks=pytest.mark.slow),
-        pytest.param(TooFewSlotsError, {}, marks=pytest.mark.slow),
-        pytest.param(TooFewSlotsError, {"overlap": True}, marks=pytest.mark.slow),
+        (NonFiniteLossError, {"overlap": True}),
+        (NonFiniteLossError, {"capacity": 1, "overlap": True}),
+        (BadIdError, {"overlap": True}),
+        (TooFewSlotsError, {}),
+        (TooFewSlotsError, {"overlap": True}),
     ],
 )
 def test_a_refused_batch_leaves_no_mark(table, error, options):

@@ -45,7 +45,7 @@ def logits_of(lengths, scorers, trainer, batch):
     return expected
 
 
-@pytest.mark.parametrize("kind", thorough(KINDS, ["hstu"]))
+@pytest.mark.parametrize("kind", thorough(KINDS, ["din"]))
 def test_rows_of_zeros_are_events(kind, tmp_path):
     trainer, batch = saved(write_config(kind, tmp_path), tmp_path)
     done("export", tmp_path, "--out", tmp_path / "exported")

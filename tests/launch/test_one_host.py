@@ -15,6 +15,7 @@ import sys
 from embark_jax.launch import one_host
 
 command = [sys.executable, "-c", sys.argv[1]]
+one_host.GRACE_S = 0.5
 sys.exit(one_host.run(command, 2, int(sys.argv[2]), lambda text: print("says", text)))
 """
 BEGIN = """

@@ -12,9 +12,10 @@ from embark_jax.models.packed import Masked
 from embark_jax.run import experiment
 from tests.models import oracle
 from tests.models.histories import KINDS, write_config
+from tests.thorough import thorough
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thorough(KINDS, ["din"]))
 def test_rows_that_begin_as_zeros_learn(kind, tmp_path):
     run = experiment.build(reading.load(write_config(kind, tmp_path)))
     trainer = run.trainer()
