@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "experiments").glob("*/README.md"))
 FILE = re.compile(r"\b(?:experiments|configs)/[\w./-]+\.(?:py|yaml|json)\b")
 MODULE = re.compile(r"-m (experiments[\w.]+)")
-OF_OTHERS = ("peer.py", "ask_torchrec.py")
-"""Scripts that run in an environment of their own."""
+TAKE_NOTHING = ("peer.py", "ask_torchrec.py", "embark.py")
+"""Scripts that run in an environment of their own, and one that has no options."""
 SCRIPTS = [
     path
     for path in sorted((ROOT / "experiments").glob("*/*.py"))
-    if "__main__" in path.read_text() and path.name not in OF_OTHERS
+    if "__main__" in path.read_text() and path.name not in TAKE_NOTHING
 ]
 
 
