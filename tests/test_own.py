@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embark_jax._base.config import ConfigError
-from embark_jax.config import code_of, import_named, reading
+from embark_jax.config import reading
 from embark_jax.run import experiment
 from tests import runs
 from tests.runs import OWN, done, embark
@@ -88,19 +88,9 @@ def test_a_loss_of_ones_own(tmp_path, monkeypatch):
         done("train", OWN / "config.yaml", *options, *each, "--workdir", run)
         losses.append(runs.losses(run)[1])
     assert losses[1] == pytest.approx(losses[0] / 2, rel=1e-6)
-    assert (tmp_path / "run1/code/my_loss.py").exists()
     both = "train.loss=my_loss:half", "train.label_smoothing=0.1"
     with pytest.raises(ConfigError, match="label_smoothing is of binary cross entropy"):
         load(*both)
-
-
-def test_code_is_found_beside_a_run(tmp_path):
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/kept_with_the_run.py").write_text("def build(): return 3\n")
-    with pytest.raises(ConfigError, match="no module 'kept_with_the_run'"):
-        import_named("kept_with_the_run:build")
-    with code_of(tmp_path):
-        assert import_named("kept_with_the_run:build")() == 3
 
 
 @pytest.mark.slow
@@ -111,19 +101,14 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done("train", "config.yaml", *mesh, "--workdir", whole)
     assert 0.87 < runs.final(whole)["test_auc"] < 0.93
-    assert {path.name for path in (whole / "code").iterdir()} == {
-        "my_model.py",
-        "my_data.py",
-    }
     for steps, resume in ((200, ()), (600, ("--resume",))):
         done("train", "config.yaml", f"train.steps={steps}", "--workdir", cut, *resume)
     assert runs.final(cut)["test_auc"] == pytest.approx(
         runs.final(whole)["test_auc"], abs=1e-4
     )
     outcome = embark("export", cut, "--out", tmp_path / "export")
-    runs.assert_refused(outcome, "code/my_model.py; it would run with all your rights")
+    runs.assert_refused(outcome, "my_model:Bilinear, code that Python would find")
     done("export", cut, "--out", tmp_path / "export", "--trust-code")
-    assert not (tmp_path / "export/code").exists()
     description = json.loads((tmp_path / "export" / "model.json").read_text())
     assert description["model"]["kind"] == "my_model:Bilinear"
     swept = tmp_path / "swept"

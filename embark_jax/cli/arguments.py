@@ -55,7 +55,7 @@ TrustCode = Annotated[
     bool,
     typer.Option(
         "--trust-code",
-        help="Let a model of your own run the code that the folder brings along.",
+        help="Let a model of your own run the code that the folder names.",
     ),
 ]
 Step = Annotated[

@@ -23,7 +23,7 @@ from embark_jax.cli.errors import show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
-from embark_jax.config.own import code_of, trusted
+from embark_jax.config.own import trusted
 from embark_jax.run.folder import CHECKPOINTS, RunFolder
 
 
@@ -195,5 +195,4 @@ def evaluate(
         return
     for kind in experiment.named_code(config):
         trusted(folder, kind, trust_code)
-    with code_of(folder):
-        evaluation.evaluate_checkpoint(config, checkpoints, console, group_by, k, step)
+    evaluation.evaluate_checkpoint(config, checkpoints, console, group_by, k, step)

@@ -31,10 +31,7 @@ from embark_jax.config.optimizers import (
 )
 from embark_jax.config.optimizers import StepScheduleConfig as StepScheduleConfig
 from embark_jax.config.own import call_named as call_named
-from embark_jax.config.own import code_of as code_of
-from embark_jax.config.own import copy_path as copy_path
 from embark_jax.config.own import import_named as import_named
-from embark_jax.config.own import source_file as source_file
 from embark_jax.config.own import trusted as trusted
 from embark_jax.config.schema import EarlyStoppingConfig as EarlyStoppingConfig
 from embark_jax.config.schema import ExperimentConfig as ExperimentConfig

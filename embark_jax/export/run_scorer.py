@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embark_jax.config import code_of, trusted
+from embark_jax.config import trusted
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.id_scorer import IdScorer
 from embark_jax.export.jax_layers import jax_layers
@@ -32,18 +32,15 @@ def load_run_scorer(
     if step is None:
         step = best_step(files)
     saved = SavedModel(run.checkpoints, step)
-    with code_of(files):
-        model = DenseModel(
-            config.model, saved.tables, saved.features, saved.dense_features
-        )
-        params = dense_params(saved, model)
-        return IdScorer(
-            saved.features,
-            saved.dense_features,
-            {table.name: lookup_table(saved, table) for table in saved.tables},
-            jax_layers(model, params),
-            saved.step,
-        )
+    model = DenseModel(config.model, saved.tables, saved.features, saved.dense_features)
+    params = dense_params(saved, model)
+    return IdScorer(
+        saved.features,
+        saved.dense_features,
+        {table.name: lookup_table(saved, table) for table in saved.tables},
+        jax_layers(model, params),
+        saved.step,
+    )
 
 
 def dense_params(saved: SavedModel, model: DenseModel) -> dict[str, np.ndarray]:

@@ -111,8 +111,8 @@ def load_scorer(
         early, or the newest.
       deltas: what ``embark export --since`` wrote since the export, in the order in
         which they follow each other.
-      trust_code: whether a model of the user's own may run: the code in a run's
-        ``code/`` does whatever it says. An export has none.
+      trust_code: whether a model of the user's own may run, from where Python
+        finds it. An export has none.
 
     Raises:
       ConfigError, CheckpointError, DataError: if the folder does not hold a model that

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from embark_jax._base.bucket_copy import written
-from embark_jax.config import code_of, trusted
+from embark_jax.config import trusted
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.prepare.raw_rows import copy_encoding
 from embark_jax.export.arrays import save_arrays
@@ -65,7 +65,7 @@ def export_run(
         delta, which has the rows that differ from theirs, bit by bit, with each table's
         ``keys`` (or row numbers), and all else whole; ``model.json`` says which export
         it ``follows``.
-      trust_code: whether a model of the user's own may run, from the run's ``code/``.
+      trust_code: whether a model of the user's own may run.
       row_format: "int8" writes rows as int8, and ``scales`` ``[rows]`` float32: a value
         is an integer times its row's scale.
       onnx: whether to write ``model.onnx``.
@@ -98,7 +98,7 @@ def export_run(
         check_grown(str(workdir), tables, row_format, before.last)
     if onnx:
         require_jax2onnx()
-    with code_of(workdir), written(out, last=FILE_NAME) as folder:
+    with written(out, last=FILE_NAME) as folder:
         model = DenseModel(
             config.model, saved.tables, saved.features, saved.dense_features
         )

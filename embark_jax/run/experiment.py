@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +17,6 @@ from embark_jax.config import (
     AnyModelConfig,
     ExperimentConfig,
     RetrievalConfig,
-    copy_path,
-    source_file,
 )
 from embark_jax.data import (
     WINDOW_BATCHES,
@@ -166,15 +163,10 @@ class Experiment(PlannedModel):
         batch_size = self.config.train.batch_size
         return FromStep(dataset, self.first_step, batch_size)
 
-    def save_sources(self, workdir: Path) -> None:
-        """Saves the code that the config names and, if the data were a user's own
-        files, the encoding that makes samples of raw rows. That of time windows comes
-        with each evaluation: the last one knows most values."""
-        for kind in named_code(self.config):
-            if file := source_file(kind):
-                copy = workdir / copy_path(kind)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, copy)
+    def save_encoding(self, workdir: Path) -> None:
+        """Saves the encoding that makes samples of raw rows, if the data were a user's
+        own files. That of time windows comes with each evaluation: the last one knows
+        most values."""
         if self.windows is None and self.description.save_encoding is not None:
             self.description.save_encoding(workdir)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.config import ExperimentConfig, code_of, reading, trusted
+from embark_jax.config import ExperimentConfig, reading, trusted
 from embark_jax.data import Dataset
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.launch.processes import make_host_devices
@@ -81,8 +81,8 @@ def load_run(
         some by a new one.
       step: step of the checkpoint; None takes the best of a run that stopped early, or
         the newest that is not damaged.
-      trust_code: whether to run code that the config names: the copies in the folder,
-        or else modules that Python finds.
+      trust_code: whether to run code that the config names, from where Python finds
+        it.
 
     Raises:
       ConfigError: if the folder is no run's, a key must not change, the config names
@@ -99,11 +99,10 @@ def load_run(
         config = reading.load(folder / history.CURRENT, changes)
         history.changes(folder, config)
     make_host_devices(config.mesh.devices)
-    with code_of(folder):
-        setup = experiment.build(config, None if changes else folder / "plan.json")
-        first = initial.first_step(config, folder, resume=True)
-        setup = dataclasses.replace(setup, first_step=first)
-        trainer = setup.trainer()
+    setup = experiment.build(config, None if changes else folder / "plan.json")
+    first = initial.first_step(config, folder, resume=True)
+    setup = dataclasses.replace(setup, first_step=first)
+    trainer = setup.trainer()
     with Checkpointer(run.checkpoints, setup.identity, keep=None) as checkpoints:
         trainer.load(checkpoints, best_step(folder) if step is None else step)
         plateau = Plateau(config.train.plateau, checkpoints.evaluations)

@@ -59,7 +59,7 @@ def train(
 
     Args:
       config: experiment config.
-      workdir: folder that gets ``config.yaml``, ``configs/``, ``code/``, ``encoding/``,
+      workdir: folder that gets ``config.yaml``, ``configs/``, ``encoding/``,
         ``plan.json``, ``report.html``, ``metrics.jsonl``, TensorBoard events and
         ``checkpoints/``; ``profile/``, too, if steps are profiled. It may lie in a
         bucket, which gets all but the checkpoints before each of them and at the end.
@@ -134,7 +134,7 @@ def _run(
             profile.check(trainer.step, setup.steps)
         if main:
             history.record(files, config, trainer.step)
-            setup.save_sources(files)
+            setup.save_encoding(files)
             (files / "plan.json").write_text(setup.plan.to_json())
             say(console, f"the plan with reasons, later curves: {workdir / REPORT}")
         settings = config.model_dump(mode="json")

@@ -1,7 +1,6 @@
 """Exports know the events of a history by their ids, not by rows that are not zeros."""
 
 import dataclasses
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.config import copy_path, reading
+from embark_jax.config import reading
 from embark_jax.export import load_id_scorer
 from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
@@ -76,9 +75,6 @@ class Mean(ej.PackedModel):
 
 def test_padding_is_no_event_of_packed_sequences(tmp_path):
     kind = f"{__name__}:Mean"
-    code = tmp_path / copy_path(kind)
-    code.parent.mkdir(parents=True)
-    shutil.copy(__file__, code)
     text = CONFIG.replace("MODEL", kind).replace("OPTIONS", "")
     path = runs.write_config(
         tmp_path, text.replace("init_scale: 0.0", "init_scale: 1.0")
