@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from embark_jax.export.dense_layers import BATCH, Arrays, DenseLayers
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.description import JAX, MEND, ExportError
+from embark_jax.export.onnx_layers import BATCH, Arrays, DenseLayers
 from embark_jax.train.step import MATMUL_PRECISION
 
 PLATFORMS = ("cpu", "cuda")

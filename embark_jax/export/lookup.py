@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
@@ -91,11 +90,14 @@ class LookupTable:
             for start in range(0, len(ids), COMPARED_ROWS)
         ]
         changed = np.flatnonzero(np.concatenate([np.empty(0, bool), *blocks]))
-        changes = self._chosen(changed, ids[changed])
+        scales = None if self.scales is None else self.scales[changed]
+        changes = LookupTable(self.values[changed], scales, ids[changed])
         if before.keys is None:
             return changes
-        gone = np.flatnonzero(~np.isin(before.keys, ids))
-        return before._chosen(gone, before.keys[gone])._zeros().updated(changes)
+        gone = np.setdiff1d(before.keys, ids)
+        zeros = np.zeros((len(gone), self.values.shape[1]), self.values.dtype)
+        scales = None if self.scales is None else np.zeros(len(gone), np.float32)
+        return LookupTable(zeros, scales, gone).updated(changes)
 
     def updated(self, changes: LookupTable) -> LookupTable:
         """Returns the table with the rows of ``changes``, which has keys. Rows of a
@@ -103,51 +105,35 @@ class LookupTable:
         numbers = changes.keys
         assert numbers is not None
         if self.keys is None:
-            old = numbers < len(self.values)
+            keys, kept, changed = None, slice(len(self.values)), numbers
+            rows = max(len(self.values), *(numbers[-1:] + 1))
+        else:
+            keys = np.union1d(self.keys, numbers)
+            kept, changed = (np.searchsorted(keys, k) for k in (self.keys, numbers))
+            rows = len(keys)
 
-            def merged(array: np.ndarray, changed: np.ndarray) -> np.ndarray:
-                array[numbers[old]] = changed[old]
-                return array if old.all() else np.concatenate([array, changed[~old]])
+        def merged(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+            array = old
+            if rows > len(old):
+                array = np.zeros((rows, *old.shape[1:]), old.dtype)
+                array[kept] = old
+            array[changed] = new
+            return array
 
-            return self._merged(changes, merged)
-        kept = ~np.isin(self.keys, numbers)
-        keys = np.concatenate([self.keys[kept], numbers])
-        order = np.argsort(keys)
-        return self._merged(
-            changes,
-            lambda array, changed: np.concatenate([array[kept], changed])[order],
-            keys[order],
-        )
-
-    def _merged(
-        self,
-        changes: LookupTable,
-        merged: Callable[[np.ndarray, np.ndarray], np.ndarray],
-        keys: np.ndarray | None = None,
-    ) -> LookupTable:
         values = merged(self.values, changes.values)
         if self.scales is None or changes.scales is None:
-            return LookupTable(values, keys=keys)
+            return LookupTable(values, None, keys)
         return LookupTable(values, merged(self.scales, changes.scales), keys)
 
     def _differ(self, before: LookupTable, ids: np.ndarray, block: range) -> np.ndarray:
         """Returns which rows of a block differ from those before, or are new."""
-        ids = ids[block.start : block.stop]
-        numbers, present = before.find(ids)
+        numbers, present = before.find(ids[block.start : block.stop])
         changed = ~present
         rows = self.rows(block.start + np.flatnonzero(present))
         earlier = before.rows(numbers[present])
         differ = rows.view(np.uint32) != earlier.view(np.uint32)
         changed[present] = differ.any(axis=1)
         return changed
-
-    def _chosen(self, numbers: np.ndarray, keys: np.ndarray) -> LookupTable:
-        scales = None if self.scales is None else self.scales[numbers]
-        return LookupTable(self.values[numbers], scales, keys)
-
-    def _zeros(self) -> LookupTable:
-        scales = None if self.scales is None else np.zeros_like(self.scales)
-        return LookupTable(np.zeros_like(self.values), scales, self.keys)
 
 
 def pooled(

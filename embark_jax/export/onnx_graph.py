@@ -13,21 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.export.dense_layers import (
-    EMBEDDING,
-    EXTRA,
-    VALID,
-    Arrays,
-    onnx_layers,
-)
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.description import ONNX, ExportError
+from embark_jax.export.onnx_layers import EMBEDDING, EXTRA, VALID, Arrays, onnx_layers
 from embark_jax.train.step import MATMUL_PRECISION
 from embark_jax.train.step_model import CALL
 
 OTHERWISE = "or leave the graph out with --no-onnx: dense.jax takes any model"
-PARAM = "params."
-"""Prefix of the names of parameters in a graph."""
 SAMPLES = 3
 """Samples on which each graph is compared with JAX."""
 TOLERANCE = 1e-4
@@ -70,67 +62,47 @@ def write_graphs(folder: Path, model: DenseModel, arrays: Arrays) -> None:
 
 
 def _graph(path: Path, model: DenseModel, method: str, params: Arrays) -> bytes:
-    """Returns a graph with the model's parameters."""
+    """Returns a graph, whose constants are the model's parameters. Inputs that nothing
+    reads are left out of a tower's."""
     import jax2onnx
 
-    # An ONNX graph cannot have an input without elements that it reshapes.
-    empty = {
-        n: jnp.zeros(a.shape, a.dtype) for n, a in model.arrays.items() if not a.size
-    }
-    names = [name for name in model.arrays if name not in empty]
     dense, embeddings, valid = model.shapes("B")
+    constants = jax.tree.map(jnp.asarray, dict(params))
 
-    def forward(*inputs):
-        given = iter(inputs)
-        arrays = dict(zip(names, given, strict=False))
+    def forward(dense, *others):
+        inputs = iter(others)
         return model(
-            arrays | empty,
-            next(given),
-            dict(zip(embeddings, given, strict=False)),
-            dict(zip(valid, given, strict=True)),
+            constants,
+            dense,
+            dict(zip(embeddings, inputs, strict=False)),
+            dict(zip(valid, inputs, strict=True)),
             method,
         )
 
-    inputs: dict[str, Any] = {PARAM + name: model.arrays[name] for name in names}
-    inputs["dense"] = dense
+    inputs: dict[str, Any] = {"dense": dense}
     inputs |= {EMBEDDING + name: shape for name, shape in embeddings.items()}
     inputs |= {VALID + name: shape for name, shape in valid.items()}
     try:
         with _quiet():
-            graph = jax2onnx.to_onnx(
+            model_proto: Any = jax2onnx.to_onnx(
                 forward,
                 list(inputs.values()),
                 input_names=list(inputs),
                 output_names=["logits" if method == CALL else "vectors"],
             )
-        _fill(graph, params, keep_inputs=method == CALL)
-        return graph.SerializeToString()
     except Exception as error:  # of any class, for want of one of jax2onnx's own
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise ExportError(
             f"{path.name}: jax2onnx cannot convert it: {first}; compute it otherwise, "
             f"{OTHERWISE}"
         ) from error
-
-
-def _fill(model: Any, arrays: Arrays, keep_inputs: bool) -> None:
-    """Makes inputs for parameters constants of a graph; inputs for samples that nothing
-    reads go, but for ``keep_inputs``."""
-    import onnx
-
-    graph = model.graph
-    read = {name for node in graph.node for name in node.input}
-    samples = [
-        graph_input
-        for graph_input in graph.input
-        if not graph_input.name.startswith(PARAM)
-        if keep_inputs or graph_input.name in read
-    ]
-    del graph.input[:]
-    graph.input.extend(samples)
-    for name, array in arrays.items():
-        if (name := PARAM + name) in read:
-            graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    if method != CALL:
+        graph = model_proto.graph
+        read = {name for node in graph.node for name in node.input}
+        kept = [each for each in graph.input if each.name in read]
+        del graph.input[:]
+        graph.input.extend(kept)
+    return model_proto.SerializeToString()
 
 
 def draw_inputs(model: DenseModel, samples: int) -> tuple[Any, Any, Any]:

@@ -1,11 +1,13 @@
-"""Scores raw rows with the trained model of a run or an export.
+"""Scores ids, and raw rows, with the trained model of a run or an export.
 
-Tables are in host memory. Neither mesh nor plan are needed; an export needs no JAX.
+Rows are looked up and pooled in NumPy, for dense layers that are compiled. Tables are
+in host memory. Neither mesh nor plan are needed; an export needs no JAX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +17,110 @@ import pyarrow as pa
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
-from embark_jax.data import Batch
+from embark_jax.data import Batch, BatchChecker, DataError, Jagged
+from embark_jax.data.checks import as_arrays
 from embark_jax.data.prepare.raw_rows import RowEncoder
-from embark_jax.export.description import FILE_NAME
-from embark_jax.export.id_scorer import IdScorer, scorer_of
-from embark_jax.export.reading import ExportedModel
+from embark_jax.export.description import DENSE, FILE_NAME, JAX, ONNX
+from embark_jax.export.lookup import LookupTable, pooled
+from embark_jax.export.onnx_layers import BATCH, DenseLayers, onnx_layers
+from embark_jax.export.reading import read_arrays, read_exports, read_table
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 if TYPE_CHECKING:
     from embark_jax.metrics.pointwise import Metrics
+
+
+class IdScorer:
+    """A trained model, which scores ids.
+
+    Args:
+      features: the model's features.
+      dense_features: number of columns of its dense input.
+      tables: the rows of each table.
+      layers: the dense layers.
+      step: step of the model.
+
+    Attributes:
+      tables, step: as given.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        dense_features: int,
+        tables: Mapping[str, LookupTable],
+        layers: DenseLayers,
+        step: int,
+    ):
+        self.step, self.tables = step, tables
+        self._features, self._layers = tuple(features), layers
+        self._dense_features = dense_features
+        ids = {name: table.ids for name, table in tables.items()}
+        self._check = BatchChecker(self._features, ids, dense_features, tasks=0)
+
+    def logits(
+        self,
+        dense: np.ndarray,
+        ids: Mapping[str, np.ndarray | Jagged],
+        weights: Mapping[str, np.ndarray | Jagged] | None = None,
+    ) -> np.ndarray:
+        """Returns log odds, float32 ``[samples]`` or ``[samples, tasks]``.
+
+        Args:
+          dense: ``[samples, dense_features]``.
+          ids: for each feature ``[samples, hotness]`` integers, -1 where a bag is
+            shorter; keys, if its table is dynamic, of which those without a row are
+            zeros; as in ``data.Batch``.
+          weights: for each weighted feature ``[samples, hotness]``.
+
+        Raises:
+          DataError: if arrays are missing, unknown, or break these rules, or log odds
+            are not finite.
+        """
+        columns = [f"column {number}" for number in range(self._dense_features)]
+        return self.logits_of(Batch(dense, ids, np.empty(0), weights or {}), columns)
+
+    def logits_of(self, batch: Batch, columns: Sequence[str]) -> np.ndarray:
+        """Returns the same of a batch, whose labels do not count; ``columns`` are names
+        of its dense columns, for messages."""
+        batch = as_arrays(batch)
+        labels = np.zeros(np.shape(batch.dense)[:1] or 0, np.float32)
+        batch = self._check(dataclasses.replace(batch, labels=labels))
+        blocks = [
+            self._block(batch, slice(start, start + BATCH))
+            for start in range(0, len(batch), BATCH)
+        ]
+        logits = np.concatenate(blocks or [np.empty(0, np.float32)])
+        _check_finite(batch, logits, columns)
+        return logits
+
+    def _block(self, batch: Batch, block: slice) -> np.ndarray:
+        embeddings: dict[str, np.ndarray] = {}
+        valid: dict[str, np.ndarray] = {}
+        for f in self._features:
+            ids, weights = batch.ids[f.name][block], batch.weights.get(f.name)
+            weights = None if weights is None else weights[block]
+            embeddings[f.name] = pooled(self.tables[f.table], f.pooling, ids, weights)
+            if f.pooling == "none":
+                valid[f.name] = ids != PADDING_ID
+        return self._layers(batch.dense[block], embeddings, valid)
+
+
+def _check_finite(batch: Batch, logits: np.ndarray, columns: Sequence[str]) -> None:
+    """Raises ``DataError`` for the first sample whose score is not finite, and names
+    its largest number, which is the likely cause."""
+    bad = ~np.isfinite(logits).all(axis=tuple(range(1, logits.ndim)))
+    if not bad.any():
+        return
+    sample, largest = int(bad.argmax()), ""
+    if columns:
+        numbers = batch.dense[sample]
+        column = int(np.abs(numbers).argmax())
+        largest = f"; its largest number is {numbers[column]:g}, of {columns[column]}"
+    raise DataError(
+        f"{batch.locate(sample)}: the score is {logits[sample]}, must be finite"
+        f"{largest} ({int(bad.sum())} such samples)"
+    )
 
 
 class Scorer:
@@ -58,14 +156,18 @@ class Scorer:
         """Returns what ``predict`` returns, and metrics if all rows have labels."""
         from embark_jax.metrics.pointwise import evaluate
 
-        scored = list(self._scored(rows))
-        logits = self._joined([logits for _, logits, _ in scored])
+        scored = [
+            (self._model.logits_of(batch, self._rows.dense), batch, has_labels)
+            for batch, has_labels in self._rows.batches(rows)
+        ]
+        none = np.empty((0, len(self.tasks)) if self.tasks else 0)  # in float64
+        logits = np.concatenate([none, *(each for each, *_ in scored if len(each))])
         metrics = None
-        if scored and all(has_labels for _, _, has_labels in scored):
-            labels = np.concatenate([batch.labels for batch, _, _ in scored])
+        if scored and all(has_labels for *_, has_labels in scored):
+            labels = np.concatenate([batch.labels for _, batch, _ in scored])
             weights = [
                 batch.sample_weights
-                for batch, _, _ in scored
+                for _, batch, _ in scored
                 if batch.sample_weights is not None
             ]
             metrics = evaluate(
@@ -86,24 +188,17 @@ class Scorer:
         """For each feature, how many values of too long lists were left out so far."""
         return self._rows.cut
 
-    def _scored(self, rows: Any) -> Iterator[tuple[Batch, np.ndarray, bool]]:
-        for batch, has_labels in self._rows.batches(rows):
-            logits = self._model.logits_of(batch, self._rows.dense)
-            yield batch, logits, has_labels
 
-    def _joined(self, logits: Sequence[np.ndarray]) -> np.ndarray:
-        none = np.empty((0, len(self.tasks)) if self.tasks else 0)
-        return np.concatenate([none, *filter(len, logits)])
-
-
-def load_scorer(
+def load_id_scorer(
     folder: str | PathLike[str],
     step: int | None = None,
     *,
     deltas: Sequence[str | PathLike[str]] = (),
     trust_code: bool = False,
-) -> Scorer:
-    """Loads the model of a run or an export, to score raw rows.
+) -> IdScorer:
+    """Loads the model of a run or an export, to score ids.
+
+    JAX is needed for a run, and for an export that was made with ``--no-onnx``.
 
     Args:
       folder: the run folder or the export; it may be in a bucket.
@@ -115,19 +210,59 @@ def load_scorer(
         finds it. An export has none.
 
     Raises:
-      ConfigError, CheckpointError, DataError: if the folder does not hold a model that
-        was trained on a user's own files, or is damaged, or its code is not trusted.
-      ExportError: if a delta does not follow what is before it.
+      ConfigError, CheckpointError, DataError: if the folder is not there, holds no
+        model, or is damaged, or its code is not trusted.
+      ExportError: if a delta does not follow what is before it, or onnxruntime is not
+        installed.
     """
-    files = local_copy(folder, without=["checkpoints"])
-    if (files / FILE_NAME).exists() or deltas:
-        if step is not None:
-            raise ConfigError(
-                f"{folder}: is an export, which has one step: leave out --step"
-            )
-        model = ExportedModel.read(folder, deltas)
-        return Scorer(RowEncoder(model.last.folder), scorer_of(model))
-    rows = RowEncoder(files)
-    from embark_jax.export.run_scorer import load_run_scorer
+    files = _files(folder)
+    if not deltas and not (files / FILE_NAME).exists():
+        from embark_jax.export.trained import run_scorer
 
-    return Scorer(rows, load_run_scorer(Path(folder), step, trust_code))
+        return run_scorer(folder, step, trust_code)
+    if step is not None:
+        raise ConfigError(
+            f"{folder}: is an export, which has one step: leave out --step"
+        )
+    exports = read_exports(folder, deltas)
+    last, description = exports[-1]
+    if ONNX in {file.file for file in description.files}:
+        layers = onnx_layers(last / ONNX)
+    else:
+        from embark_jax.export.jax_layers import jax_layers, read_serialized
+
+        layers = jax_layers(read_serialized(last / JAX), read_arrays(last / DENSE))
+    return IdScorer(
+        description.feature_specs(),
+        description.dense_features,
+        {name: read_table(exports, name) for name in description.tables},
+        layers,
+        description.step,
+    )
+
+
+def load_scorer(
+    folder: str | PathLike[str],
+    step: int | None = None,
+    *,
+    deltas: Sequence[str | PathLike[str]] = (),
+    trust_code: bool = False,
+) -> Scorer:
+    """Loads the model of a run or an export, to score raw rows.
+
+    Arguments and errors are those of ``load_id_scorer``.
+
+    Raises:
+      DataError: also if the model was not trained on a user's own files.
+    """
+    rows = RowEncoder(_files([folder, *deltas][-1]))
+    model = load_id_scorer(folder, step, deltas=deltas, trust_code=trust_code)
+    return Scorer(rows, model)
+
+
+def _files(folder: str | PathLike[str]) -> Path:
+    """Returns a folder of this machine with the files of a run or an export."""
+    files = local_copy(folder, without=["checkpoints"])
+    if not files.is_dir():
+        raise DataError(f"{folder}: no such folder, must be that of a run or an export")
+    return files

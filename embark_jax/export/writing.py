@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from embark_jax._base.bucket_copy import written
-from embark_jax.config import trusted
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.prepare.raw_rows import copy_encoding
-from embark_jax.export.arrays import save_arrays
-from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.description import (
     DENSE,
     FILE_NAME,
@@ -23,12 +23,10 @@ from embark_jax.export.description import (
 )
 from embark_jax.export.jax_layers import serialized
 from embark_jax.export.onnx_graph import require_jax2onnx, write_graphs
-from embark_jax.export.reading import ExportedModel, check_grown
-from embark_jax.export.run_scorer import dense_params, lookup_table
+from embark_jax.export.reading import check_grown, read_exports, read_table
+from embark_jax.export.trained import trained_model
 from embark_jax.plans.options import RowFormat
 from embark_jax.plans.tables import TableSpec
-from embark_jax.run.folder import RunFolder
-from embark_jax.run.saved import SavedModel, best_step, read_config
 
 
 def export_run(
@@ -80,45 +78,36 @@ def export_run(
       ConfigError, CheckpointError: if ``workdir`` holds no usable config or checkpoint,
         or names code that is not trusted.
     """
-    run = RunFolder(workdir)
-    workdir = run.read()
-    config = read_config(workdir)
-    trusted(workdir, config.model.kind, trust_code)
-    if step is None:
-        step = best_step(workdir)
-    saved = SavedModel(run.checkpoints, step)
+    before = read_exports(since[0], since[1:]) if since else None
+    model = trained_model(workdir, step, trust_code)
+    saved = model.saved
     tables = {
         table.name: ExportedTable(
             rows=None if table.is_dynamic else table.rows, dim=table.dim
         )
         for table in saved.tables
     }
-    before = ExportedModel.read(since[0], since[1:]) if since else None
     if before is not None:
-        check_grown(str(workdir), tables, row_format, before.last)
+        check_grown(str(workdir), tables, row_format, before[-1])
     if onnx:
         require_jax2onnx()
     with written(out, last=FILE_NAME) as folder:
-        model = DenseModel(
-            config.model, saved.tables, saved.features, saved.dense_features
-        )
-        params = dense_params(saved, model)
         (folder / "tables").mkdir(parents=True, exist_ok=True)
-        save_arrays(folder / DENSE, params)
+        save_arrays(folder / DENSE, model.params)
         if onnx:
-            write_graphs(folder, model, params)
-        (folder / JAX).write_bytes(serialized(model))
-        copy_encoding(workdir, folder)
+            write_graphs(folder, model.dense, model.params)
+        (folder / JAX).write_bytes(serialized(model.dense))
+        copy_encoding(model.files, folder)
         for table in progress(saved.tables):
-            rows = lookup_table(saved, table).in_format(row_format)
+            rows = model.table(table).in_format(row_format)
             if before is not None:
-                rows = rows.changes_since(before.table(table.name))
+                rows = rows.changes_since(read_table(before, table.name))
             save_arrays(folder / table_file(table.name), rows.arrays())
         Description(
-            name=config.name,
+            name=model.config.name,
             step=saved.step,
-            follows=before.last.description.checksum if before else None,
-            model=config.model.model_dump(mode="json"),
+            follows=before[-1].description.checksum if before else None,
+            model=model.config.model.model_dump(mode="json"),
             dense_features=saved.dense_features,
             row_format=row_format,
             features={f.name: ExportedFeature(**f.reading) for f in saved.features},
@@ -130,3 +119,11 @@ def export_run(
             ),
         ).save(folder)
     return saved.step
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays to a safetensors file."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: np.asarray(a, order="C") for name, a in arrays.items()}, path)
+    path.chmod(mode)  # the library makes the file readable to its owner only

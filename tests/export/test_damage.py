@@ -18,7 +18,7 @@ import embark_jax as ej
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import read_arrow, write_arrow
 from embark_jax.data.hashed_file import HashedFile, checksum_of
-from embark_jax.export.arrays import save_arrays
+from embark_jax.export.writing import save_arrays
 from tests import runs
 from tests.export.changed import sign
 from tests.runs import done, embark

@@ -108,8 +108,8 @@ def test_a_whole_export_and_deltas_are_the_later_whole_export(
     forgotten -= set(load_id_scorer(later).tables["user"].keys)
     assert forgotten <= set(load_file(first / "tables/user.safetensors")["keys"])
     assert forgotten
-    assert_same_model(load_id_scorer(base, [first]), later)
-    assert_same_model(load_id_scorer(base, [first, second]), last)
+    assert_same_model(load_id_scorer(base, deltas=[first]), later)
+    assert_same_model(load_id_scorer(base, deltas=[first, second]), last)
     assert_same_model(load_id_scorer(base), base)  # its files are as they were
 
 
@@ -125,14 +125,22 @@ def test_a_delta_names_what_it_follows(run, tmp_path):
     )
     for base, deltas, message in (
         ("whole2", [others], r"others: follows the export \w{32}, must follow \w{32}"),
-        ("whole4", [second], r"second: follows .* which is .*whole4; give an export"),
+        (
+            "whole4",
+            [second],
+            r"second: follows the export \w{32}, must follow \w{32}; give a whole",
+        ),
         ("whole2", [second, first], "second: follows the export"),
         ("whole2", [first, first], "first: follows the export"),
         ("whole2", [run / "whole4"], "whole4: follows the export none, since it is"),
-        (first, [], r"has only the rows that have changed since the export \w{32}"),
+        (
+            first,
+            [],
+            r"follows the export \w{32}, must follow none; give a whole export",
+        ),
     ):
         with pytest.raises(ExportError, match=message):
-            load_id_scorer(run / base, deltas)
+            load_id_scorer(run / base, deltas=deltas)
 
     def refused(*args) -> str:
         outcome = embark("export", run, "--out", tmp_path / "new", *args)
@@ -142,11 +150,11 @@ def test_a_delta_names_what_it_follows(run, tmp_path):
 
     assert "must follow" in refused(*since, "--since", second)
     assert "No such file" in refused("--since", tmp_path)
-    assert "rows are int8, but float32 in" in refused(*since, "--rows", "int8")
+    assert "row_format is float32 in" in refused(*since, "--rows", "int8")
     for change, message in (
-        ({"rows": 200, "dim": 8}, "table 'city' has dim 4, but 8 in"),
-        ({"rows": 201, "dim": 4}, "table 'city' has 200 rows, but 201 in"),
-        ({"rows": None, "dim": 4}, "table 'city' is dynamic either here or in"),
+        ({"rows": 200, "dim": 8}, "tables.city.dim is 8 in"),
+        ({"rows": 201, "dim": 4}, "tables.city.rows is 201 in"),
+        ({"rows": None, "dim": 4}, "tables.city.dynamic is True in"),
     ):
         sign(others, lambda it, city=change: it["tables"].update(city=city))
         sign(others, lambda it: it.update(follows=None))
@@ -192,7 +200,7 @@ def test_a_damaged_delta_is_refused(run, tmp_path, damage):
     delta = export(run, tmp_path / "delta", "--step", 4, *since)
     damage(delta)
     with pytest.raises(DataError, match=re.escape(str(delta))):
-        load_id_scorer(run / "whole2", [delta])
+        load_id_scorer(run / "whole2", deltas=[delta])
 
 
 @pytest.mark.slow

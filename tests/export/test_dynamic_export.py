@@ -14,7 +14,6 @@ from embark_jax.config import reading
 from embark_jax.data import Batch
 from embark_jax.export import load_id_scorer
 from embark_jax.export.lookup import LookupTable
-from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
 from tests.export.without_jax import score_without_jax
@@ -98,7 +97,7 @@ def test_a_run_and_an_export_score_alike(exported, tmp_path):
     batch = exported.batch
     for logits in (
         score_without_jax(exported.folder, batch, tmp_path),
-        load_run_scorer(exported.workdir).logits(batch.dense, batch.ids),
+        load_id_scorer(exported.workdir).logits(batch.dense, batch.ids),
     ):
         np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
 

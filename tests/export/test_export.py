@@ -21,11 +21,11 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
 from embark_jax.data import Batch, DataError
 from embark_jax.export import ExportError, load_id_scorer
-from embark_jax.export.arrays import save_arrays
-from embark_jax.export.dense_layers import onnx_layers
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.jax_layers import serialized
 from embark_jax.export.onnx_graph import draw_inputs, write_graphs
+from embark_jax.export.onnx_layers import onnx_layers
+from embark_jax.export.writing import save_arrays
 from embark_jax.run import experiment
 from tests import runs
 from tests.export.without_jax import compare_without_jax, score_without_jax

@@ -12,7 +12,6 @@ import embark_jax as ej
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
 from embark_jax.export import load_id_scorer
-from embark_jax.export.run_scorer import load_run_scorer
 from embark_jax.run import experiment
 from tests import runs
 from tests.models.histories import CONFIG, KINDS, write_config
@@ -48,7 +47,7 @@ def logits_of(lengths, scorers, trainer, batch):
 def test_rows_of_zeros_are_events(kind, tmp_path):
     trainer, batch = saved(write_config(kind, tmp_path), tmp_path)
     done("export", tmp_path, "--out", tmp_path / "exported")
-    scorers = load_id_scorer(tmp_path / "exported"), load_run_scorer(tmp_path)
+    scorers = load_id_scorer(tmp_path / "exported"), load_id_scorer(tmp_path)
     assert not jax.tree.map(np.asarray, trainer.table("past").rows).any()
     some, none = (
         logits_of(lengths, scorers, trainer, batch)
@@ -80,6 +79,6 @@ def test_padding_is_no_event_of_packed_sequences(tmp_path):
         tmp_path, text.replace("init_scale: 0.0", "init_scale: 1.0")
     )
     trainer, batch = saved(path, tmp_path)
-    scorers = [load_run_scorer(tmp_path, trust_code=True)]
+    scorers = [load_id_scorer(tmp_path, trust_code=True)]
     logits = logits_of(np.arange(32) % 4, scorers, trainer, batch)
     assert np.abs(logits).max() > 0.1

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import embark_jax as ej
-from embark_jax.export.run_scorer import load_run_scorer
+from embark_jax.export import load_id_scorer
 from embark_jax.run.loading import load_run
 from tests import runs
 from tests.export.without_jax import score_without_jax
@@ -130,7 +130,7 @@ def test_a_model_of_ones_own_is_scored_without_jax_and_without_its_code(
     assert not list(folder.rglob("*.py"))
     logits = score_without_jax(folder, batch, tmp_path)
     np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-6)
-    logits = load_run_scorer(exported.run, trust_code=True).logits(
+    logits = load_id_scorer(exported.run, trust_code=True).logits(
         batch.dense, batch.ids
     )
     np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-6)

@@ -34,7 +34,7 @@ sys.modules["jax"] = sys.modules["jaxlib"] = None
 from pathlib import Path
 
 import numpy as np
-from embark_jax.export.dense_layers import onnx_layers
+from embark_jax.export.onnx_layers import onnx_layers
 
 for folder in Path(".").iterdir():
     inputs = dict(np.load(folder / "inputs.npz"))

@@ -8,7 +8,7 @@ import pytest
 from embark_jax._base.config import ConfigError
 from embark_jax.config import EarlyStoppingConfig, PlateauConfig
 from embark_jax.data import SyntheticClicks
-from embark_jax.export.run_scorer import load_run_scorer
+from embark_jax.export import load_id_scorer
 from embark_jax.report.curves import MARKERS, run_curves
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from embark_jax.run.loading import load_run
@@ -125,7 +125,7 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     of_last = done("evaluate", workdir, "--step", 4).out
     assert re.search(r"step\W+4\W", of_last)
     assert auc not in of_last
-    assert load_run_scorer(workdir).step == load_run(workdir).trainer.step == 2
+    assert load_id_scorer(workdir).step == load_run(workdir).trainer.step == 2
     assert load_run(workdir, step=4).trainer.step == 4
     exported = done("export", workdir, "--no-onnx", "--out", tmp_path / "export").out
     assert "model of step 2 written" in exported

@@ -1,4 +1,4 @@
-"""The dense layers of a model as a function of arrays in host memory."""
+"""The dense layers of a model as a function of arrays in host memory, in ONNX."""
 
 from __future__ import annotations
 
