@@ -92,9 +92,9 @@ def plan(
     if out is not None:
         out.write_text(planned.to_json())
     if html is not None:
-        from embark_jax.report.plan_page import page
+        from embark_jax.report.page import plan_page
 
-        html.write_text(page(planned), "utf-8")
+        html.write_text(plan_page(planned), "utf-8")
     if as_json:
         record = {"planning_seconds": seconds, **plan_record(planned)}
         if config_file is not None:

@@ -47,9 +47,9 @@ def plot(
             raise LogError(f"{workdir}: has logged nothing yet")
         runs[str(workdir)] = records
     if out.suffix == ".html":
-        from embark_jax.report.run_page import page
+        from embark_jax.report.page import runs_page
 
-        out.write_text(page(runs, _plans(files)), "utf-8")
+        out.write_text(runs_page(runs, _plans(files)), "utf-8")
     else:
         run_curves(runs).savefig(out)
     say(f"plot written to {out}")
@@ -62,13 +62,13 @@ def _runs(workdir: Path) -> list[Path]:
 
 def _plans(files: Mapping[Path, Path]) -> dict[str, str]:
     """Returns HTML of the runs' plans, folded, where a run has one in its files."""
-    from embark_jax.report.plan_page import fragment
+    from embark_jax.report.page import plan_html
 
     plans = {}
     for workdir, folder in files.items():
         if (path := folder / "plan.json").exists():
             try:
-                plans[str(workdir)] = fragment(Plan.from_json(read_text(path)))
+                plans[str(workdir)] = plan_html(Plan.from_json(read_text(path)))
             except ValueError as error:
                 raise ConfigError(f"{path}: {error}") from None
     return plans

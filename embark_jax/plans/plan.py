@@ -212,9 +212,9 @@ class Plan:
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        from embark_jax.report.plan_page import fragment
+        from embark_jax.report.page import plan_html
 
-        return fragment(self)
+        return plan_html(self)
 
     def to_json(self) -> str:
         """Returns the plan as a JSON object; ``from_json`` is its inverse."""

@@ -19,8 +19,8 @@ Records = Sequence[dict[str, Any]]
 CAPACITY = "capacity_used/"
 HITS = "cache_hits/"
 LATE = "cache_late"
-MOST_COLUMNS, MOST_SHOWN = 4, 90
-"""Columns of the legend, and characters of a name there: these fit into one column."""
+MOST_SHOWN = 90
+"""Characters of a name in the legend, which fit into the figure."""
 STEPS = {"validation": "step", "test": TEST_STEP}
 """Keys of the steps that the splits were evaluated at."""
 MARKERS = {"validation": "o", "test": "x"}
@@ -71,26 +71,29 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
     fill.set_ylim(bottom=0)
     for axes in figure.axes[-2:]:
         axes.set_xlabel("step")
-    _add_legend(figure, _handles(list(runs)))
+    _add_legend(figure, list(runs))
     return figure
 
 
-def _add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Adds a legend below the plots, in as many columns as fit; the figure's height
-    grows for it."""
-    for columns in range(MOST_COLUMNS, 0, -1):
-        legend = figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-        )
-        figure.draw_without_rendering()
-        extent = legend.get_window_extent()
-        if extent.width <= figure.bbox.width or columns == 1:
-            break
-        legend.remove()
-    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
+def _add_legend(figure: Figure, names: Sequence[str]) -> None:
+    """Adds a legend below the plots, one line for each run; the figure's height grows
+    for it. The ends of long names tell runs apart."""
+    shown = [n if len(n) <= MOST_SHOWN else f"…{n[1 - MOST_SHOWN :]}" for n in names]
+    handles = [
+        Line2D([], [], color=color, label=name)
+        for color, name in zip(_colors(len(shown)), shown, strict=True)
+    ]
+    handles.append(Line2D([], [], color="black", lw=1, label="training"))
+    handles += [
+        Line2D([], [], color="black", ls="", marker=marker, label=split)
+        for split, marker in MARKERS.items()
+    ]
+    legend = figure.legend(
+        handles=handles, loc="outside lower center", frameon=False, fontsize="small"
+    )
+    figure.draw_without_rendering()
+    height = legend.get_window_extent().height / figure.dpi
+    figure.set_figheight(figure.get_figheight() + height)
 
 
 def _colors(number: int) -> list[Any]:
@@ -98,24 +101,6 @@ def _colors(number: int) -> list[Any]:
     if number <= 10:
         return [colormaps["tab10"](i) for i in range(number)]
     return [colormaps["viridis"](i / (number - 1)) for i in range(number)]
-
-
-def _handles(names: Sequence[str]) -> list[Line2D]:
-    """Returns the legend's handles; the ends of long names tell runs apart."""
-    shown = [
-        name if len(name) <= MOST_SHOWN else f"…{name[1 - MOST_SHOWN :]}"
-        for name in names
-    ]
-    runs = [
-        Line2D([], [], color=color, label=name)
-        for color, name in zip(_colors(len(shown)), shown, strict=True)
-    ]
-    training = Line2D([], [], color="black", lw=1, label="training")
-    held_out = [
-        Line2D([], [], color="black", ls="", marker=marker, label=split)
-        for split, marker in MARKERS.items()
-    ]
-    return [*runs, training, *held_out]
 
 
 def _by_storage(

@@ -1,4 +1,4 @@
-"""The output of a run in the terminal, or in a file."""
+"""The output of a run in the terminal, or in a file, and its progress bar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
 
 TEST_STEP = "test_step"
 """Key of the step whose model was tested, in the record of a run's end."""
@@ -41,6 +48,27 @@ def show_result(record: dict[str, Any], console: Console) -> None:
     for name, count in missing.items():
         column = name.removeprefix("missing_dense/")
         say(console, f"the data: {count:,} missing values of {column!r} are 0")
+
+
+def step_progress(show: bool | None = None, console: Console | None = None) -> Progress:
+    """Returns a bar of steps, with the text of the task's field ``shown`` beside it.
+
+    Args:
+      show: whether the bar is shown; None shows it in a terminal and in a notebook.
+      console: console that shows it; None takes standard output.
+    """
+    console = console or Console()
+    if show is None:
+        show = console.is_terminal or console.is_jupyter
+    return Progress(
+        TextColumn("step"),
+        BarColumn(),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not show,
+    )
 
 
 def say(console: Console, text: str) -> None:

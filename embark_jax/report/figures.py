@@ -89,7 +89,8 @@ def table_devices(plan: Plan) -> Figure | None:
     height = 1.2 + 0.17 * len(names)
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, vmax=1)
+    image = axes.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, label="share of the largest part")
     axes.set_yticks(range(len(names)), names, fontsize="x-small")
     left_out = len(plan.placements) - len(names)
     more = f" ({left_out} more tables take less time)" if left_out else ""

@@ -19,8 +19,7 @@ from embark_jax.config import tasks_of
 from embark_jax.data import DataError
 from embark_jax.launch.agreement import total
 from embark_jax.launch.stopping import Stop, StoppedError
-from embark_jax.report.display import say, split_text, step_text
-from embark_jax.report.progress import step_progress
+from embark_jax.report.display import say, split_text, step_progress, step_text
 from embark_jax.run.early_stopping import EarlyStopping, Plateau
 from embark_jax.run.evaluation import held_out, on_split
 from embark_jax.run.experiment import Experiment

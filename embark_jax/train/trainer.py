@@ -25,7 +25,7 @@ from embark_jax.embedding.rules import AnyRule
 from embark_jax.metrics.pointwise import Metrics
 from embark_jax.models.function import Model
 from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
-from embark_jax.report.progress import step_progress
+from embark_jax.report.display import step_progress
 from embark_jax.train.engine import Engine
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight

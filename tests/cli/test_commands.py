@@ -79,7 +79,7 @@ def test_a_run_leaves_all_it_should(trained):
     page = report.read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert f"{record['test_auc']:.5g}" in page
-    assert "Every table" in page
+    assert "3 tables, 3 features on 2 × 4 devices" in page
     # Without a terminal: a line for each record, nothing that moves, 120 columns.
     assert [
         line for line in out.splitlines() if re.match(r"step \d+: loss 0\.\d", line)

@@ -1,5 +1,6 @@
 """The step without a table, and a target for memory."""
 
+import html
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from embark_jax.planner import Workload
 from embark_jax.planner.cost.predict import predict
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.report import summary
-from embark_jax.report.plan_page import page
+from embark_jax.report.page import plan_page
 from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import as_text
 from tests.planner import published
@@ -60,7 +61,7 @@ def test_a_part_of_the_step_is_not_what_a_removal_takes_off():
     assert sum(breakdown.table_ms.values()) == pytest.approx(step_ms)
     differences = [abs(off[name] - ms) for name, ms in breakdown.table_ms.items()]
     assert max(differences) > 0.01 * step_ms
-    reports = as_text(planned), page(planned)
+    reports = as_text(planned), plan_page(planned)
     for decision in summary.decisions(planned):
         change = decision.without_ms / step_ms - 1
         expected = f"{change:+.1%}".replace("-", "−")
@@ -91,12 +92,11 @@ def test_clusters_and_placeholders_are_explained():
     made_up = ej.plan(tables, features, ej.fleets.this_machine(gpus_per_node=2), 64)
     real = ej.plan(tables, features, H100, 64)
     for planned in (made_up, real):
-        for text in (" ".join(as_text(planned).split()), page(planned)):
+        for text in (as_text(planned), html.unescape(plan_page(planned))):
+            text = " ".join(text.split())
             for cluster in ("DP: every device", "RB: ids go to", "UB: each row"):
                 assert cluster in text
-            assert ("are placeholders" in text.replace("&#x27;", "'")) == (
-                planned is made_up
-            )
+            assert ("are placeholders" in text) == (planned is made_up)
 
 
 def test_options_of_the_command(tmp_path):

@@ -6,7 +6,7 @@ from embark_kernels import _implementation, check
 
 from embark_jax.config import reading
 from embark_jax.report import summary
-from embark_jax.report.plan_page import page
+from embark_jax.report.page import plan_page
 from embark_jax.run import experiment, planning
 from tests import runs
 
@@ -63,7 +63,7 @@ def test_the_trainer_does_what_the_plan_says(tmp_path, monkeypatch):
         assert setup.trainer() == overlap
         said = "the routes of the next" if overlap else "its own routes"
         assert said in summary.overview(setup.plan)
-        assert said in page(setup.plan)
+        assert said in plan_page(setup.plan)
 
 
 def test_a_plan_prices_the_kernels_that_run(planned, monkeypatch):
