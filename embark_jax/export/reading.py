@@ -111,7 +111,9 @@ def _read_rows(folder: Path, description: Description, name: str) -> LookupTable
     arrays = read_arrays(path)
     has_keys = table.rows is None or description.follows is not None
     rows = np.size(arrays.get("rows", ())) // table.dim if has_keys else table.rows
-    expected = {"rows": (description.row_format, (rows, table.dim))}
+    expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        "rows": (description.row_format, (rows, table.dim))
+    }
     if description.row_format == "int8":
         expected["scales"] = "float32", (rows,)
     if has_keys:

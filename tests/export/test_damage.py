@@ -96,6 +96,12 @@ def test_every_file_is_checked(export):
     ej.load_scorer(export)
 
 
+@pytest.mark.parametrize("load", [ej.load_scorer, ej.load_id_scorer])
+def test_a_folder_that_is_missing_is_named(tmp_path, load):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        load(tmp_path / "nowhere")
+
+
 def header(path: Path, change) -> None:
     """Changes the header of a safetensors file."""
     data = path.read_bytes()
