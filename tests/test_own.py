@@ -26,11 +26,9 @@ def load(*overrides: str):
 def test_yaml_and_gin_say_the_same(tmp_path):
     path = tmp_path / "own.gin"
     path.write_text(
-        "ExperimentConfig.data = @OwnDataConfig()\n"
-        "OwnDataConfig.kind = 'my_data:Clicks'\nOwnDataConfig.samples = 20_000\n"
-        "ExperimentConfig.model = @OwnModelConfig()\n"
-        "OwnModelConfig.kind = 'my_model:Bilinear'\n"
-        "OwnModelConfig.left = 'user'\nOwnModelConfig.right = 'item'\n"
+        "data.kind = 'my_data:Clicks'\ndata.samples = 20_000\n"
+        "model.kind = 'my_model:Bilinear'\n"
+        "model.left = 'user'\nmodel.right = 'item'\n"
     )
     by_gin, by_yaml = reading.load(path), load()
     assert (by_gin.data, by_gin.model) == (by_yaml.data, by_yaml.model)
@@ -54,7 +52,7 @@ def test_yaml_and_gin_say_the_same(tmp_path):
         ("data.smaples=3", "argument 'smaples'; did you mean samples?; its param"),
         (
             "data.kind=my_model:nnx.Module",
-            "data.kind: 'my_model:nnx.Module' given, must match",
+            "data.kind: 'my_model:nnx.Module' given, must match patt",
         ),
         ("data.kind=types:SimpleNamespace", "SimpleNamespace: has no table_rows, feat"),
         ("model.kind=builtins:print", "its parameters are args, sep, end, file, flush"),

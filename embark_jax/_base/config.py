@@ -54,20 +54,22 @@ class Config(BaseModel):
     )
 
     @classmethod
-    def keys_by_kind(cls) -> dict[str, Set[str]]:
-        """Returns the keys that a section has, for each value of its ``kind``."""
+    def keys_of(cls, kind: Any) -> Set[str]:
+        """Returns the keys of the section if its ``kind`` is this; none if it is of
+        another kind."""
         fields = cls.model_fields
-        return {kind_of(cls): fields.keys()} if "kind" in fields else {}
+        is_other = "kind" in fields and kind_of(cls) != kind
+        return set() if is_other else fields.keys()
 
 
-def sections(annotation: Any) -> list[type[Config]]:
-    """Returns the sections a field may hold: none, one, or several that differ in
-    ``kind``.
+def sections(annotation: Any) -> list[Any]:
+    """Returns the sections, or pydantic's dataclasses, that a field may hold: none,
+    one, or several that differ in ``kind``.
 
     Args:
       annotation: annotation of the field, from ``model_fields``.
     """
-    if isinstance(annotation, type) and issubclass(annotation, Config):
+    if hasattr(annotation, "__pydantic_fields__"):
         return [annotation]
     return [section for inner in get_args(annotation) for section in sections(inner)]
 

@@ -1,20 +1,19 @@
 """Makes sections of a config from mappings and overrides.
 
 Overrides change a mapping, and pydantic validates it once, so that all problems are
-reported together and alike.
+reported together, in its own words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType, NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic.fields import FieldInfo
 
 from embark_jax._base import yaml_text
-from embark_jax._base.config import Config, ConfigError, kind_of, nearest, sections
+from embark_jax._base.config import Config, ConfigError, nearest, sections
 
 Section = TypeVar("Section", bound=Config)
 
@@ -22,48 +21,36 @@ Section = TypeVar("Section", bound=Config)
 def validated(
     schema: type[Section],
     data: Any,
-    changes: Mapping[str, str],
+    changes: Iterable[str],
     source: str,
-    problems: Mapping[str, str] = MappingProxyType({}),
+    context: Any = None,
 ) -> Section:
     """Makes a section of a config from a mapping and changes to it.
 
     Args:
       schema: class of the section.
       data: the mapping, as a parser gives it.
-      changes: changes to it, each ``dotted.key=value``, and what to call them.
+      changes: changes to it, each ``dotted.key=value``.
       source: says in messages where the mapping is from.
-      problems: those that were met in reading it, by dotted key.
+      context: passed to the validators.
 
     Raises:
       ConfigError: with every problem, one a line.
     """
-    problems, applied = dict(problems), []
+    problems: dict[str, str] = {}
     # Kinds first, so that a key set by another override is not dropped with the file's.
     for change in sorted(changes, key=lambda text: ".kind=" not in text):
         try:
-            data = _override(data, change, schema)
+            key, equals, text = change.partition("=")
+            if not equals:
+                raise ConfigError("must read dotted.key=value, such as train.steps=100")
+            data = with_key(data, key, yaml_text.parse(text), schema)
         except ConfigError as error:
-            problems[changes[change]] = str(error)
-        else:
-            applied.append(change)
+            problems[change] = str(error)
     try:
-        section = schema.model_validate(data)
+        section = schema.model_validate(data, context=context)
     except pydantic.ValidationError as error:
-        texts: dict[str, str] = {}
-        for details in error.errors(include_url=False):
-            key, text = _explain(details, schema)
-            if details["type"] == "too_short" and any(
-                other.startswith(f"{key}.") for other in texts
-            ):
-                continue  # pydantic counts only elements that are right
-            if key not in texts:
-                texts[key] = text
-            elif _is_choice(_locate(details["loc"], schema)[1]):
-                texts[key] += f"; or {text}"  # there is an error for each type
-        for key, text in texts.items():
-            blamed = [f" ({changes[c]})" for c in applied if _touches(c, key)]
-            problems.setdefault(key, text + "".join(blamed))
+        problems |= problems_of(error, data, schema)
     else:
         if not problems:
             return section
@@ -81,148 +68,114 @@ def listed(source: str, problems: Mapping[str, str]) -> ConfigError:
     )
 
 
-_BY_KEY = "search"
-"""The section whose keys are dotted keys."""
+def problems_of(
+    error: pydantic.ValidationError, data: Any, schema: Any = None
+) -> dict[str, str]:
+    """Returns pydantic's texts by dotted key; a key of several types has one of each.
+
+    Args:
+      error: what pydantic raised.
+      data: what it validated.
+      schema: section that it validated for, which says the keys that are known.
+    """
+    problems: dict[str, str] = {}
+    for details in error.errors(include_url=False):
+        keys, section = _followed(details, data)
+        match details["type"]:
+            case "extra_forbidden" | "unexpected_keyword_argument":
+                known = _keys_at(schema, keys[:-1], section.get("kind"))
+                text = f"unknown key; {nearest(str(keys[-1]), known)}"
+            case "missing":
+                text = "missing, must be set"
+            case "value_error":
+                text = details["msg"].removeprefix("Value error, ")
+            case _:
+                _, should, rule = details["msg"].partition(" should ")
+                rule = f"must {rule}" if should else details["msg"]
+                text = f"{short(details['input'])} given, {rule}"
+        key = ".".join(map(str, keys))
+        if problems.setdefault(key, text) != text:
+            problems[key] += f"; or {text}"
+    return problems
 
 
-def _override(data: Any, override: str, schema: type[Config]) -> dict[str, Any]:
-    """Returns a copy of the mapping with one ``dotted.key=value`` applied."""
-    key, equals, text = override.partition("=")
-    section, dot, inner = key.partition(".")
-    keys = [section, inner] if dot and section == _BY_KEY else key.split(".")
-    if not (equals and all(keys)):
-        raise ConfigError("must read dotted.key=value, such as train.steps=100")
-    _, holder = _locate(keys[:-1], schema)
-    return _set(data, keys, yaml_text.parse(text), sections(holder))
+def with_key(data: Any, key: str, value: Any, schema: type[Config]) -> Any:
+    """Returns a copy of a mapping with the value of a dotted key set. A new ``kind`` of
+    a section drops the keys that only the old kind has.
+
+    Raises:
+      ConfigError: if the key lies in something that is no mapping.
+    """
+    # Keys of this section are dotted themselves.
+    keys = key.split(".", 1 if key.startswith("search.") else -1)
+    if not all(keys):
+        raise ConfigError(f"{key!r} is no dotted key, must be such as train.steps")
+    return _set(data, keys, value, schema, keys[:-1])
 
 
 def _set(
-    section: Any, keys: Sequence[str], value: Any, choices: Sequence[type[Config]]
-) -> dict[str, Any]:
-    """Returns a copy with one value set; a copy, as YAML aliases may share the
-    original.
-
-    ``choices`` are the sections that the innermost mapping may be.
-    """
+    section: Any, keys: Sequence[str], value: Any, schema: Any, path: Sequence[str]
+) -> Any:
+    """As ``with_key``; a copy, as YAML aliases may share the original."""
     key, *rest = keys
-    if section is None:
-        section = {}
+    section = {} if section is None else section
     if not isinstance(section, dict):
         raise ConfigError(f"cannot set {key!r} in {short(section)}, not a mapping")
     if rest:
-        value = _set(section.get(key), rest, value, choices)
-        return section | {key: value}
-    fields = {k: v for cls in choices for k, v in cls.keys_by_kind().items()}
-    if key == "kind" and len(fields) > 1:
-        # Of functions and classes by name, which ``MODULE:NAME`` stands for.
-        named = next((keys for kind, keys in fields.items() if ":" in kind), {})
-        before = str(section.get(key))
-        old, new = fields.get(before, named), fields.get(str(value), named)
-        if ":" in before:  # a user's own kind, whose keys no other kind has
+        value = _set(section.get(key), rest, value, schema, path)
+    elif key == "kind":
+        before = section.get("kind")
+        old, new = (_keys_at(schema, path, kind) for kind in (before, value))
+        if ":" in str(before):  # a user's own, whose keys no other kind has
             old = section
         section = {k: v for k, v in section.items() if k not in old or k in new}
     return section | {key: value}
 
 
-def _locate(location: Iterable[str | int], annotation: Any) -> tuple[str, Any]:
-    """Follows a pydantic error location, or the keys of an override, into a schema.
+def _keys_at(schema: Any, path: Sequence[Any], kind: Any) -> Collection[str]:
+    """Returns the keys that the section at a path has if it is of this kind."""
+    for key in path:
+        fields = {n: f for s in sections(schema) for n, f in _fields(s).items()}
+        below = fields[key].annotation if key in fields else None
+        schema = _element(schema) or below
+    known = (
+        each.keys_of(kind) if issubclass(each, Config) else _fields(each).keys()
+        for each in sections(schema)
+    )
+    return next(filter(None, known), ())
+
+
+def _fields(section: Any) -> Mapping[Any, FieldInfo]:
+    return section.__pydantic_fields__
+
+
+def _element(annotation: Any) -> Any:
+    """Returns the annotation of what a mapping or list holds; None of all else."""
+    for choice in (annotation, *get_args(annotation)):
+        origin = get_origin(choice)
+        if isinstance(origin, type) and issubclass(origin, Collection):
+            return get_args(choice)[issubclass(origin, Mapping)]
+    return None
+
+
+def _followed(details: Any, data: Any) -> tuple[list[Any], Any]:
+    """Follows a pydantic location in the data.
 
     Returns:
-      The dotted key, without pydantic's additions to a location (the ``kind`` or type
-      chosen, "[key]"), and the annotation there, or of the section around it if it has
-      none.
+      Its keys, without what pydantic adds, such as the kind or type that it tried; and
+      the mapping or list around the last one.
     """
-    keys = []
-    for component in location:
-        choices = _schemas(annotation)
-        chosen = [
-            cls for cls in choices if len(choices) > 1 and kind_of(cls) == component
-        ]
-        if chosen:
-            (annotation,) = chosen
+    keys, around = [], data
+    for i, key in enumerate(details["loc"]):
+        is_key = isinstance(data, Mapping) and key in data
+        if is_key or (isinstance(data, Sequence) and isinstance(key, int)):
+            around, data = data, data[key]
+        elif details["type"] != "missing" or i + 1 < len(details["loc"]):
             continue
-        if component == "[key]" or (not choices and _is_choice(annotation)):
-            continue
-        keys.append(str(component))
-        if get_origin(annotation) is Mapping:
-            annotation = get_args(annotation)[1]
-        elif len(choices) == 1 and component in _fields(choices[0]):
-            annotation = _fields(choices[0])[component].annotation
-    return ".".join(keys), annotation
-
-
-def _schemas(annotation: Any) -> list[Any]:
-    """Returns the sections, or pydantic's dataclasses, that a field may hold."""
-    if hasattr(annotation, "__pydantic_fields__"):
-        return [annotation]
-    return [schema for inner in get_args(annotation) for schema in _schemas(inner)]
-
-
-def _is_choice(annotation: Any) -> bool:
-    """Says whether a field may hold values of several types, but for ``None``."""
-    types = [kind for kind in get_args(annotation) if kind is not NoneType]
-    return get_origin(annotation) in (Union, UnionType) and len(types) > 1
-
-
-def _fields(schema: Any) -> Mapping[Any, FieldInfo]:
-    return schema.__pydantic_fields__
-
-
-def _explain(error: Mapping[str, Any], schema: type[Config]) -> tuple[str, str]:
-    """Returns the dotted key of a pydantic error, and the problem in words of ours."""
-    key, annotation = _locate(error["loc"], schema)
-    value = short(error["input"])
-    choices = _schemas(annotation)
-    kinds = " or ".join(repr(kind_of(cls)) for cls in choices if len(choices) > 1)
-    keys = (
-        f"kind: {kinds}" if kinds else ", ".join(_fields(choices[0]) if choices else ())
-    )
-    if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
-        return key, f"{value} given as a key, must be text: put it in quotes"
-    match error["type"]:
-        case "extra_forbidden" | "unexpected_keyword_argument":
-            hint = nearest(str(error["loc"][-1]), _fields(choices[0]))
-            return key, f"unknown key; {hint}"
-        case "union_tag_not_found" if not isinstance(error["input"], Mapping):
-            return key, f"{value} given, must be a mapping with {keys}"
-        case "missing" if not kinds:
-            return key, f"missing, must be set{_meaning(error['loc'], schema)}"
-        case "missing" | "union_tag_not_found":
-            return f"{key}.kind" if kinds else key, f"missing, must be {kinds or 'set'}"
-        case "union_tag_invalid":
-            value = short(error["input"]["kind"])
-            return f"{key}.kind", f"{value} given, must be {kinds}"
-        case "value_error":
-            return key, str(error["ctx"]["error"])
-        case "model_type" | "model_attributes_type" | "dataclass_type":
-            return key, f"{value} given, must be a mapping with {keys}"
-        case "dict_type":
-            each = f", each with {keys}" if keys else ""
-            return key, f"{value} given, must be a mapping by name{each}"
-        case "tuple_type":
-            return key, f"{value} given, must be a list, such as [{value}]"
-        case "too_short" if not error["input"]:
-            return key, f"{value} given, must not be empty"
-    _, should, rule = error["msg"].partition(" should ")  # "Input should be …"
-    return key, f"{value} given, {f'must {rule}' if should else error['msg']}"
-
-
-def _meaning(location: Sequence[str | int], schema: type[Config]) -> str:
-    """Returns what the schema says of the key at a pydantic error location, to end a
-    message with, or "" if it says nothing."""
-    _, annotation = _locate(location[:-1], schema)
-    for section in sections(annotation):
-        if field := section.model_fields.get(str(location[-1])):
-            return f": {field.description}" if field.description else ""
-    return ""
-
-
-def _touches(override: str, key: str) -> bool:
-    """Says whether an override sets the key, something in it, or something around
-    it."""
-    ours, theirs = override.partition("=")[0].split("."), key.split(".")
-    shorter = min(len(ours), len(theirs))
-    return ours[:shorter] == theirs[:shorter]
+        else:
+            around = data
+        keys.append(key)
+    return keys, around
 
 
 def short(value: Any) -> str:

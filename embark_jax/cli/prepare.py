@@ -217,8 +217,7 @@ def _prepare_yambda(
     from embark_jax.data.pipeline import Workers, cores
     from embark_jax.data.prepare import yambda, yambda_samples
 
-    changes = {override: f"argument {override!r}" for override in overrides}
-    options = validated(yambda_samples.Options, {}, changes, YAMBDA)
+    options = validated(yambda_samples.Options, {}, overrides, YAMBDA)
     with progress_bars() as progress:
         threads = Workers(workers or cores(), progress)
         manifest = yambda.prepare(raw, out, options, made_from, threads)
@@ -372,8 +371,7 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
         described = yaml_text.parse(text) or {}
     except ConfigError as error:
         raise ConfigError(f"{file}, {error}") from None
-    changes = {override: f"argument {override!r}" for override in overrides}
-    return validated(Columns, described, changes, str(file or "columns"))
+    return validated(Columns, described, overrides, str(file or "columns"))
 
 
 def _show(report: Report) -> None:

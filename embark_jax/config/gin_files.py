@@ -1,214 +1,128 @@
-"""Reads a gin file into the nested mapping that the same config gives in YAML.
+"""Reads a gin file: flat keys, macros and includes.
 
-The names are those of the schema: ``TrainConfig.steps = 100`` sets ``train.steps``.
-gin-config (https://github.com/google/gin-config) does the parsing. The package does not
-use its runtime: bindings would be global to the process, and an ``import`` would run
-code.
+``train.steps = 100`` sets the key that ``train: {steps: 100}`` sets in YAML, and a name
+that is no key is a macro: ``rate = 0.1``, then ``%rate``. gin-config
+(https://github.com/google/gin-config) does the parsing. The package does not use its
+runtime: bindings would be global to the process, and an ``import`` would run code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import tokenize
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gin import config_parser
 
-from embark_jax._base.config import Config, ConfigError, kind_of, nearest, sections
-from embark_jax.config import ExperimentConfig
+from embark_jax._base.config import ConfigError, nearest
+from embark_jax._base.validation import with_key
+from embark_jax.config.schema import ExperimentConfig
+
+KEYS = ExperimentConfig.model_fields.keys()
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads a gin file and the files that it includes.
-
-    A section that occurs once in the schema (``train``, ``mesh``, ``embedding``, …)
-    needs no reference: binding its class is enough. The path of an include is relative
-    to the file that has the include.
+def read(path: Path) -> Any:
+    """Reads a gin file and the files that it includes; a later binding replaces an
+    earlier one. The path of an include is relative to the file that has it.
 
     Returns:
-      The nested mapping, unvalidated, and the problems found so far by dotted key.
+      The nested mapping that the same config gives in YAML, unvalidated.
 
     Raises:
-      ConfigError: if the file breaks gin's syntax, is empty, or refers to itself.
+      ConfigError: if the file breaks gin's syntax, is empty, refers to itself, has an
+        import, a reference or a scope, or a macro that nothing names.
       OSError: if it or an included file cannot be read.
     """
     bindings = _Bindings()
+    data: Any = {}
     try:
         bindings.read(path)
-        data = bindings.section(ExperimentConfig, scope="", key="")
+        for key, value in bindings.values:
+            data = with_key(data, key, bindings.resolved(value), ExperimentConfig)
     except RecursionError:
+        raise ConfigError(f"{path}: an include or macro leads back to itself") from None
+    for name in bindings.macros.keys() - bindings.named:
         raise ConfigError(
-            f"{path}: an include, macro or reference leads back to itself"
-        ) from None
-    if not (bindings.values or bindings.problems):
-        raise ConfigError(f"{path}: is empty, must bind at least ExperimentConfig.data")
-    bindings.check_all_used()
-    return data, bindings.problems
+            f"{path}: {name} is no key, and no macro that a value names; "
+            + nearest(name, {*KEYS, *bindings.named})
+        )
+    if not data:
+        raise ConfigError(f"{path}: is empty, must set at least data.kind")
+    return data
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reference:
-    """A reference ``@scope/Class()``, or ``@scope/Class`` that is not called."""
-
-    name: str
-    called: bool
-
-    def __str__(self):
-        return f"@{self.name}{'()' if self.called else ''}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Macro:
-    """A macro ``%name``."""
-
-    name: str
+class _Macro(str):
+    """The name of a macro, ``%name``."""
 
 
 class _Bindings(config_parser.ParserDelegate):
-    """The bindings of a gin file and its includes; a later one replaces an earlier one.
+    """The bindings of a gin file and its includes.
 
     Attributes:
-      values: bound values by scope ("a/b", or "" for none) and class name.
+      values: pairs of dotted key and value, in order.
       macros: values by name.
-      used: scopes and class names that some reference reads, even one that was
-        replaced: a file may include another and choose a different model.
-      problems: text by dotted key.
+      named: macros that a value names.
     """
 
     def __init__(self):
-        self.values: dict[tuple[str, str], dict[str, Any]] = {}
+        self.values: list[tuple[str, Any]] = []
         self.macros: dict[str, Any] = {}
-        self.used: set[tuple[str, str]] = set()
-        self.problems: dict[str, str] = {}
+        self.named: set[str] = set()
 
-    def configurable_reference(self, scoped_configurable_name, evaluate):
-        scope, _, name = scoped_configurable_name.rpartition("/")
-        self.used.update((outer, name) for outer in _enclosing(scope))
-        return _Reference(scoped_configurable_name, evaluate)
+    def configurable_reference(self, scoped_configurable_name, evaluate) -> NoReturn:
+        raise SyntaxError(
+            f"@{scoped_configurable_name} given, must be a value: a section has no "
+            "name, set its keys"
+        )
 
     def macro(self, macro_name):
+        self.named.add(macro_name)
         return _Macro(macro_name)
 
     def read(self, path: Path) -> None:
-        for statement in _statements(path, self):
-            match statement:
-                case config_parser.BindingStatement(scope, name, "", value):
-                    self.macros[f"{scope}/{name}" if scope else name] = value
-                case config_parser.BindingStatement(scope, name, argument, value, at):
-                    if name in _CLASSES:
-                        self.values.setdefault((scope, name), {})[argument] = value
-                    else:
-                        self.problems[f"{name}.{argument}"] = (
-                            f"{path}, line {at.line_num}: unknown class {name}; "
-                            + nearest(name, _CLASSES)
-                        )
-                case config_parser.IncludeStatement(filename):
-                    self.read(path.parent / filename)
-                case config_parser.ImportStatement(location=at):
-                    self.problems[statement.format()] = (
-                        f"{path}, line {at.line_num}: an import would run code, which "
-                        "a config may not; remove it, the config classes are known"
-                    )
+        """Reads one file, and those that it includes."""
+        try:
+            for statement in config_parser.ConfigParser(path.read_text("utf-8"), self):
+                self._add(path, statement)
+        except SyntaxError as error:
+            message = error.msg.splitlines()[-1].strip()  # the rest are internals
+            where = f"{path}, line {error.lineno}" if error.lineno else path
+            raise ConfigError(f"{where}: gin syntax error: {message}") from None
+        except tokenize.TokenError as error:  # a bracket or string left open
+            message, (line, _) = error.args
+            raise ConfigError(
+                f"{path}, line {line}: gin syntax error: {message}"
+            ) from None
 
-    def section(self, cls: type[Config], scope: str, key: str) -> dict[str, Any]:
-        """Returns the bindings of a class as seen from a scope, with references
-        resolved."""
-        values = {}
-        for outer in _enclosing(scope):
-            self.used.add((outer, cls.__name__))
-            values |= self.values.get((outer, cls.__name__), {})
-        for name, field in cls.model_fields.items():
-            if (inner := sections(field.annotation)) == [field.annotation]:
-                values.setdefault(name, _Reference(inner[0].__name__, True))
-        return {
-            name: self.resolve(
-                value, scope, f"{key}.{name}".lstrip("."), _choices(cls, name)
-            )
-            for name, value in values.items()
-        }
+    def _add(self, path: Path, statement: Any) -> None:
+        match statement:
+            case config_parser.BindingStatement("", name, "", value) if (
+                name not in KEYS
+            ):
+                self.macros[name] = value
+            case config_parser.BindingStatement(scope, section, name, value):
+                keys = filter(None, (scope, section, name))
+                self.values.append((".".join(keys), value))
+            case config_parser.IncludeStatement(filename):
+                self.read(path.parent / filename)
+            case config_parser.ImportStatement(location=at):
+                raise ConfigError(
+                    f"{path}, line {at.line_num}: an import would run code, which a "
+                    "config may not"
+                )
 
-    def resolve(
-        self, value: Any, scope: str, key: str, choices: list[type[Config]]
-    ) -> Any:
-        """Returns a bound value as plain data; ``choices`` are the sections it may
-        name."""
+    def resolved(self, value: Any) -> Any:
+        """Returns a value with what its macros stand for."""
         match value:
-            case _Macro(name):
-                if name not in self.macros:
-                    hint = nearest(name, self.macros)
-                    self.problems[key] = f"%{name} given, but no such macro; {hint}"
-                    return None
-                return self.resolve(self.macros[name], scope, key, choices)
-            case _Reference(name, called):
-                inner, _, name = name.rpartition("/")
-                if not called or name not in {cls.__name__ for cls in choices}:
-                    references = [f"@{cls.__name__}()" for cls in choices]
-                    rule = " or ".join(references) or "a value, not a reference"
-                    self.problems[key] = f"{value} given, must be {rule}"
-                    return None
-                cls = _CLASSES[name]
-                bound = self.section(cls, inner or scope, key)
-                return {"kind": kind_of(cls)} | bound if len(choices) > 1 else bound
+            case _Macro():
+                if value not in self.macros:
+                    raise ConfigError(
+                        f"%{value} given, but no such macro; "
+                        + nearest(value, self.macros)
+                    )
+                return self.resolved(self.macros[value])
             case dict():
-                return {
-                    name: self.resolve(item, scope, f"{key}.{name}", choices)
-                    for name, item in value.items()
-                }
+                return {key: self.resolved(item) for key, item in value.items()}
             case list() | tuple():
-                return [
-                    self.resolve(item, scope, f"{key}.{index}", choices)
-                    for index, item in enumerate(value)
-                ]
+                return [self.resolved(item) for item in value]
         return value
-
-    def check_all_used(self) -> None:
-        """Adds a problem for each binding that no reference reads."""
-        used = ["/".join(filter(None, reference)) for reference in self.used]
-        for scope, name in self.values:
-            if (scope, name) in self.used:
-                continue
-            reference = f"{scope}/{name}" if scope else name
-            self.problems[reference] = (
-                f"is bound, but nothing refers to @{reference}(); "
-                f"{nearest(reference, used)}"
-            )
-
-
-def _statements(path: Path, bindings: _Bindings) -> Iterator[Any]:
-    """Yields the statements of one file; gin's syntax errors become ``ConfigError``."""
-    try:
-        yield from config_parser.ConfigParser(path.read_text("utf-8"), bindings)
-    except SyntaxError as error:
-        message = error.msg.splitlines()[-1].strip()  # the lines above are internals
-        raise ConfigError(
-            f"{path}, line {error.lineno}: gin syntax error: {message}"
-        ) from None
-    except tokenize.TokenError as error:  # a bracket or string left open
-        message, (line, _) = error.args
-        raise ConfigError(f"{path}, line {line}: gin syntax error: {message}") from None
-
-
-def _enclosing(scope: str) -> list[str]:
-    """Turns ``"a/b"`` into ``["", "a", "a/b"]``: outermost first; inner bindings
-    win."""
-    names = scope.split("/") if scope else []
-    return ["/".join(names[:depth]) for depth in range(len(names) + 1)]
-
-
-def _choices(cls: type[Config], name: str) -> list[type[Config]]:
-    field = cls.model_fields.get(name)
-    return sections(field.annotation) if field else []
-
-
-def _classes(cls: type[Config]) -> dict[str, type[Config]]:
-    """Returns a section and all sections below it, by class name."""
-    classes = {cls.__name__: cls}
-    for name in cls.model_fields:
-        for inner in _choices(cls, name):
-            classes |= _classes(inner)
-    return classes
-
-
-_CLASSES = _classes(ExperimentConfig)

@@ -150,9 +150,9 @@ class EmbeddingOptimizerConfig(_with_parameters()):
     that is not set has the default of the rule."""
 
     @classmethod
-    def keys_by_kind(cls):
-        common = _AnyRuleConfig.model_fields.keys()
-        return {kind: common | types.keys() for kind, types in PARAMETERS.items()}
+    def keys_of(cls, kind: Any):
+        own = PARAMETERS.get(str(kind or kind_of(cls)), {})
+        return _AnyRuleConfig.model_fields.keys() | own.keys()
 
     @model_validator(mode="before")
     @classmethod
@@ -180,7 +180,7 @@ class EmbeddingOptimizerConfig(_with_parameters()):
 
 
 def _check_parameters(kind: str, names: Iterable[str]) -> None:
-    keys = EmbeddingOptimizerConfig.keys_by_kind()[kind]
+    keys = EmbeddingOptimizerConfig.keys_of(kind)
     for name in names:
         if name not in keys:
             takes = ", ".join(PARAMETERS[kind]) or "none"
@@ -219,7 +219,7 @@ class TableOptimizerConfig(_unset()):
         kind = own.get("kind", shared.kind)
         _check_parameters(kind, own)
         same = kind == shared.kind
-        keys = shared.keys_by_kind()[kind] if same else _AnyRuleConfig.model_fields
+        keys = shared.keys_of(kind) if same else _AnyRuleConfig.model_fields
         return EmbeddingOptimizerConfig.model_validate(
             {k: v for k, v in shared.model_dump().items() if k in keys} | own
         )
@@ -274,10 +274,11 @@ class DenseOptimizerConfig(Config):
         )
 
     @classmethod
-    def keys_by_kind(cls):
+    def keys_of(cls, kind: Any):
         own = {name for defaults in _DENSE_DEFAULTS.values() for name in defaults}
-        common = cls.model_fields.keys() - own
-        return {kind: common | names.keys() for kind, names in _DENSE_DEFAULTS.items()}
+        kind = str(kind or kind_of(cls))
+        named = _DENSE_DEFAULTS.get(kind, _DENSE_DEFAULTS[OWN_KIND])
+        return cls.model_fields.keys() - own | named.keys()
 
     @model_validator(mode="before")
     @classmethod

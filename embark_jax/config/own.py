@@ -32,23 +32,33 @@ class OwnConfig(Config):
     kind: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = OWN_KIND
     """Module and name, such as my_package.my_module:Name."""
 
+    @classmethod
+    def keys_of(cls, kind: Any):
+        return {"kind"} if ":" in str(kind) else set()
+
     @property
     def options(self) -> dict[str, Any]:
         """Options that it is called with."""
         return dict(self.model_extra or {})
 
 
-def kind_tag(section: Any) -> str | None:
-    """Chooses among the sections that differ in ``kind``."""
+def one_of(kinds: Iterable[type[Config]]) -> Any:
+    """Returns the type of a section that is any of these, which differ in ``kind``."""
+    kinds = tuple(kinds)
+    tagged = (Annotated[section, Tag(kind_of(section))] for section in kinds)
+    names = " or ".join(repr(kind_of(section)) for section in kinds)
+    chosen = Discriminator(
+        _tag,
+        custom_error_type="kind",
+        custom_error_message=f"Input should be a mapping whose kind is {names}",
+    )
+    return Annotated[functools.reduce(operator.or_, tagged), chosen]
+
+
+def _tag(section: Any) -> str | None:
     mapped_kind = section.get("kind") if isinstance(section, Mapping) else None
     kind = getattr(section, "kind", mapped_kind)
     return OWN_KIND if ":" in str(kind) else kind
-
-
-def one_of(kinds: Iterable[type[Config]]) -> Any:
-    """Returns the type of a section that is any of these, which differ in ``kind``."""
-    tagged = (Annotated[section, Tag(kind_of(section))] for section in kinds)
-    return Annotated[functools.reduce(operator.or_, tagged), Discriminator(kind_tag)]
 
 
 def trusted(folder: Path, kind: str, trust_code: bool) -> None:

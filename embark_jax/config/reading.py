@@ -59,23 +59,21 @@ def load(
     if path.suffix not in readers:
         raise ConfigError(f"{path}: must end in {', '.join(readers)}")
     try:
-        data, problems = readers[path.suffix](path)
+        data = readers[path.suffix](path)
     except OSError as error:
         hint = _shipped_hint(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"{error.filename}: {error.strerror}{hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
-    changes = {override: f"override {override!r}" for override in overrides}
+    changes = list(overrides)
     if point is not None:
-        changes |= {"search=null": "search"}
-        for key, value in point.items():
-            changes[f"{key}={json.dumps(value)}"] = f"tried with {value!r}"
+        tried = (f"{key}={json.dumps(value)}" for key, value in point.items())
+        changes += ["search=null", *tried]
+    source = f"{path} with {', '.join(changes)}" if changes else str(path)
     scales = [change for change in changes if change.startswith("scale=")]
-    for change in scales:
-        del changes[change]
-    source = f"{path} with {', '.join(overrides)}" if overrides else str(path)
-    config = validated(ExperimentConfig, data, changes, source, problems)
+    others = [change for change in changes if change not in scales]
+    config = validated(ExperimentConfig, data, others, source)
     if not scales:
         return config
     try:
@@ -115,7 +113,7 @@ def save(config: ExperimentConfig, path: str | Path) -> None:
     local(path).write_text(dump_yaml(config), "utf-8")
 
 
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text("utf-8")
         data = yaml_text.parse(text)
@@ -129,4 +127,4 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(
             f"{path}: {short(data)} given, must be a mapping of sections (data, …)"
         )
-    return data, {}
+    return data

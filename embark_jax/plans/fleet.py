@@ -221,7 +221,7 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
     data = _read(path)
     if isinstance(data.get("efficiency"), str):
         data["efficiency"] = _read(path.parent / data["efficiency"])
-    file = validated(FleetFile, data, {}, f"fleet: {path}")
+    file = validated(FleetFile, data, (), f"fleet: {path}")
     gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
     fleet = Fleet(
         file.device, nodes, gpus, file.efficiency, file.placeholders, file.shared

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pydantic
 
+from embark_jax._base.validation import problems_of
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.counts import MOST_BATCH, MOST_DEVICES, whole
 from embark_jax.plans.prediction import Prediction
@@ -251,21 +252,8 @@ class Plan:
         try:
             return pydantic.TypeAdapter(cls).validate_json(json.dumps(value))
         except pydantic.ValidationError as error:
-            problems = [*map(_explain, error.errors(include_url=False))]
+            found = problems_of(error, value).items()
+            problems = [f"{key}: {text}" if key else text for key, text in found]
             if more := len(problems[MOST_PROBLEMS:]):
                 problems[MOST_PROBLEMS:] = [f"and {more:,} more"]
             raise ValueError("\n  ".join(["damaged plan:", *problems])) from None
-
-
-def _explain(error: Any) -> str:
-    """Describes one pydantic error in the words of this package."""
-    key = ".".join(map(str, error["loc"]))
-    match error["type"]:
-        case "value_error":
-            return str(error["ctx"]["error"])
-        case "missing":
-            return f"{key}: missing"
-        case "unexpected_keyword_argument":
-            return f"{key}: unknown key"
-    rule = error["msg"].replace("Input should", "must")
-    return f"{key}: {error['input']!r:.80} given, {rule}"

@@ -151,7 +151,7 @@ class Statistics:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{NOT_OURS}: {error}") from None
-        file = validated(_File, data, {}, NOT_OURS)
+        file = validated(_File, data, (), NOT_OURS)
         return cls(
             file.samples,
             file.features,

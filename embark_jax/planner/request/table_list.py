@@ -244,7 +244,7 @@ def read_table_list(text: str) -> TableList:
         raise ConfigError(
             f"{ITEM}: must be a list of tables or a mapping with tables, is {data!r}"
         )
-    listed = validated(TableList, data, {}, ITEM)
+    listed = validated(TableList, data, (), ITEM)
     with config_error_at(ITEM):
         number = sum(table.count for table in listed.tables)
         if number > MOST_TABLES:
