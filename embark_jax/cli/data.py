@@ -40,7 +40,7 @@ def movielens_100k(
     say(f"MovieLens-100k is in {folder}")
 
 
-@app.command("stats", writes=["out", "plot", "figure"])
+@app.command("stats", writes=["out", "plot"])
 def stats(
     config_file: Annotated[
         Path,
@@ -66,13 +66,6 @@ def stats(
             help="Draw accesses and hotness into this picture, such as a .png."
         ),
     ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw in how many of 100 batches each row is, and what share of the "
-            "next batch such rows take, into this picture."
-        ),
-    ] = None,
 ) -> None:
     """Show how often rows are looked up, how long bags are, and how many samples need
     hot rows alone."""
@@ -82,8 +75,8 @@ def stats(
         config = ExperimentConfig(data=PreparedConfig(path=config_file))
     else:
         config = reading.load(config_file, overrides or ())
-    check_outputs({"out": out, "plot": plot, "figure": figure}, config)
-    from embark_jax.run.accesses import recurrence, sample_accesses
+    check_outputs({"out": out, "plot": plot}, config)
+    from embark_jax.run.accesses import sample_accesses
 
     statistics = sample_accesses(
         config,
@@ -102,11 +95,6 @@ def stats(
 
         accesses(statistics).savefig(plot)
         say(f"plot written to {plot}")
-    if figure is not None:
-        from embark_jax.report.figures import recurring_rows
-
-        recurring_rows(recurrence(config)).savefig(figure)
-        say(f"plot written to {figure}")
 
 
 def _show(statistics: Statistics) -> None:
@@ -127,15 +115,6 @@ def _show(statistics: Statistics) -> None:
         accesses = (histogram.rows_seen, histogram.accesses, hottest)
         rows.append((name, table.rows, *accesses, table.zipf_exponent))
     show_table("Accesses of rows", formats, rows)
-    show_table(
-        "Hottest rows of one half of the samples, in the other half",
-        {"table": "", "rows": ",", "hottest there too": ",", "share of accesses": ""},
-        (
-            (name, h.listed, h.agreed, f"{h.share:.2%} ± {h.share_error:.2%}")
-            for name, table in statistics.tables.items()
-            if (h := table.halves) is not None
-        ),
-    )
 
 
 def _show_hot_samples(config: ExperimentConfig, statistics: Statistics) -> None:

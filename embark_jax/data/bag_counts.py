@@ -92,22 +92,6 @@ def rarest_accesses(
     return rarest
 
 
-def seen_in_batches(
-    batches: Iterable[Batch], features: Sequence[FeatureSpec]
-) -> dict[str, Counts]:
-    """Returns the rows of each table, and in how many of the batches each occurs."""
-    by_table: dict[str, BagCounter] = {f.table: BagCounter() for f in features}
-    for batch in batches:
-        for table, counter in by_table.items():
-            ids = [
-                np.asarray(batch.ids[f.name]).ravel()
-                for f in features
-                if f.table == table
-            ]
-            counter.add(np.unique(np.concatenate(ids))[:, None])
-    return {table: counter.counts() for table, counter in by_table.items()}
-
-
 def seen_before(ids: np.ndarray, counts: Counts) -> np.ndarray:
     """Returns how often each of the ``[…]`` ids was counted."""
     unique_ids, seen = counts

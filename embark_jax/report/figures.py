@@ -10,7 +10,6 @@ from embark_jax._base.memory import byte_unit
 from embark_jax.plans.plan import Plan
 from embark_jax.report import summary
 from embark_jax.statistics.accesses import Statistics
-from embark_jax.statistics.recurrence import Recurrence
 
 MOST_CURVES = 10
 """Tables that are drawn: those with the most accesses. More cannot be told apart."""
@@ -59,22 +58,6 @@ def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="ids a bag")
     axes.legend(fontsize="small")
-
-
-def recurring_rows(recurrence: Recurrence) -> Figure:
-    """Draws the rows by the number of batches that contain them, and what share of the
-    next batch's accesses each class takes."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    rows_axes, share_axes = figure.subplots(1, 2)
-    names, rows, shares = zip(*recurrence.classes(), strict=True)
-    rows_axes.bar(names, rows)
-    rows_axes.set(yscale="log", ylabel="rows")
-    share_axes.bar(names, shares)
-    share_axes.set(ylabel="share of the next batch's accesses")
-    for axes in (rows_axes, share_axes):
-        axes.set_xlabel(f"batches with the row, of {len(recurrence.rows) - 1}")
-        axes.tick_params(axis="x", rotation=45)
-    return figure
 
 
 def table_devices(plan: Plan) -> Figure | None:

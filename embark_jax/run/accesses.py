@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from embark_jax._base.config import ConfigError
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import bag_counts
-from embark_jax.plans.tables import PADDING_ID, FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run.dataset import batch_checker, read_dataset
 from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
-from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import BIN_RATIO, Histogram
-from embark_jax.statistics.recurrence import Recurrence
 
 Progress = Callable[[Sequence[int]], Iterable[int]]
 
@@ -66,49 +63,17 @@ def sample_accesses(
         len(steps) * size,
         {f.name: _feature_access([half[f.name] for half in halves]) for f in features},
         {
-            table.name: _table_access(
-                table.rows, [counts[table.name] for counts in counted]
+            table.name: TableAccess(
+                table.rows,
+                Histogram.from_counts(
+                    *bag_counts.merge(counts[table.name] for counts in counted)
+                ),
             )
             for table in tables
             if not table.is_dynamic
         },
         _binned(np.concatenate(rarest)),
     )
-
-
-def recurrence(config: ExperimentConfig, batches: int = 100) -> Recurrence:
-    """Returns in how many of the first batches of an epoch each row is, and the
-    accesses of the batch after them.
-
-    Raises:
-      ConfigError: if the config does not fit the dataset, or it has too few batches.
-      DataError: if the dataset is missing or damaged, or a sample is bad.
-    """
-    dataset, _, tables, features = read_dataset(config)
-    size = config.train.batch_size
-    if (batches + 1) * size > dataset.train_samples:
-        raise ConfigError(
-            f"train.batch_size is {size:,}: {batches + 1} batches are more than the "
-            f"{dataset.train_samples:,} training samples; lower it"
-        )
-    check = batch_checker(config, dataset, tables, features)
-    seen = bag_counts.seen_in_batches(
-        (check(dataset.train_batch(step, size)) for step in range(batches)), features
-    )
-    rows = np.zeros(batches + 1, np.int64)
-    for table in tables:
-        in_batches = np.bincount(seen[table.name][1], minlength=batches + 1)
-        # A dynamic table has as many rows as keys were seen.
-        of_table = 0 if table.is_dynamic else table.rows - in_batches.sum()
-        rows += in_batches
-        rows[0] += of_table
-    following = check(dataset.train_batch(batches, size))
-    accesses = np.zeros(batches + 1, np.int64)
-    for feature in features:
-        ids = np.asarray(following.ids[feature.name])
-        times = bag_counts.seen_before(ids[ids != PADDING_ID], seen[feature.table])
-        accesses += np.bincount(times, minlength=batches + 1)
-    return Recurrence(rows, accesses)
 
 
 def _counts_of(
@@ -129,12 +94,6 @@ def _feature_access(halves: Sequence[bag_counts.BagCounter]) -> FeatureAccess:
         max(half.max_hotness for half in halves),
         len(bag_counts.merge(half.counts() for half in halves)[0]),
     )
-
-
-def _table_access(rows: int, halves: Sequence[bag_counts.Counts]) -> TableAccess:
-    """Returns the accesses of a table's rows, as each half of a sample counted them."""
-    histogram = Histogram.from_counts(*bag_counts.merge(halves))
-    return TableAccess(rows, histogram, HalfAgreement.from_counts(*halves))
 
 
 def _binned(rarest: np.ndarray) -> tuple[tuple[int, int], ...]:

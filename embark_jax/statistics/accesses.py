@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal
 
-import pydantic
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config, ConfigError
 from embark_jax._base.validation import validated
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.statistics.agreement import HalfAgreement
 from embark_jax.statistics.histogram import Histogram
 
-VERSION = 1
+VERSION = 2
 NOT_OURS = "not statistics of `embark data stats`"
 
 
@@ -42,12 +40,27 @@ class TableAccess:
     Attributes:
       rows: rows of the table.
       histogram: histogram of its accesses.
-      halves: how sure it is which rows are hot; None if that is not known.
     """
 
     rows: PositiveInt
     histogram: Histogram
-    halves: HalfAgreement | None = None
+
+    def __post_init__(self):
+        """Raises ``ValueError`` if so many rows cannot have such a histogram."""
+        histogram = self.histogram
+        counts = [accesses for _, accesses in histogram.hottest]
+        if not (
+            histogram.rows_seen <= self.rows
+            and all(row < self.rows for row, _ in histogram.hottest)
+            and len(counts) <= histogram.rows_seen
+            and sum(counts) <= histogram.accesses
+            and all(rows <= accesses for rows, accesses in histogram.bins)
+        ):
+            raise ValueError(
+                f"{histogram.rows_seen} rows seen {histogram.accesses} times, the "
+                f"{len(counts)} hottest of them {sum(counts)} times, cannot be of "
+                f"{self.rows} rows"
+            )
 
     @property
     def zipf_exponent(self) -> float:
@@ -123,22 +136,7 @@ class Statistics:
 
     def to_json(self) -> str:
         """Returns the statistics as JSON; ``from_json`` is the inverse."""
-        value: dict[str, Any] = {"version": VERSION, "samples": self.samples}
-        value["features"] = {
-            name: dataclasses.asdict(access) for name, access in self.features.items()
-        }
-        value["tables"] = {
-            name: {
-                "rows": access.rows,
-                "zipf_exponent": round(access.zipf_exponent, 3),
-                "bins": access.histogram.bins,
-                "hottest": access.histogram.hottest,
-                "halves": access.halves and dataclasses.asdict(access.halves),
-            }
-            for name, access in self.tables.items()
-        }
-        value["rarest"] = self.rarest
-        return json.dumps(value)
+        return json.dumps({"version": VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Statistics:
@@ -152,59 +150,15 @@ class Statistics:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{NOT_OURS}: {error}") from None
         file = validated(_File, data, (), NOT_OURS)
-        return cls(
-            file.samples,
-            file.features,
-            {
-                name: TableAccess(
-                    table.rows, Histogram(table.bins, table.hottest), table.halves
-                )
-                for name, table in file.tables.items()
-            },
-            file.rarest,
-        )
+        return cls(file.samples, file.features, file.tables, file.rarest)
 
 
 NO_STATISTICS = Statistics()
 
 
-class _Table(Config):
-    rows: PositiveInt
-    zipf_exponent: NonNegativeFloat
-    """For the reader only; the planner takes the bins."""
-    bins: tuple[tuple[PositiveInt, PositiveInt], ...]
-    hottest: tuple[tuple[NonNegativeInt, PositiveInt], ...]
-    halves: HalfAgreement | None = None
-
-    @pydantic.model_validator(mode="after")
-    def _adds_up(self):
-        rows = sum(rows for rows, _ in self.bins)
-        accesses = sum(accesses for _, accesses in self.bins)
-        hottest = sum(accesses for _, accesses in self.hottest)
-        if not (
-            rows <= self.rows
-            and all(id < self.rows for id, _ in self.hottest)
-            and len(self.hottest) <= rows
-            and hottest <= accesses
-            and all(rows <= accesses for rows, accesses in self.bins)
-        ):
-            raise ValueError(
-                f"{rows} rows seen {accesses} times, the {len(self.hottest)} hottest "
-                f"of them {hottest} times, cannot be of {self.rows} rows"
-            )
-        return self
-
-
 class _File(Config):
-    version: PositiveInt
+    version: Literal[2]
     samples: NonNegativeInt
     features: dict[str, FeatureAccess]
-    tables: dict[str, _Table]
+    tables: dict[str, TableAccess]
     rarest: tuple[tuple[NonNegativeInt, PositiveInt], ...] = ()
-
-    @pydantic.field_validator("version")
-    @classmethod
-    def _check_version(cls, version: int) -> int:
-        if version != VERSION:
-            raise ValueError(f"is {version}, must be {VERSION}")
-        return version

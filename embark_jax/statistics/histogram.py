@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
 
 from embark_jax.statistics.skew import Zipf, intervals, row_probabilities
 
@@ -40,8 +41,8 @@ class Histogram:
       hottest: ``(id, accesses)`` of the most frequent rows.
     """
 
-    bins: tuple[tuple[int, int], ...]
-    hottest: tuple[tuple[int, int], ...]
+    bins: tuple[tuple[PositiveInt, PositiveInt], ...]
+    hottest: tuple[tuple[NonNegativeInt, PositiveInt], ...]
 
     @classmethod
     def from_counts(cls, ids: np.ndarray, counts: np.ndarray) -> Histogram:
@@ -95,15 +96,11 @@ class Histogram:
         shares = shares + (self.accesses - accesses.sum()) * held / rows
         return shares / shares.sum()
 
-    @property
+    @functools.cached_property
     def in_order(self) -> bool:
         """Says whether rows are numbered by frequency, as those of vocabularies are:
         then most of the k most frequent rows are among the first 2 k. In any other
         order at most a quarter of them is; k is an eighth of the rows seen."""
-        return self._in_order
-
-    @functools.cached_property
-    def _in_order(self) -> bool:
         hottest = self.hottest[: max(1, self.rows_seen // 8)]
         ids = np.array(hottest, np.int64).reshape(-1, 2)[:, 0]
         return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False

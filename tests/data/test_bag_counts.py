@@ -3,14 +3,11 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 
 from embark_jax.config import ExperimentConfig, TrainConfig
 from embark_jax.data import bag_counts
 from embark_jax.run.accesses import sample_accesses
 from embark_jax.run.dataset import read_dataset
-from embark_jax.statistics.agreement import HalfAgreement
-from embark_jax.statistics.histogram import MOST_HOTTEST
 
 
 def test_bags_by_hand():
@@ -62,46 +59,6 @@ def test_a_table_counts_the_ids_of_all_its_features():
     assert found.features["items"].max_hotness == 3
     assert found.features["city"].ids_seen == len(np.unique(batch.ids["city"]))
     assert found.problems(*read_dataset(config)[2:]) == []
-    # The hottest rows of samples 0, 2, …, among 1, 3, …
-    one, other = (
-        Counter(np.concatenate([batch.ids[n][i::2].ravel() for n in ("item", "items")]))
-        for i in (0, 1)
-    )
-    del one[-1], other[-1]
-    taken = sum(other[row] for row in one) / other.total()
-    error = (taken * (1 - taken) / other.total()) ** 0.5
-    halves = found.tables["item"].halves
-    assert halves
-    assert halves.listed == len(one)
-    assert halves.agreed == len(one.keys() & other.keys())
-    assert (halves.share, halves.share_error) == pytest.approx((taken, error))
-
-
-def test_halves_tell_chance_from_skew():
-    """Where no row is hotter than others, they agree by chance on few of many rows; a
-    power law gives its own share, within four standard errors."""
-    rng, rows = np.random.default_rng(0), 50_000
-
-    def half(probability):
-        counts = rng.multinomial(100_000, probability)
-        return np.flatnonzero(counts), counts[counts > 0]
-
-    even = np.full(rows, 1 / rows)
-    skewed = np.arange(1, rows + 1) ** -1.2
-    skewed /= skewed.sum()
-    chance = HalfAgreement.from_counts(half(even), half(even))
-    assert chance
-    assert chance.listed == MOST_HOTTEST
-    assert chance.agreed < MOST_HOTTEST / 10
-    assert abs(chance.share - MOST_HOTTEST / rows) < 4 * chance.share_error
-    first = half(skewed)
-    sure = HalfAgreement.from_counts(first, half(skewed))
-    assert sure
-    assert sure.agreed > MOST_HOTTEST / 2
-    hottest = first[0][np.argsort(-first[1], kind="stable")[:MOST_HOTTEST]]
-    assert abs(sure.share - skewed[hottest].sum()) < 4 * sure.share_error
-    nothing = np.zeros(0, int), np.zeros(0, int)
-    assert HalfAgreement.from_counts(first, nothing) is None
 
 
 def test_movielens(movielens_folder):

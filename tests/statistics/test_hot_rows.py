@@ -8,7 +8,7 @@ import pytest
 from embark_jax._base.config import ConfigError
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.run import experiment
-from embark_jax.run.accesses import recurrence, sample_accesses
+from embark_jax.run.accesses import sample_accesses
 from embark_jax.run.dataset import read_dataset
 from embark_jax.run.planning import make_plan
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics, TableAccess
@@ -132,41 +132,3 @@ def test_a_budget_needs_statistics():
     _, data, tables, features = read_dataset(absent)
     with pytest.raises(ConfigError, match=r"embedding\.hot_budget: needs statistics"):
         make_plan(absent, data, tables, features, NO_STATISTICS)
-
-
-def test_batches_that_contain_each_row():
-    config = make_config()
-    recurring = recurrence(config, batches=10)
-    dataset, _, tables, features = read_dataset(config)
-    in_batches = {name: Counter() for name in TABLES}
-    for step in range(10):
-        batch = dataset.train_batch(step, 256)
-        for name in TABLES:
-            rows = {
-                row
-                for f in features
-                if f.table == name
-                for row in batch.ids[f.name].ravel().tolist()
-                if row >= 0
-            }
-            in_batches[name].update(rows)
-    for times in range(11):
-        expected = sum(
-            sum(in_batches[table.name][row] == times for row in range(table.rows))
-            for table in tables
-        )
-        assert recurring.rows[times] == expected
-    following = dataset.train_batch(10, 256)
-    accesses = Counter(
-        in_batches[f.table][row]
-        for f in features
-        for row in following.ids[f.name].ravel().tolist()
-        if row >= 0
-    )
-    assert dict(enumerate(recurring.accesses.tolist())) == {
-        times: accesses[times] for times in range(11)
-    }
-    assert sum(rows for _, rows, _ in recurring.classes()) == 540
-    assert sum(share for *_, share in recurring.classes()) == pytest.approx(1)
-    with pytest.raises(ConfigError, match="more than the 10,240 training samples"):
-        recurrence(config)
