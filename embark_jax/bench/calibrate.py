@@ -7,8 +7,6 @@ bus of host devices. Times are medians after a warm-up.
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable
 
 import jax
@@ -17,12 +15,15 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from embark_jax.bench.timing import median_s
 from embark_jax.plans import traffic
 
 AXIS = "device"
 ROW_FLOATS = 128
+ROW_BYTES = 4 * ROW_FLOATS
 LAYER = (512, 512)
 """Widths of the input and output of a layer like those of EMBark's models."""
+WARM_UPS = 2
 SHORT, LONG = 2, 10
 """Collectives in a chain. The difference of two chains excludes a program's launch."""
 
@@ -111,45 +112,39 @@ class _Bench:
     """The measurements; each returns its fields of ``Rates``."""
 
     def __init__(self, mesh: Mesh, sizes: Sizes):
-        self.mesh = mesh
-        self.sizes = sizes
-        self.devices = mesh.size
-        self.table_rows = max(sizes.table_bytes // (4 * ROW_FLOATS * self.devices), 1)
+        self.mesh, self.sizes, self.devices = mesh, sizes, mesh.size
+        self.sharding = NamedSharding(mesh, P(AXIS))
+        self.table_rows = max(sizes.table_bytes // (ROW_BYTES * self.devices), 1)
         self.local_rows = max(min(sizes.rows // self.devices, self.table_rows), 1)
 
     def copy(self) -> dict[str, float]:
         """Copies in place, so that no fresh memory is touched."""
-        seconds = self._donated_seconds(jnp.negative)
-        return {"copy_bytes_per_s": 2 * self._table_bytes() / seconds}
+        seconds = self._update_s(jnp.negative)
+        return {"copy_bytes_per_s": 2 * self.table_rows * ROW_BYTES / seconds}
 
     def gather(self) -> dict[str, float]:
-        table, ids = self._array(self.table_rows, ROW_FLOATS), self._ids()
-        take = self._on_each(lambda table, ids: table[ids])
-        moved_bytes = 2 * self.local_rows * ROW_FLOATS * 4
-        return {"gather_bytes_per_s": moved_bytes / self._seconds(take, table, ids)}
+        table = self._ones(self.table_rows, ROW_FLOATS)
+        seconds = self._call_s(lambda table, ids: table[ids], table, self._ids())
+        return {"gather_bytes_per_s": 2 * self.local_rows * ROW_BYTES / seconds}
 
     def scatter(self) -> dict[str, float]:
-        """Updates rows in place, as a step does."""
-        ids, rows = self._ids(), self._array(self.local_rows, ROW_FLOATS)
-        seconds = self._donated_seconds(
+        """Updates rows in place, as a step does: a row of the update is read, and one
+        of the table read and written."""
+        seconds = self._update_s(
             lambda table, ids, rows: table.at[ids].add(rows, unique_indices=True),
-            ids,
-            rows,
+            self._ids(),
+            self._ones(self.local_rows, ROW_FLOATS),
         )
-        # A row of the update is read, and one of the table read and written.
-        moved_bytes = 3 * self.local_rows * ROW_FLOATS * 4
-        return {"scatter_bytes_per_s": moved_bytes / seconds}
+        return {"scatter_bytes_per_s": 3 * self.local_rows * ROW_BYTES / seconds}
 
     def matmul(self) -> dict[str, float]:
         """Multiplies in bfloat16 on GPUs, like their datasheets; float32 on CPUs."""
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         dtype = jnp.float32 if on_cpu else jnp.bfloat16
-        multiply = self._on_each(jnp.matmul)
 
         def flops_per_s(rows: int, inner: int, columns: int) -> float:
-            a = self._array(rows, inner, dtype)
-            b = self._array(inner, columns, dtype)
-            return 2 * rows * inner * columns / self._seconds(multiply, a, b)
+            a, b = self._ones(rows, inner, dtype), self._ones(inner, columns, dtype)
+            return 2 * rows * inner * columns / self._call_s(jnp.matmul, a, b)
 
         side = self.sizes.matrix
         return {
@@ -160,9 +155,8 @@ class _Bench:
     def sort(self) -> dict[str, float]:
         keys = max(self.sizes.keys // self.devices, 1)
         drawn = np.random.default_rng(0).integers(2**31, size=keys * self.devices)
-        array = self._put(drawn.astype(np.uint32))
-        seconds = self._seconds(self._on_each(jnp.sort), array)
-        return {"sort_keys_per_s": keys / seconds}
+        array = jax.device_put(drawn.astype(np.uint32), self.sharding)
+        return {"sort_keys_per_s": keys / self._call_s(jnp.sort, array)}
 
     def all_to_all(self) -> dict[str, float]:
         def exchange(x):
@@ -183,82 +177,64 @@ class _Bench:
         collective: Callable[[jax.Array], jax.Array],
         sent: Callable[[float, int, int], traffic.LinkBytes],
     ) -> tuple[float, float]:
-        """``(bytes per second that a device sends, µs of a small collective)``."""
+        """Returns ``(bytes per second that a device sends, µs of a small
+        collective)``."""
         tiny, large = (
-            self._array(max(size // (4 * self.devices), 1) * self.devices, 1)
+            self._ones(max(size // (4 * self.devices), 1) * self.devices, 1)
             for size in (0, self.sizes.exchanged_bytes // self.devices)
         )
         seconds = []
         for array in (tiny, large):
             short, long = (
-                self._seconds(self._on_each(_chain(collective, length)), array)
+                self._call_s(_chain(collective, length), array)
                 for length in (SHORT, LONG)
             )
             # Noise must not make it negative: each collective takes some time.
             seconds.append(max((long - short) / (LONG - SHORT), long / LONG / 10))
-        sent_bytes = sent(self._local_bytes(large), 1, self.devices).node_link
+        sent_bytes = sent(large.nbytes // self.devices, 1, self.devices).node_link
         return sent_bytes / seconds[1], 1e6 * seconds[0]
 
     def _on_each(self, function: Callable) -> Callable:
-        """A function that each device applies to its own parts."""
-        return jax.jit(
-            jax.shard_map(
-                function,
-                mesh=self.mesh,
-                in_specs=P(AXIS),
-                out_specs=P(AXIS),
-                check_vma=False,
-            )
+        """Returns a function that each device applies to its own parts."""
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=P(AXIS),
+            out_specs=P(AXIS),
+            check_vma=False,
         )
 
-    def _seconds(self, function: Callable, *arguments: jax.Array) -> float:
-        jax.block_until_ready(function(*arguments))  # compiles
-        jax.block_until_ready(function(*arguments))
-        times = []
-        for _ in range(self.sizes.repeats):
-            start = time.perf_counter()
-            jax.block_until_ready(function(*arguments))
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
+    def _call_s(self, function: Callable, *arguments: jax.Array) -> float:
+        """Returns the time that all devices take to apply it to their own parts."""
+        call = jax.jit(self._on_each(function))
+        return median_s(lambda: call(*arguments), self.sizes.repeats, WARM_UPS)
 
-    def _donated_seconds(self, function: Callable, *arguments: jax.Array) -> float:
-        """The time of a function that updates the table, its first argument."""
+    def _update_s(self, function: Callable, *arguments: jax.Array) -> float:
+        """Returns the time of a function that updates the table, its first
+        argument."""
         update = jax.jit(self._on_each(function), donate_argnums=0)
-        table = self._array(self.table_rows, ROW_FLOATS)
+        table = self._ones(self.table_rows, ROW_FLOATS)
 
         def once() -> jax.Array:
             nonlocal table
             table = update(table, *arguments)
             return table
 
-        return self._seconds(once)
+        return median_s(once, self.sizes.repeats, WARM_UPS)
 
-    def _table_bytes(self) -> int:
-        return self.table_rows * ROW_FLOATS * 4
-
-    def _array(self, rows: int, columns: int, dtype=jnp.float32) -> jax.Array:
-        """An array of ones, ``[rows, columns]`` on each device."""
-        shape = (rows * self.devices, columns)
-        make = jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=self._sharding())
-        return make()
+    def _ones(self, rows: int, columns: int, dtype=jnp.float32) -> jax.Array:
+        """Returns an array of ones, ``[rows, columns]`` on each device."""
+        shape = rows * self.devices, columns
+        return jnp.ones(shape, dtype, device=self.sharding)
 
     def _ids(self) -> jax.Array:
-        """Unique random row numbers of a table, on each device."""
+        """Returns unique random row numbers of a table, on each device."""
         rng = np.random.default_rng(0)
         ids = [
             rng.choice(self.table_rows, self.local_rows, replace=False)
             for _ in range(self.devices)
         ]
-        return self._put(np.concatenate(ids).astype(np.int32))
-
-    def _put(self, array: np.ndarray) -> jax.Array:
-        return jax.device_put(array, self._sharding())
-
-    def _sharding(self) -> NamedSharding:
-        return NamedSharding(self.mesh, P(AXIS))
-
-    def _local_bytes(self, array: jax.Array) -> int:
-        return array.nbytes // self.devices
+        return jax.device_put(np.concatenate(ids).astype(np.int32), self.sharding)
 
 
 def _chain(function: Callable, length: int) -> Callable:

@@ -7,19 +7,18 @@ was touched before.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
+import itertools
 from typing import Any
 
 import numpy as np
 
+from embark_jax.bench.timing import median_s
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import prefetch
 from embark_jax.data.records import WORD_BYTES
 from embark_jax.run.dataset import batch_checker, read_dataset
 
-GATHER_REPEATS = 5
+MEMORY_ROUNDS = 15
 
 
 def measure_input(
@@ -46,26 +45,24 @@ def measure_input(
     def make_batch(step: int) -> np.ndarray:
         return check(dataset.train_batch(step, size)).to_records()
 
-    times = []
-    copies = []
-    gathers = []
-    sample_bytes = 0
-    for number in range(rounds + 1):
-        steps = range(number * batches, (number + 1) * batches)
-        start = time.perf_counter()
-        for records in prefetch(make_batch, steps):
-            sample_bytes = records.itemsize
-        times.append(time.perf_counter() - start)
-        copied, gathered = _measure_memory(size, sample_bytes)
-        copies.append(copied)
-        gathers.append(gathered)
-    seconds = statistics.median(times[1:])
+    first = itertools.count(step=batches)
+
+    def read_all() -> int:
+        """Returns the bytes of a sample."""
+        begin, itemsize = next(first), 0
+        for records in prefetch(make_batch, range(begin, begin + batches)):
+            itemsize = records.itemsize
+        return itemsize
+
+    sample_bytes = read_all()
+    seconds = median_s(read_all, rounds, warm_ups=0)
+    copy_s, gather_s = _memory_s(size, sample_bytes)
     return {
         "samples_per_s": batches * size / seconds,
         "batch_ms": seconds / batches * 1e3,
         "bytes_per_s": batches * size * sample_bytes / seconds,
-        "copy_bytes_per_s": size * sample_bytes / statistics.median(copies[1:]),
-        "gather_bytes_per_s": size * sample_bytes / statistics.median(gathers[1:]),
+        "copy_bytes_per_s": size * sample_bytes / copy_s,
+        "gather_bytes_per_s": size * sample_bytes / gather_s,
         "name": config.name,
         "data": config.data.kind,
         "batch_size": size,
@@ -75,8 +72,8 @@ def measure_input(
     }
 
 
-def _measure_memory(rows: int, row_bytes: int) -> tuple[float, float]:
-    """Seconds to copy rows, and to gather the same number from twice as many."""
+def _memory_s(rows: int, row_bytes: int) -> tuple[float, float]:
+    """Returns seconds to copy rows, and to gather as many from twice as many."""
     rng = np.random.default_rng(0)
     source = np.ones((2 * rows, row_bytes // WORD_BYTES), np.int32)
     target = np.zeros((rows, row_bytes // WORD_BYTES), np.int32)
@@ -89,13 +86,4 @@ def _measure_memory(rows: int, row_bytes: int) -> tuple[float, float]:
         # "clip": NumPy buffers the whole result if it checks indices.
         np.take(source, order, axis=0, out=target, mode="clip")
 
-    return _seconds(copy), _seconds(gather)
-
-
-def _seconds(function: Callable[[], None]) -> float:
-    times = []
-    for _ in range(GATHER_REPEATS):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return median_s(copy, MEMORY_ROUNDS), median_s(gather, MEMORY_ROUNDS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +19,8 @@ from embark_kernels import (
     sum_and_update,
     unique_by_owner,
 )
+
+from embark_jax.bench.timing import median_s
 
 ZIPF_EXPONENT = 1.05
 OPTIMIZER = RowwiseAdagrad(0.01)
@@ -51,43 +51,27 @@ def measure_kernels(
     usable = [name for name, reason in availability().items() if not reason]
     for name in names:
         shape = SHAPES[name].within(table_bytes, entries)
-        about = {
-            "shape": name,
-            "rows": shape.rows,
-            "width": shape.width,
-            "batch": shape.batch,
-            "ids": shape.ids,
-            "device_kind": jax.devices()[0].device_kind,
-        }
         ids = _ids(shape)
         for implementation in usable:
-            say(f"{name}: unique, {implementation}")
-            seconds = _median_s(_unique(shape, ids, implementation), rounds)
-            yield {
-                "op": "unique",
-                "implementation": implementation,
-                "median_ms": 1e3 * seconds,
-                **about,
-            }
-            say(f"{name}: lookup, {implementation}")
-            seconds = _median_s(_lookup(shape, ids, implementation), rounds)
-            values = shape.ids * (shape.width + 1)
-            values += shape.batch * len(shape.hotness) * shape.width
-            yield {
-                "op": "pooled_lookup",
-                "implementation": implementation,
-                "median_ms": 1e3 * seconds,
-                "bytes_per_s": 4 * values / seconds,
-                **about,
-            }
-            say(f"{name}: update, {implementation}")
-            seconds = _median_s(_update(shape, ids, implementation), rounds)
-            yield {
-                "op": "update",
-                "implementation": implementation,
-                "median_ms": 1e3 * seconds,
-                **about,
-            }
+            for op, operation in OPERATIONS.items():
+                say(f"{name}: {op}, {implementation}")
+                seconds = median_s(operation(shape, ids, implementation), rounds)
+                result = {
+                    "op": op,
+                    "implementation": implementation,
+                    "median_ms": 1e3 * seconds,
+                    "shape": name,
+                    "rows": shape.rows,
+                    "width": shape.width,
+                    "batch": shape.batch,
+                    "ids": shape.ids,
+                    "device_kind": jax.devices()[0].device_kind,
+                }
+                if op == "pooled_lookup":
+                    values = shape.ids * (shape.width + 1)
+                    values += shape.batch * len(shape.hotness) * shape.width
+                    result["bytes_per_s"] = 4 * values / seconds
+                yield result
 
 
 def _unique(
@@ -168,11 +152,4 @@ def _ids(shape: LookupShape) -> jax.Array:
     return jnp.asarray(ids.astype(np.int32))
 
 
-def _median_s(call: Callable[[], Any], rounds: int) -> float:
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+OPERATIONS = {"unique": _unique, "pooled_lookup": _lookup, "update": _update}

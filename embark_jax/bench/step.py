@@ -7,8 +7,6 @@ once.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from embark_jax._base.config import ConfigError
+from embark_jax.bench.timing import median_s
 from embark_jax.data import Batch
 from embark_jax.embedding.device_batch import put_batch, route_batch
 from embark_jax.run.experiment import Experiment
@@ -76,25 +75,22 @@ def measure_step(
     on_devices = [put_batch(batch, mesh, samples, room=room) for batch in batches]
     rotated = [*on_devices[1:], on_devices[0]]
     following = dict(zip(map(id, on_devices), rotated, strict=True))
-    losses: list[float] = []
+    first_outputs = []
 
     def step(batch):
-        return trainer.apply(batch, following[id(batch)])
+        output = trainer.apply(batch, following[id(batch)])
+        if batch is on_devices[0]:
+            first_outputs.append(output)
+        return output
 
     def timed(name: str, function: Callable) -> float:
         say(f"timing {name}")
-        times = []
-        for _ in range(rounds + 1):
-            start = time.perf_counter()
-            outputs = [function(batch) for batch in on_devices]
-            jax.block_until_ready(outputs)
-            times.append((time.perf_counter() - start) / len(batches))
-            if function is step:
-                outcome = Outcome.of(outputs[0], trainer.embeddings.plan.capacities)
-                losses.append(outcome.loss)
-        return 1e3 * statistics.median(times[1:])
+        seconds = median_s(lambda: [function(batch) for batch in on_devices], rounds)
+        return 1e3 * seconds / len(batches)
 
     step_ms = timed("the step", step)
+    capacities = trainer.embeddings.plan.capacities
+    losses = [Outcome.of(output, capacities).loss for output in first_outputs]
     functions = _embedding_functions(trainer)
     result = {name: timed(name.removesuffix("_ms"), f) for name, f in functions.items()}
     plan, device = setup.plan, jax.devices()[0]
