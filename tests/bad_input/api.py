@@ -9,7 +9,7 @@ from tests.bad_input.case import Case
 
 BAGS = {"mean_hotness": 1.0, "max_hotness": 1, "ids_seen": 9}
 OTHERS = json.dumps(
-    {"version": 1, "samples": 9, "features": {"item": BAGS}, "tables": {}}
+    {"version": 2, "samples": 9, "features": {"item": BAGS}, "tables": {}}
 )
 """Statistics of a feature that the model does not have."""
 
