@@ -168,7 +168,7 @@ class EvalAccumulator:
     """
 
     def __init__(self):
-        self._batches: list[tuple[tuple[ArrayLike, ...], int]] = []
+        self._batches: list[tuple[list[ArrayLike], int]] = []
 
     def add(
         self,
@@ -187,12 +187,8 @@ class EvalAccumulator:
         """
         arrays = labels, logits, *(() if weights is None else (weights,))
         # A copy, since a view keeps a whole batch.
-        self._batches.append(
-            (
-                tuple(x.copy() if isinstance(x, np.ndarray) else x for x in arrays),
-                valid,
-            )
-        )
+        kept = [x.copy() if isinstance(x, np.ndarray) else x for x in arrays]
+        self._batches.append((kept, valid))
 
     def result(self) -> Metrics:
         """Returns the metrics of everything that was added.

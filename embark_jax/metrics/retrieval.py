@@ -8,7 +8,7 @@ are equal to it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,18 +123,17 @@ class ItemIndex:
             raise ValueError(f"item {items[targets < 0][0]} is not in the index")
         seen = np.where(seen == items[:, None], PADDING_ID, seen)
         inputs = np.asarray(users, np.float32), targets, self._indices(seen)
+        missing = -len(items) % USERS_AT_ONCE  # one shape, one program
+        inputs = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in inputs]
         rank = _rank(self._mesh, self._block, len(self._ids))
         results = []
         for first in range(0, len(items), USERS_AT_ONCE):
-            users_at_once = [x[first : first + USERS_AT_ONCE] for x in inputs]
-            missing = USERS_AT_ONCE - len(users_at_once[0])  # one shape, one program
-            padded = (
-                np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1)))
-                for x in users_at_once
-            )
-            of_these = rank(*padded, self._vectors)
-            results.append([np.asarray(x)[: USERS_AT_ONCE - missing] for x in of_these])
-        before, equal, scores = map(np.concatenate, zip(*results, strict=True))
+            block = (x[first : first + USERS_AT_ONCE] for x in inputs)
+            results.append([np.asarray(x) for x in rank(*block, self._vectors)])
+        before, equal, scores = (
+            np.concatenate(of_all)[: len(items)]
+            for of_all in zip(*results, strict=True)
+        )
         if not np.isfinite(scores).all():
             raise ValueError("a product of user and item is not finite")
         return Ranks(before, equal)
@@ -238,16 +237,7 @@ def _rank(mesh: Mesh, block: int, items: int):
         totals, _ = lax.scan(add_others, (zeros, zeros), (starts, blocks))
         return *lax.psum(totals, MESH_AXES), target
 
-    whole = PartitionSpec()
-    return jax.jit(
-        jax.shard_map(
-            of_device,
-            mesh=mesh,
-            in_specs=(whole, whole, whole, PartitionSpec(MESH_AXES)),
-            out_specs=(whole, whole, whole),
-            check_vma=False,  # sums over devices are alike on all of them
-        )
-    )
+    return _on_each(mesh, of_device, inputs=3)
 
 
 @functools.lru_cache(maxsize=8)
@@ -268,13 +258,19 @@ def _search(mesh: Mesh, k: int, items: int):
         best, where = lax.top_k(best, k)
         return jnp.take_along_axis(indices, where, axis=1), best
 
+    return _on_each(mesh, of_device, inputs=1)
+
+
+def _on_each(mesh: Mesh, of_device: Callable, inputs: int) -> Callable:
+    """Compiles a function of ``inputs`` whole arrays and, last, a device's share of the
+    vectors; its results are alike on all devices."""
     whole = PartitionSpec()
     return jax.jit(
         jax.shard_map(
             of_device,
             mesh=mesh,
-            in_specs=(whole, PartitionSpec(MESH_AXES)),
-            out_specs=(whole, whole),
-            check_vma=False,  # gathered values are alike on all devices
+            in_specs=(*[whole] * inputs, PartitionSpec(MESH_AXES)),
+            out_specs=whole,
+            check_vma=False,  # it does not see that sums and gathered values are alike
         )
     )
