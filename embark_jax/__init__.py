@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from embark_jax.plans.wire import Wire as Wire
     from embark_jax.report import figures as figures
     from embark_jax.run.accesses import sample_accesses as sample_accesses
-    from embark_jax.run.loading import LoadedRun as LoadedRun
+    from embark_jax.run.experiment import Experiment as Experiment
     from embark_jax.run.loading import load_run as load_run
     from embark_jax.statistics.accesses import Statistics as Statistics
     from embark_jax.train.trainer import Trainer as Trainer

@@ -82,6 +82,15 @@ def start(*args: str | Path, **options) -> subprocess.Popen:
     return subprocess.Popen([*command, *map(str, args)], text=True, **options)
 
 
+def shown_results(monkeypatch) -> dict:
+    """What the command is going to show, once ``embark evaluate`` has run."""
+    from embark_jax.cli import train
+
+    found: dict = {}
+    monkeypatch.setattr(train, "show_result", lambda record, _: found.update(record))
+    return found
+
+
 def write_config(folder: Path, text: str = CONFIG) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(text)

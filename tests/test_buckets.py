@@ -127,7 +127,7 @@ def test_a_run_lives_in_a_bucket(config, tmp_path):
     there = local_copy(where, without=["checkpoints"])
     assert runs.losses(there) == runs.losses(local)
     names = {name.split("/")[2] for name in objects("runs/first")}
-    wanted = "config.yaml configs encoding metrics.jsonl plan.json report.html"
+    wanted = "config.yaml encoding metrics.jsonl plan.json report.html"
     assert names == {*wanted.split(), "tensorboard", "checkpoints"}
     assert not [name for name in objects("runs/first") if name.endswith("writer.json")]
     done("export", where, "--out", "s3://bucket/export")
@@ -147,8 +147,8 @@ def test_a_run_lives_in_a_bucket(config, tmp_path):
     by_folder = done("evaluate", local, f"data.path={tmp_path / 'data'}").out
     assert done("evaluate", where).out == by_folder
     done("plot", where, "--out", tmp_path / "plot.html")
-    run = ej.load_run(where, step=6)
-    assert run.trainer.step == 6
+    _, trainer = ej.load_run(where, step=6)
+    assert trainer.step == 6
     # A flipped bit of the copy is found.
     file = next(local_copy("s3://bucket/data").glob("train/*.npy"))
     damaged = bytearray(file.read_bytes())

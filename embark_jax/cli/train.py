@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import in_bucket
 from embark_jax.cli.arguments import (
     ConfigFile,
     Overrides,
@@ -23,8 +22,7 @@ from embark_jax.cli.errors import show
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
-from embark_jax.config.own import trusted
-from embark_jax.run.folder import CHECKPOINTS, RunFolder
+from embark_jax.report.display import show_result
 
 
 def train(
@@ -131,20 +129,13 @@ def _steps_of(text: str) -> tuple[int, int]:
 
 
 def evaluate(
-    config_file: Annotated[
+    run: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG|RUN", help="A YAML or gin file, or the folder of a run."
+            metavar="RUN", help="The folder of a run, or one of its checkpoints."
         ),
     ],
     overrides: Overrides = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder of a run, its checkpoints, or one checkpoint in it; those "
-            "of RUN by default."
-        ),
-    ] = None,
     step: Step = None,
     group_by: Annotated[
         str | None,
@@ -160,39 +151,13 @@ def evaluate(
     ] = 10,
     trust_code: TrustCode = False,
 ) -> None:
-    """Evaluate a checkpoint on the test set, on any mesh and with any plan."""
-    folder = None
-    if in_bucket(config_file) or config_file.is_dir():
-        checkpoint = checkpoint or config_file
-        folder = RunFolder(config_file).read()
-        config_file = folder / "config.yaml"
-    elif checkpoint is None:
-        raise typer.BadParameter(
-            f"--checkpoint is missing: name a run's checkpoints, or give the folder "
-            f"of the run in place of {config_file}"
-        )
-    if checkpoint.name.isdecimal() and checkpoint.parent.name == CHECKPOINTS:
-        if step is not None:
-            raise typer.BadParameter(f"--checkpoint {checkpoint}: leave out --step")
-        checkpoint, step = checkpoint.parent, int(checkpoint.name)
-    if checkpoint.name == CHECKPOINTS:
-        checkpoint = checkpoint.parent
-    run = RunFolder(checkpoint)
-    config = reading.load(config_file, overrides or ())
+    """Evaluate a checkpoint on the test set; KEY=VALUE may name another mesh."""
     set_up_xla(say)
-    from embark_jax.run import evaluation, experiment
-    from embark_jax.run.saved import best_step
+    from embark_jax.run import evaluation
+    from embark_jax.run.loading import load_run
 
-    if step is None:
-        step = best_step(run.read())
-        if step is not None:
-            say(
-                f"step {step:,} is the best by the validation set; --step takes another"
-            )
-    checkpoints = run.checkpoints
-    if folder is None:
-        evaluation.evaluate_checkpoint(config, checkpoints, console, group_by, k, step)
-        return
-    for kind in experiment.named_code(config):
-        trusted(folder, kind, trust_code)
-    evaluation.evaluate_checkpoint(config, checkpoints, console, group_by, k, step)
+    setup, trainer = load_run(run, overrides or (), step=step, trust_code=trust_code)
+    record = evaluation.on_test_set(setup, trainer)
+    if group_by is not None:
+        record |= evaluation.ranked(setup, trainer, group_by, k)
+    show_result(record, console)

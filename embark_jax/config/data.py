@@ -96,9 +96,6 @@ class WindowsConfig(Config):
     shuffle: bool = True
     """Whether the samples of a window are shuffled; otherwise they come in the order of
     the files."""
-    wait_minutes: NonNegativeFloat = 0.0
-    """How long a run waits for the next folder when it has trained on all others, until
-    it ends."""
     dense_features: NonNegativeInt | None = None
     """Columns of numbers in each sample; see ``PreparedConfig``."""
 

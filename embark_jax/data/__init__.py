@@ -38,6 +38,4 @@ from embark_jax.data.source import Source as Source
 from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks
 from embark_jax.data.table_values import TableValues as TableValues
 from embark_jax.data.view import FromStep as FromStep
-from embark_jax.data.windows import TimeWindow as TimeWindow
 from embark_jax.data.windows import WindowsData as WindowsData
-from embark_jax.data.windows import in_order as in_order

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from embark_jax.config import ExperimentConfig, trusted
+from embark_jax.config import trusted
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.jax_layers import jax_layers
 from embark_jax.export.lookup import LookupTable
 from embark_jax.export.scorer import IdScorer
 from embark_jax.plans.tables import TableSpec
-from embark_jax.run.folder import RunFolder
-from embark_jax.run.saved import SavedModel, best_step, read_config
+from embark_jax.run.saved import SavedModel, SavedRun
 
 
 class TrainedModel(NamedTuple):
     """A model in a checkpoint of a run.
 
     Attributes:
-      files: folder with the run's files.
-      config: the run's config.
+      run: the run.
       saved: the checkpoint.
       dense: the dense part, and ``params`` its arrays by dotted path.
     """
 
-    files: Path
-    config: ExperimentConfig
+    run: SavedRun
     saved: SavedModel
     dense: DenseModel
     params: dict[str, np.ndarray]
@@ -53,15 +49,14 @@ def trained_model(
       ConfigError, CheckpointError: if the folder holds no usable config or checkpoint,
         or names code that is not trusted.
     """
-    run = RunFolder(workdir)
-    files = run.read()
-    config = read_config(files)
-    trusted(files, config.model.kind, trust_code)
-    saved = SavedModel(run.checkpoints, best_step(files) if step is None else step)
-    dense = DenseModel(config.model, saved.tables, saved.features, saved.dense_features)
+    run = SavedRun(workdir, step)
+    model = run.config.model
+    trusted(run.folder, model.kind, trust_code)
+    saved = run.model()
+    dense = DenseModel(model, saved.tables, saved.features, saved.dense_features)
     arrays = saved.dense()
     params = {name: arrays[name] for name in dense.arrays}
-    return TrainedModel(files, config, saved, dense, params)
+    return TrainedModel(run, saved, dense, params)
 
 
 def run_scorer(

@@ -97,17 +97,17 @@ def export_run(
         if onnx:
             write_graphs(folder, model.dense, model.params)
         (folder / JAX).write_bytes(serialized(model.dense))
-        copy_encoding(model.files, folder)
+        copy_encoding(model.run.folder, folder)
         for table in progress(saved.tables):
             rows = model.table(table).in_format(row_format)
             if before is not None:
                 rows = rows.changes_since(read_table(before, table.name))
             save_arrays(folder / table_file(table.name), rows.arrays())
         Description(
-            name=model.config.name,
+            name=model.run.config.name,
             step=saved.step,
             follows=before[-1].description.checksum if before else None,
-            model=model.config.model.model_dump(mode="json"),
+            model=model.run.config.model.model_dump(mode="json"),
             dense_features=saved.dense_features,
             row_format=row_format,
             features={f.name: ExportedFeature(**f.reading) for f in saved.features},

@@ -6,12 +6,11 @@
 - ``experiment``: the objects of a run, made from its config; ``dataset`` reads its
   data, ``accesses`` counts their ids, ``planning`` plans its tables, be the data there
   or not.
-- ``initial``: a run that starts from another; ``windows``: data in time windows.
-- ``evaluation``: metrics over a split of the data.
-- ``early_stopping``: what happens when the validation set no longer improves.
-- ``window``, ``logs``, ``trackers``, ``page``: the figures of the last steps, and where
-  they go: to disk, to services, to the report of the run.
-- ``history``: the configs of a run, and what may change when it is resumed.
-- ``loading``, ``saved``: a run that is over, as a trainer, or as arrays in host memory.
+- ``initial``: a run that starts from another.
+- ``evaluation``: metrics over a split of the data; ``early_stopping``: what happens
+  when the validation set no longer improves.
+- ``folder``, ``outputs``, ``figures``, ``logs``, ``trackers``, ``profile``: what a run
+  writes, and where it goes.
+- ``saved``, ``loading``: a run that is over, as arrays in host memory, or as a trainer.
 - ``search``: several runs of one config, whose values Optuna chooses.
 """

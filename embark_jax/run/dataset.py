@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pkgutil
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax._base.memory import host_memory_bytes
 from embark_jax.config import SOURCES, ExperimentConfig, negatives_of, tasks_of
 from embark_jax.data import (
     BatchChecker,
+    DataError,
     Dataset,
     Description,
     HotBatches,
@@ -24,20 +24,7 @@ from embark_jax.plans.forced import SMALL_TABLE_BYTES
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
-
-class ModelData(NamedTuple):
-    """The data of a model.
-
-    Attributes:
-      dataset: the dataset.
-      description: what is known of it.
-      tables, features: tables and features of the model.
-    """
-
-    dataset: Dataset
-    description: Description
-    tables: tuple[TableSpec, ...]
-    features: tuple[FeatureSpec, ...]
+ModelData = tuple[Dataset, Description, tuple[TableSpec, ...], tuple[FeatureSpec, ...]]
 
 
 def source_of(config: ExperimentConfig) -> Source:
@@ -47,7 +34,8 @@ def source_of(config: ExperimentConfig) -> Source:
 
 
 def read_dataset(config: ExperimentConfig) -> ModelData:
-    """Opens the dataset, and merges its tables and features with the config's.
+    """Returns the dataset and what is known of it, and its tables and features with the
+    changes of the config.
 
     Raises:
       ConfigError: if the config does not fit the dataset.
@@ -69,7 +57,7 @@ def read_dataset(config: ExperimentConfig) -> ModelData:
                 dataset, feature.table, feature.hotness, config.seed, items
             )
     tables, features = merged_model(config, description)
-    return ModelData(dataset, description, tables, features)
+    return dataset, description, tables, features
 
 
 def with_negatives(config: ExperimentConfig, description: Description) -> Description:
@@ -150,10 +138,11 @@ def check_weights(config: ExperimentConfig, dataset: Dataset) -> None:
                 )
 
 
-def check_windows(config: ExperimentConfig, dataset: Dataset) -> None:
-    """Raises ``ConfigError`` if a config does not suit data in time windows."""
-    if not isinstance(dataset, WindowsData):
-        return
+def check_windows(
+    config: ExperimentConfig, dataset: WindowsData, tables: Sequence[TableSpec]
+) -> None:
+    """Raises ``ConfigError`` if a config does not suit data in time windows, and
+    ``DataError`` if one of them needs more rows than the model has."""
     for key in ("eval_every", "hot_batches"):
         if getattr(config.train, key):
             raise ConfigError(
@@ -161,6 +150,18 @@ def check_windows(config: ExperimentConfig, dataset: Dataset) -> None:
                 "evaluates on each window before it trains on it, and batches keep to "
                 "windows"
             )
+    if config.embedding.on_bad_id != "error":
+        return
+    room = {table.name: table.keys for table in tables}
+    for window in dataset.windows:
+        for name, rows in window.numbered_rows().items():
+            if rows > room.get(name, rows):
+                raise DataError(
+                    f"{window.folder}: needs {rows:,} rows of table {name!r}, the "
+                    f"model has {room[name]:,}; give the table room, "
+                    f"embedding.tables.{name}.rows, in a new run: train.init_from lets "
+                    "it go on from one before"
+                )
 
 
 def check_batch_memory(

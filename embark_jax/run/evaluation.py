@@ -5,75 +5,37 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from rich.console import Console
 
 from embark_jax._base.config import ConfigError, nearest
-from embark_jax._base.storage import in_bucket
-from embark_jax.checkpoint import Checkpointer, CheckpointError
-from embark_jax.config import ExperimentConfig, tasks_of
+from embark_jax.config import tasks_of
 from embark_jax.data import Batch
 from embark_jax.data.prepare.vocabulary import MISSING_ID
-from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.pointwise import to_host
 from embark_jax.metrics.ranking import Ranking, rank
 from embark_jax.metrics.retrieval import ItemIndex, Ranks, at_k, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.tables import PADDING_ID
-from embark_jax.report.display import TEST_STEP, show_result
-from embark_jax.run import experiment
+from embark_jax.report.display import TEST_STEP
 from embark_jax.run.experiment import Experiment
 from embark_jax.train.trainer import Trainer
 
 
-def evaluate_checkpoint(
-    config: ExperimentConfig,
-    checkpoints: Path,
-    console: Console,
-    group_by: str | None = None,
-    k: int = 10,
-    step: int | None = None,
-) -> dict[str, Any]:
-    """Returns test metrics of a checkpoint, on the config's own mesh and plan.
-
-    Args:
-      config: config that describes the model of the checkpoint.
-      checkpoints: a run's ``checkpoints`` folder.
-      console: console that shows the result.
-      group_by: feature, such as the user, within whose samples ranking is measured,
-        too; None measures no ranking.
-      k: number of first samples of each group that ranking counts.
-      step: step of the checkpoint; None takes the newest.
-
-    Raises:
-      ConfigError, DataError, CheckpointError: as ``train`` does.
-    """
-    if not in_bucket(checkpoints) and not checkpoints.is_dir():
-        raise CheckpointError(f"{checkpoints}: no such folder")
-    make_host_devices(config.mesh.devices)
-    setup = experiment.build(config)
-    trainer = setup.trainer()
-    with Checkpointer(checkpoints, setup.identity, keep=None) as opened:
-        trainer.load(opened, step)
-    record = on_test_set(setup, trainer)
-    if group_by is not None:
-        record |= _ranked(setup, trainer, group_by, k)
-    show_result(record, console)
-    return record
-
-
-def _ranked(
+def ranked(
     setup: Experiment, trainer: Trainer, group_by: str, k: int
 ) -> dict[str, float | None]:
-    """Returns how well the test samples of each group are ranked. Samples of a group
-    have the same value, whether others share its row or not; those without a value are
-    left out.
+    """Returns how well the test samples of each group are ranked.
+
+    Args:
+      setup, trainer: a run.
+      group_by: feature, such as the user. Samples of a group have the same value,
+        whether others share its row or not; those without a value are left out.
+      k: number of first samples of each group that count.
 
     Raises:
       ConfigError: if there is no such feature, or it is a bag.
@@ -152,7 +114,7 @@ def held_out(setup: Experiment, step: int) -> tuple[str, Iterator[Batch]]:
     neither."""
     size = setup.plan.batch_size
     if setup.windows is not None:
-        return "validation", setup.windows.batches(setup.windows.at(step), size)
+        return "validation", setup.windows.data_at(step).in_file_order("train", size)
     if (batches := setup.dataset.validation_batches(size)) is not None:
         return "validation", batches
     return "test", setup.dataset.test_batches(size)
@@ -228,7 +190,7 @@ def _are_items(
     end = items.stop
     if setup.windows is not None:  # each may have more items than the one before
         windows = setup.windows
-        data = windows.last if split == "test" else windows.data_of(windows.at(step))
+        data = windows.last if split == "test" else windows.data_at(step)
         end = data.table_rows[name]
     return (keys >= items.start) & (keys < end)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +27,7 @@ from embark_jax.data import (
     scale_warnings,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.launch.agreement import of_process_0
 from embark_jax.models.function import Model
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.plan import Plan
@@ -53,10 +53,9 @@ from embark_jax.run.planning import (
     why_plain_xla,
     wire,
 )
-from embark_jax.run.windows import RunWindows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.train.losses import build_loss
-from embark_jax.train.optimizers import build_optimizers
+from embark_jax.train.optimizers import Optimizers, build_optimizers
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
@@ -105,8 +104,9 @@ class Experiment(PlannedModel):
     def steps(self) -> int:
         """Number of the last step of the whole run."""
         options = self.config.train
-        if self.windows is not None:  # as far as they are known
-            return self.windows.steps
+        if self.windows is not None:
+            last = self.windows.end
+            return min(last, self.first_step + (options.steps or last))
         if options.epochs is None:
             return self.first_step + (options.steps or DEFAULT_STEPS)
         samples = int(options.epochs * self.dataset.train_samples)
@@ -114,11 +114,9 @@ class Experiment(PlannedModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values on which a checkpoint must agree to belong to this experiment.
-
-        Plan and mesh are left out: they may change. The seed is included: the order of
-        the data is a function of it. So is the seed of synthetic data.
-        """
+        """What a checkpoint must agree in to be loaded: what its arrays stand for, and
+        the seeds, of which the order of the data is a function. Plan and mesh may
+        change, and so may all that only steers how training goes on."""
         config = self.config
         seeds = {"seed": config.seed}
         if self.description.seed is not None:
@@ -136,27 +134,21 @@ class Experiment(PlannedModel):
 
     @property
     def data_order(self) -> dict[str, Any]:
-        """Values on which a resumed run must agree, too, so that steps mean the same
-        data."""
+        """What a resumed run must agree in, too, so that steps mean the same data."""
         train: dict[str, Any] = {"batch_size": self.config.train.batch_size}
         if self.config.train.hot_batches:
             train["hot_rows"] = hot_rows(self.plan)
             train["window_batches"] = WINDOW_BATCHES
         return {"data": self.description.order, "train": train}
 
-    @functools.cached_property
-    def windows(self) -> RunWindows | None:
-        """Returns the time windows of the run, if its data have them."""
-        if not isinstance(self.dataset, WindowsData):
-            return None
-        windows = RunWindows(self.dataset, self.config, self.tables, self.first_step)
-        windows.check_room()
-        windows.look()
-        return windows
+    @property
+    def windows(self) -> WindowsData | None:
+        """The data, if they are in time windows."""
+        return self.dataset if isinstance(self.dataset, WindowsData) else None
 
     @property
     def training_data(self) -> Dataset:
-        """Returns the dataset, with its training samples in the configured order."""
+        """The dataset, with its training samples in the configured order."""
         if self.windows is not None:
             return self.windows
         dataset = in_training_order(self.dataset, self.config, self.plan)
@@ -165,8 +157,7 @@ class Experiment(PlannedModel):
 
     def save_encoding(self, workdir: Path) -> None:
         """Saves the encoding that makes samples of raw rows, if the data were a user's
-        own files. That of time windows comes with each evaluation: the last one knows
-        most values."""
+        own files. That of time windows comes with each evaluation."""
         if self.windows is None and self.description.save_encoding is not None:
             self.description.save_encoding(workdir)
 
@@ -177,9 +168,9 @@ class Experiment(PlannedModel):
         numbered = [f"dense[{i}]" for i in range(dataset.dense_features)]
         return scale_warnings(batch.dense, self.description.dense_names or numbered)
 
-    def room_warnings(self) -> list[str]:
-        """Lists tables that have no room for the values of windows to come."""
-        return [] if self.windows is None else self.windows.room_warnings()
+    def optimizers(self, factor: float = 1.0) -> Optimizers:
+        """Returns the optimizers, with this factor of all learning rates."""
+        return build_optimizers(self.config, self.steps, factor)
 
     def checker(self) -> BatchChecker:
         """Returns the checker of the dataset's batches against the tables."""
@@ -222,7 +213,7 @@ class Experiment(PlannedModel):
             )
         if config.train.retrieval is not None:
             _check_retrieval(config.train.retrieval, model, self)
-        optimizers = build_optimizers(config, self.steps)
+        optimizers = self.optimizers()
         with config_error_at("train"):
             return Trainer(
                 model,
@@ -289,6 +280,7 @@ def build(
     config: ExperimentConfig,
     plan_file: Path | None = None,
     statistics: Statistics = NO_STATISTICS,
+    first_step: int = 0,
 ) -> Experiment:
     """Reads the dataset, merges its tables with the config's, and plans.
 
@@ -297,6 +289,7 @@ def build(
       plan_file: plan in JSON that is used as it is, whatever placements and capacity
         slack the config has; None makes a plan.
       statistics: statistics of a sample of the data, for the planner.
+      first_step: number of steps of the run that this one goes on from.
 
     Raises:
       ConfigError: if the config does not fit the dataset, its plan is impossible, or
@@ -305,7 +298,11 @@ def build(
     """
     dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
-    check_windows(config, dataset)
+    if isinstance(dataset, WindowsData):
+        dataset.keep(of_process_0([window.name for window in dataset.windows]))
+        check_windows(config, dataset, tables)
+        size, passes = config.train.batch_size, config.train.epochs or 1.0
+        dataset.schedule(size, passes, first_step)
     check_weights(config, dataset)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
@@ -319,8 +316,11 @@ def build(
         planned = make_plan(config, description, tables, features, statistics)
     else:
         planned = read_plan(plan_file, config, tables, features)
+    if jax.process_count() > 1:  # hosts may differ, and their plans with them
+        planned = Plan.from_json(of_process_0(planned.to_json()))
     in_training_order(dataset, config, planned)  # raises now, not when training begins
-    return Experiment(config, description, tables, features, planned, dataset)
+    parts = config, description, tables, features, planned
+    return Experiment(*parts, dataset, first_step)
 
 
 def plan_model(

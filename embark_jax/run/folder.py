@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from embark_jax._base.agreement import differences
 from embark_jax._base.bucket_copy import (
     WRITTEN,
     Upload,
@@ -17,9 +19,12 @@ from embark_jax._base.bucket_copy import (
     copy_of,
     local_copy,
 )
+from embark_jax._base.files import replacing
 from embark_jax._base.storage import StorageError, file_system_or_bucket, in_bucket
+from embark_jax.config import ExperimentConfig, reading
 
 CHECKPOINTS = "checkpoints"
+CONFIG, PLAN = "config.yaml", "plan.json"
 
 
 class RunFolder:
@@ -65,16 +70,38 @@ class RunFolder:
             self._check_writable()
         if resume:
             return
-        for name in ("config.yaml", "plan.json", "metrics.jsonl", CHECKPOINTS):
+        for name in (CONFIG, PLAN, "metrics.jsonl", CHECKPOINTS):
             if (self.files / name).exists():
                 raise FileExistsError(
                     f"{self.path} already holds a run ({name}): pass --resume to "
                     "continue it, or another --workdir"
                 )
 
+    def changes(self, config: ExperimentConfig) -> list[str]:
+        """Returns in words where a config differs from the one of the run so far."""
+        if not (self.files / CONFIG).exists():
+            return []
+        before, now = (
+            each.model_dump(mode="json", exclude_none=True)
+            for each in (reading.load(self.files / CONFIG), config)
+        )
+        return differences(before, now, "in the run so far")
+
+    def save_config(self, config: ExperimentConfig, step: int) -> None:
+        """Saves the config that trains a run from ``step`` on. If it changes, the one
+        before stays beside it."""
+        path, text = self.files / CONFIG, reading.dump_yaml(config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = self.files / f"config-until-{step}.yaml"
+        changed = step and path.exists() and path.read_bytes() != text.encode()
+        if changed and not before.exists():  # else a process was killed soon after
+            shutil.copyfile(path, before)
+        with replacing(path) as scratch:
+            scratch.write_text(text, "utf-8")
+
     def _keep_out(self) -> None:
         """Keeps other runs of this machine from writing to the copy, until this object
-        goes; those of other machines meet ``checkpoint.lease``."""
+        goes."""
         self.files.parent.mkdir(parents=True, exist_ok=True)
         path = self.files.with_name(f"{self.files.name}.writer")
         lock = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -115,9 +142,10 @@ class RunFolder:
         self.publish()
 
     def _check_writable(self) -> None:
-        folder = Path(self.path).absolute()
-        while not folder.exists():
-            folder = folder.parent
+        """Raises ``OSError`` if nothing can be written to the folder, or to the one
+        that it will be made in."""
+        path = Path(self.path).absolute()
+        folder = next(each for each in (path, *path.parents) if each.exists())
         try:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:

@@ -7,7 +7,6 @@ comes over is said, and kept in ``initial.json``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ import jax
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import read_json, write_json
-from embark_jax._base.storage import file_system_or_bucket, in_bucket
-from embark_jax.checkpoint import CheckpointError, chosen_steps
-from embark_jax.checkpoint.folder import CheckpointFolder
+from embark_jax._base.storage import in_bucket
 from embark_jax.checkpoint.reading import SavedCheckpoint
 from embark_jax.checkpoint.warm_start import warm_state
 from embark_jax.config import ExperimentConfig, PreparedConfig
@@ -27,8 +24,7 @@ from embark_jax.data import TableValues
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
 from embark_jax.run.experiment import Experiment
-from embark_jax.run.folder import CHECKPOINTS, RunFolder
-from embark_jax.run.saved import best_step, read_config
+from embark_jax.run.saved import SavedRun
 from embark_jax.train.trainer import Trainer
 
 FILE = "initial.json"
@@ -36,68 +32,6 @@ FILE = "initial.json"
 OPTIMIZERS = ("embedding_optimizer", "table_optimizers", "dense_optimizer")
 MODEL = ("model", "dense_features")
 """Keys of the identity of a run that must agree."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """A checkpoint that a run starts from.
-
-    Attributes:
-      saved: the checkpoint.
-      values: what the rows of its tables stand for; None if its data did not say.
-    """
-
-    saved: SavedCheckpoint
-    values: TableValues | None
-
-    @classmethod
-    def open(cls, path: str) -> Origin:
-        """Opens a run, at its newest step or the best of one that stopped early, or a
-        checkpoint of a run.
-
-        Raises:
-          ConfigError, CheckpointError: if there is none, or it is damaged.
-          DataError: if its encoding is damaged.
-        """
-        where, step = file_system_or_bucket(path), None
-        if where.name.isdecimal() and where.parent.name == CHECKPOINTS:
-            where, step = where.parent.parent, int(where.name)
-        run_folder = RunFolder(where)
-        run = run_folder.read()
-        config = read_config(run)
-        folder = CheckpointFolder(run_folder.checkpoints)
-        wanted = best_step(run) if step is None else step
-        number = chosen_steps(folder.path, folder.steps(), wanted)[0]
-        try:
-            saved = SavedCheckpoint(folder.path / str(number))
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"train.init_from: {folder.path / str(number)} is damaged ({error}); "
-                "name an older checkpoint of the run"
-            ) from None
-        return cls(saved, _values(run, config, saved))
-
-    @property
-    def step(self) -> int:
-        """Step of the checkpoint."""
-        return self.saved.description.step
-
-
-def _values(
-    run: Path, config: ExperimentConfig, saved: SavedCheckpoint
-) -> TableValues | None:
-    """Returns what the rows of a run's tables stand for: its encoding says it, or the
-    data that it was trained on, if they are still there."""
-    if (run / ENCODING / manifests.FILE_NAME).exists():
-        return TableValues(run / ENCODING, manifests.read(run / ENCODING))
-    data = config.data
-    if not isinstance(data, PreparedConfig) or in_bucket(data.path):
-        return None
-    if data.path.exists():
-        manifest = manifests.read(data.path)
-        if manifest.digest() == saved.description.identity["data"]["files"]:
-            return TableValues(data.path, manifest)
-    return None
 
 
 def first_step(config: ExperimentConfig, workdir: Path, resume: bool) -> int:
@@ -112,32 +46,32 @@ def first_step(config: ExperimentConfig, workdir: Path, resume: bool) -> int:
         return 0
     if resume and (workdir / FILE).exists():
         return read_json(workdir / FILE, "begin the run anew")["first_step"]
-    return Origin.open(path).step
+    return SavedRun(path).checkpoint().description.step
 
 
 def start(
     setup: Experiment, trainer: Trainer, workdir: Path, say: Callable[[str], None]
 ) -> None:
-    """Fills a new trainer with what comes over from ``train.init_from``.
+    """Fills a new trainer with what comes over from ``train.init_from``, if it is set.
 
     Raises:
       ConfigError: if model, features, tables or optimizers do not fit.
       CheckpointError, DataError: if the checkpoint, or a vocabulary, is damaged.
     """
     options = setup.config.train
-    assert options.init_from is not None
-    origin = Origin.open(options.init_from)
+    if options.init_from is None:
+        return
+    run = SavedRun(options.init_from)
+    saved = run.checkpoint()
     keep = options.init_optimizer == "keep"
-    _check(origin, setup, keep)
-    kept = row_counts(origin, setup, keep)
-    state = warm_state(
-        origin.saved, trainer.state_to_fill(), trainer.embeddings, kept, keep
-    )
-    trainer.restore(state)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    _check_model(saved, setup, keep)
+    kept = _row_counts(saved, _values(run, saved), setup, keep)
+    filled = trainer.state_to_fill()
+    trainer.restore(warm_state(saved, filled, trainer.embeddings, kept, keep))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(trainer.state.params))
     optimizers = f"its optimizers' state; steps go on at {trainer.step:,}"
     say(
-        f"starts from {origin.saved.folder}: {parameters:,} dense parameters, "
+        f"starts from {saved.folder}: {parameters:,} dense parameters, "
         + (optimizers if keep else "and new optimizers")
     )
     record: dict[str, Any] = {}
@@ -152,16 +86,34 @@ def start(
             f"  table {table.name}: {count:,} rows come over, "
             f"{table.rows - count:,} are new"
         )
-    dropped = sorted(origin.saved.description.tables.keys() - record.keys())
+    dropped = sorted(saved.description.tables.keys() - record.keys())
     for name in dropped:
         say(f"  table {name}: is not in this model, no row comes over")
     if jax.process_index() == 0:
-        begun = {"from": str(origin.saved.folder), "first_step": trainer.step}
+        begun = {"from": str(saved.folder), "first_step": trainer.step}
         write_json(workdir / FILE, {**begun, "tables": record, "dropped": dropped})
 
 
-def row_counts(
-    origin: Origin, setup: Experiment, keep_optimizer: bool
+def _values(run: SavedRun, saved: SavedCheckpoint) -> TableValues | None:
+    """Returns what the rows of a run's tables stand for: its encoding says it, or the
+    data that it was trained on, if they are still there."""
+    encoding, data = run.folder / ENCODING, run.config.data
+    if (encoding / manifests.FILE_NAME).exists():
+        return TableValues(encoding, manifests.read(encoding))
+    if not isinstance(data, PreparedConfig) or in_bucket(data.path):
+        return None
+    if data.path.exists():
+        manifest = manifests.read(data.path)
+        if manifest.digest() == saved.description.identity["data"]["files"]:
+            return TableValues(data.path, manifest)
+    return None
+
+
+def _row_counts(
+    saved: SavedCheckpoint,
+    before: TableValues | None,
+    setup: Experiment,
+    keep_optimizer: bool,
 ) -> dict[str, int]:
     """Returns how many rows of a checkpoint's tables are the first of a model's;
     nothing of dynamic tables, whose rows match by key.
@@ -169,18 +121,18 @@ def row_counts(
     Raises:
       ConfigError: if rows or columns have another meaning here, or a table has fewer.
     """
-    there: Mapping[str, Any] = origin.saved.description.identity["tables"]
+    there: Mapping[str, Any] = saved.description.identity["tables"]
     values, counts, problems = setup.description.values, {}, []
-    if (origin.values is None) != (values is None):
-        here, before = ("these", "those") if values is None else ("those", "these")
-        problems.append(
-            f"nothing says which values the rows stand for in {here} data, but "
-            f"vocabularies do in {before}"
-        )
-    elif origin.values is not None and values is not None:
-        problems += origin.values.changes(values, "in the run before")
+    if before is not None and values is not None:
+        problems += before.changes(values, "in the run before")
         if problems:
             problems.append("prepare the data with --extend and those of the run")
+    elif before is not values:
+        known, unknown = ("those", "these") if values is None else ("these", "those")
+        problems.append(
+            f"nothing says which values the rows stand for in {unknown} data, but "
+            f"vocabularies do in {known}"
+        )
     for table in setup.tables:
         if table.name not in there:
             continue
@@ -206,25 +158,20 @@ def row_counts(
     return counts
 
 
-def _check(origin: Origin, setup: Experiment, keep_optimizer: bool) -> None:
+def _check_model(
+    saved: SavedCheckpoint, setup: Experiment, keep_optimizer: bool
+) -> None:
     """Raises ``ConfigError`` unless a checkpoint's model is this one."""
+    theirs, ours = saved.description.identity, setup.identity
+    both = theirs["tables"].keys() & ours["tables"].keys()
 
     def described(identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what must agree of an identity."""
         keys = (*MODEL, *OPTIMIZERS) if keep_optimizer else MODEL
-        features = {
-            name: {k: v for k, v in feature.items() if k != "hotness"}
-            for name, feature in identity["features"].items()
+        return {key: identity.get(key, {}) for key in keys} | {
+            "features": _without("hotness", identity["features"]),
+            "tables": _without("rows", {n: identity["tables"][n] for n in both}),
         }
-        both = theirs["tables"].keys() & ours["tables"].keys()
-        tables = {
-            name: {k: v for k, v in identity["tables"][name].items() if k != "rows"}
-            for name in both
-        }
-        values = {key: identity.get(key, {}) for key in keys}
-        return values | {"features": features, "tables": tables}
 
-    theirs, ours = origin.saved.description.identity, setup.identity
     there, here = described(theirs), described(ours)
     if lines := differences(there, here, "in the run before"):
         rule = "must agree in model, features, and the dims of tables"
@@ -234,5 +181,13 @@ def _check(origin: Origin, setup: Experiment, keep_optimizer: bool) -> None:
                 "ones"
             )
         raise ConfigError(
-            "\n  ".join([f"train.init_from: {origin.saved.folder}:", *lines, rule])
+            "\n  ".join([f"train.init_from: {saved.folder}:", *lines, rule])
         )
+
+
+def _without(field: str, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns mappings by name without one of their fields."""
+    return {
+        name: {key: value for key, value in fields.items() if key != field}
+        for name, fields in parts.items()
+    }

@@ -1,7 +1,4 @@
-"""A trained model in a checkpoint, read extent by extent into host memory.
-
-Reading needs neither the mesh nor the plan nor the data of the training.
-"""
+"""A run that was trained, and its model in host memory, read extent by extent."""
 
 from __future__ import annotations
 
@@ -13,70 +10,111 @@ from pathlib import Path
 import numpy as np
 
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import in_bucket
+from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
 from embark_jax.checkpoint import CheckpointError, chosen_steps
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
-from embark_jax.config import ExperimentConfig, reading
+from embark_jax.config import reading
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.run.folder import CHECKPOINTS, RunFolder
 from embark_jax.run.logs import LogError, read_metrics
 
 
-def read_config(workdir: Path) -> ExperimentConfig:
-    """Reads the config of a run.
+class SavedRun:
+    """A run of ``embark train``, with the checkpoint of it that is taken. Its folder
+    stays as it is. What evaluates, scores, exports or goes on from a run begins here.
+
+    Args:
+      path: folder of the run, which may be in a bucket, or one of its checkpoints.
+      step: step of the checkpoint; None takes the best of a run that stopped early, by
+        its validation set, or else the newest.
+
+    Attributes:
+      folder: its files but the checkpoints, on this machine.
+      checkpoints: folder of its checkpoints.
+      config: its config.
+      step: step of the checkpoint; None for the newest.
 
     Raises:
-      ConfigError: if the folder is not a run's, or holds no usable config.
+      ConfigError: if the folder is no run's, or holds no usable config.
+      StorageError: if its bucket cannot be used.
     """
-    if not workdir.is_dir():
-        raise ConfigError(f"{workdir}: is not a folder, must be the folder of a run")
-    return reading.load(workdir / "config.yaml")
+
+    def __init__(self, path: str | PathLike[str], step: int | None = None):
+        where = file_system_or_bucket(path)
+        if where.name.isdecimal() and where.parent.name == CHECKPOINTS:
+            if step not in (None, int(where.name)):
+                raise ConfigError(f"{where}: is not the checkpoint of step {step}")
+            where, step = where.parent, int(where.name)
+        if where.name == CHECKPOINTS:
+            where = where.parent
+        run = RunFolder(where)
+        self.folder = run.read()
+        self.checkpoints = run.checkpoints
+        if not self.folder.is_dir():
+            raise ConfigError(f"{where}: is not a folder, must be the folder of a run")
+        self.config = reading.load(self.folder / "config.yaml")
+        self.step = _best_step(self.folder) if step is None else step
+
+    def checkpoint(self) -> SavedCheckpoint:
+        """Opens the checkpoint.
+
+        Raises:
+          CheckpointError: if there is none, or it is damaged.
+        """
+        return open_checkpoint(self.checkpoints, self.step)
+
+    def model(self) -> SavedModel:
+        """Returns the parameters of the checkpoint, without mesh, plan or data.
+
+        Raises:
+          CheckpointError: if there is none, or it is damaged.
+        """
+        return SavedModel(self.checkpoint())
 
 
-def best_step(workdir: Path) -> int | None:
-    """Returns the best step of a run that stopped early, by its validation set, which
-    is tested, evaluated, scored and exported; else None, for the newest."""
+def open_checkpoint(
+    folder: str | PathLike[str], step: int | None = None
+) -> SavedCheckpoint:
+    """Opens the checkpoint of a step in a run's ``checkpoints``; None for the newest.
+
+    Raises:
+      CheckpointError: if there is none, or it is damaged.
+    """
+    checkpoints = CheckpointFolder(folder)
+    path = checkpoints.path
+    path /= str(chosen_steps(path, checkpoints.steps(), step)[0])
+    try:
+        return SavedCheckpoint(path)
+    except CheckpointError as error:
+        raise _damaged(path, error) from None
+
+
+def _best_step(folder: Path) -> int | None:
+    """Returns the best step of a run that stopped early."""
     with contextlib.suppress(LogError):
-        for record in reversed(read_metrics(workdir)):
+        for record in reversed(read_metrics(folder)):
             if record.get("final"):
                 return record.get("best_step")
     return None
-
-
-ROWS = "storages.{}"
 
 
 class SavedModel:
     """The parameters of a checkpoint, without their optimizers' state.
 
     Args:
-      folder: a run's ``checkpoints``.
-      step: step of the checkpoint; None takes the newest.
+      saved: the checkpoint.
 
     Attributes:
       step: step of the checkpoint.
       tables, features: tables and features of the model.
-      seed: seed of the initial tables.
       dense_features: number of columns of its dense input.
-
-    Raises:
-      CheckpointError: if there is none, or it is damaged.
     """
 
-    def __init__(self, folder: str | PathLike[str], step: int | None = None):
-        checkpoints = CheckpointFolder(folder)
-        path = checkpoints.path
-        if not in_bucket(path) and not path.is_dir():
-            raise CheckpointError(f"{path}: no such folder")
-        (self.step, *_) = chosen_steps(path, checkpoints.steps(), step)
-        self._folder = path / str(self.step)
-        self._held_rows: dict[str, np.ndarray] = {}
-        try:
-            self._saved = SavedCheckpoint(self._folder)
-        except CheckpointError as error:
-            raise self._damaged(error) from None
+    def __init__(self, saved: SavedCheckpoint):
+        self._saved, self.step = saved, saved.description.step
         identity = self._saved.description.identity
         shapes = identity["tables"]
         dynamic = any(shape["rows"] is None for shape in shapes.values())
@@ -85,7 +123,6 @@ class SavedModel:
             planned[name] if shape["rows"] is None else TableSpec(name, **shape)
             for name, shape in shapes.items()
         )
-        self.seed: int = identity["seed"]
         self.features = tuple(
             FeatureSpec(name, **fields) for name, fields in identity["features"].items()
         )
@@ -102,49 +139,26 @@ class SavedModel:
         try:
             return {path: self._saved.array(name) for path, name in names.items()}
         except CheckpointError as error:
-            raise self._damaged(error) from None
+            raise _damaged(self._saved.folder, error) from None
 
     def table(self, table: TableSpec) -> np.ndarray:
         """Returns ``[rows, dim]`` float32 of one table; nothing else is read. Of a
         dynamic table these are the rows of ``keys``, in their order."""
         rows = np.empty((self._room(table), table.dim), np.float32)
-        self._read(table, ROWS, rows)
-        return rows[self._held(table)] if table.is_dynamic else rows
-
-    def count(self, table: TableSpec) -> int:
-        """Returns the number of rows of a table."""
-        return len(self._held(table)) if table.is_dynamic else table.rows
-
-    def rows(self, table: TableSpec, extent: range) -> np.ndarray:
-        """Returns ``[n, dim]`` float32, some of the rows of ``table``, as in ``table``.
-
-        Raises:
-          CheckpointError: if they are damaged.
-        """
-        held = np.arange(len(extent))
-        if table.is_dynamic:
-            numbers = self._held(table)[extent.start : extent.stop]
-            if not len(numbers):
-                return np.empty((0, table.dim), np.float32)
-            extent = range(int(numbers[0]), int(numbers[-1]) + 1)
-            held = numbers - extent.start
-        rows = np.empty((len(extent), table.dim), np.float32)
-        self._read_extent(table, ROWS, extent, rows)
-        return rows[held]
+        self._read(table, "storages.{}", rows)
+        return rows[self._filled(table)] if table.is_dynamic else rows
 
     def keys(self, table: TableSpec) -> np.ndarray:
         """Returns the ``[rows]`` int64 keys of a dynamic table."""
         keys = np.empty((self._room(table), 1), np.int64)
         self._read(table, f"embedding_state.{{}}.{KEY}", keys)
-        return keys[self._held(table), 0]
+        return keys[self._filled(table), 0]
 
-    def _held(self, table: TableSpec) -> np.ndarray:
-        """Returns which of the rows of a dynamic table are more than room for one."""
-        if table.name not in self._held_rows:
-            used = np.empty((self._room(table), 1), np.int32)
-            self._read(table, f"embedding_state.{{}}.{USED}", used)
-            self._held_rows[table.name] = np.flatnonzero(used[:, 0] != NO_ROW)
-        return self._held_rows[table.name]
+    def _filled(self, table: TableSpec) -> np.ndarray:
+        """Returns which of the slots of a dynamic table hold a row."""
+        used = np.empty((self._room(table), 1), np.int32)
+        self._read(table, f"embedding_state.{{}}.{USED}", used)
+        return np.flatnonzero(used[:, 0] != NO_ROW)
 
     def _room(self, table: TableSpec) -> int:
         return self._saved.description.table_rows[table.name]
@@ -153,29 +167,25 @@ class SavedModel:
         """Reads the first rows of a table in an array of each of its storages."""
 
         def read(extent: range) -> None:
-            self._read_extent(table, array, extent, rows[extent.start : extent.stop])
-
-        all_rows = extents(range(len(rows)), rows.itemsize * rows.shape[1])
-        for _ in self._saved.in_threads(read, all_rows):
-            pass
-
-    def _read_extent(
-        self, table: TableSpec, array: str, extent: range, into: np.ndarray
-    ) -> None:
-        try:
+            part = rows[extent.start : extent.stop]
             for layout in self._saved.description.tables[table.name]:
-                self._saved.table_rows(
-                    layout, array.format(layout.storage), extent, into
-                )
+                name = array.format(layout.storage)
+                self._saved.table_rows(layout, name, extent, part)
+
+        parts = extents(range(len(rows)), rows.itemsize * rows.shape[1])
+        try:
+            for _ in self._saved.in_threads(read, parts):
+                pass
         except CheckpointError as error:
-            raise self._damaged(error) from None
+            raise _damaged(self._saved.folder, error) from None
 
     def _planned_tables(self) -> dict[str, TableSpec]:
         """Returns the tables by name, as the plan in the checkpoint has them."""
         plan = Plan.from_json(json.dumps(self._saved.description.plan))
         return {table.name: table for table in plan.tables}
 
-    def _damaged(self, error: CheckpointError) -> CheckpointError:
-        return CheckpointError(
-            f"{self._folder}: is damaged, delete it to use an older one ({error})"
-        )
+
+def _damaged(folder: PathLike[str], error: CheckpointError) -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: is damaged, delete it to use an older one ({error})"
+    )

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-from embark_kernels import availability
 from rich.console import Console
 
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
-from embark_jax.data import BatchChecker
-from embark_jax.launch.agreement import of_process_0, total
+from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
+from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import StoppedError, stopping
-from embark_jax.plans.plan import Plan
-from embark_jax.report.display import (
-    say,
-    say_at_end,
-    show_result,
-)
+from embark_jax.report.display import say, say_at_end, show_result
 from embark_jax.report.summary import overview
-from embark_jax.run import experiment, history, initial
-from embark_jax.run.early_stopping import EarlyStopping, Plateau
-from embark_jax.run.evaluation import (
-    counts,
-    of_last_window,
-    on_test_set,
-)
+from embark_jax.run import experiment, initial
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import RunFolder
-from embark_jax.run.logs import MetricsLog
 from embark_jax.run.loop import Loop
-from embark_jax.run.page import REPORT, reported
-from embark_jax.run.planning import why_plain_xla
+from embark_jax.run.outputs import REPORT, outputs
+from embark_jax.run.planning import unused_kernels
 from embark_jax.run.profile import StepProfile
-from embark_jax.run.trackers import open_tracker
-from embark_jax.train.outcome import NonFiniteLossError
 from embark_jax.train.trainer import Trainer
 
 
@@ -59,7 +43,7 @@ def train(
 
     Args:
       config: experiment config.
-      workdir: folder that gets ``config.yaml``, ``configs/``, ``encoding/``,
+      workdir: folder that gets ``config.yaml``, ``encoding/``,
         ``plan.json``, ``report.html``, ``metrics.jsonl``, TensorBoard events and
         ``checkpoints/``; ``profile/``, too, if steps are profiled. It may lie in a
         bucket, which gets all but the checkpoints before each of them and at the end.
@@ -79,170 +63,95 @@ def train(
         resumed do not fit together; that run is then as it was.
       NonFiniteLossError: if a loss is not finite.
     """
-    try:
-        return _run(config, workdir, resume, console, plan_file, profile_steps)
-    except KeyboardInterrupt:  # outside training, where ``stopping`` holds it back
-        say(console, "no step was under way: nothing is lost")
-        raise
-
-
-def _run(
-    config: ExperimentConfig,
-    workdir: Path,
-    resume: bool,
-    console: Console,
-    plan_file: Path | None,
-    profile_steps: tuple[int, int] | None,
-) -> dict[str, Any] | None:
+    tell = functools.partial(say, console)
     make_host_devices(config.mesh.devices)
-    main = jax.process_index() == 0  # process 0 alone writes what one process can
     folder = RunFolder(workdir)
-    if main:
+    if jax.process_index() == 0:
         folder.open(resume)
-    files = folder.files
-    setup = experiment.build(config, plan_file)
-    first = of_process_0(initial.first_step(config, files, resume))
-    setup = dataclasses.replace(setup, first_step=first)
-    profile = StepProfile(files, profile_steps, functools.partial(say, console))
+    first = of_process_0(initial.first_step(config, folder.files, resume))
+    setup = experiment.build(config, plan_file, first_step=first)
+    profile = StepProfile(folder.files, profile_steps, tell)
     profile.check(first, setup.steps)
-    if jax.process_count() > 1:  # hosts may differ, and their plans with them
-        plan = Plan.from_json(of_process_0(setup.plan.to_json()))
-        setup = dataclasses.replace(setup, plan=plan)
-    console.print(overview(setup.plan), markup=False, highlight=False)
-    why_not_kernels = unused_kernels(config)
-    if main:
-        for warning in [*setup.scale_warnings(), *setup.room_warnings()]:
-            say(console, f"warning: {warning}")
-        if why_not_kernels:
-            say(console, f"lookups and updates run in plain XLA: {why_not_kernels}")
-
+    _introduce(setup, console)
     trainer = setup.trainer()
-    trainer.growth.report = lambda grown: say(console, grown) if main else None
-    check = trainer.check
+    trainer.growth.report = tell
     with Checkpointer(
         folder.checkpoints,
         setup.identity | setup.data_order,
         config.train.keep_checkpoints,
         config.train.checkpoint_memory,
-        functools.partial(say, console),
+        tell,
     ) as checkpoints:
-        loaded = resume and of_process_0(checkpoints.steps)
-        if config.train.init_from is not None and not loaded:
-            initial.start(setup, trainer, files, functools.partial(say, console))
-        if resume:
-            _resume(setup, files, trainer, check, checkpoints, console)
-            profile.check(trainer.step, setup.steps)
-        if main:
-            history.record(files, config, trainer.step)
-            setup.save_encoding(files)
-            (files / "plan.json").write_text(setup.plan.to_json())
-            say(console, f"the plan with reasons, later curves: {workdir / REPORT}")
-        settings = config.model_dump(mode="json")
-        trackers = [
-            open_tracker(service, files, settings)
-            for service in config.train.trackers
-            if main
-        ]
+        if not (resume and _resumed(setup, trainer, folder, checkpoints, tell)):
+            initial.start(setup, trainer, folder.files, tell)
+        profile.check(trainer.step, setup.steps)
+        tell(f"the plan with reasons, later curves: {workdir / REPORT}")
         with (
-            folder.published() if main else contextlib.nullcontext(),
-            MetricsLog(files, trainer.step, main, trackers) as log,
-            reported(files, setup.plan) if main else contextlib.nullcontext(),
+            outputs(folder, setup, trainer.step) as log,
             stopping(functools.partial(say_at_end, console)) as stop,
         ):
-            past = checkpoints.evaluations  # verified, which the log is not
-            early = EarlyStopping(config.train.early_stopping, past)
-            plateau = Plateau(config.train.plateau, past)
             loop = Loop(
-                setup,
-                trainer,
-                checkpoints,
-                folder,
-                log,
-                console,
-                stop,
-                early,
-                plateau,
-                profile,
+                setup, trainer, checkpoints, folder, log, console, stop, profile
             )
-            if plateau.factor < 1:
-                loop.lower_rates()
-            checkpoints.best_step = early.best_step
             try:
-                with profile:
-                    loop.run()
-                last = trainer.step
-                if early.ended:
-                    say(console, f"{early}: training ends at step {last:,}")
-                if early.best_step not in (None, last):
-                    trainer.load(checkpoints, early.best_step)
-                if setup.windows is None:
-                    metrics = on_test_set(setup, trainer, stop.during)
-                else:
-                    metrics = of_last_window(checkpoints.evaluations)
-                record = {"final": True, **metrics}
+                loop.run()
+                record = loop.test()
             except StoppedError:
                 where = folder.checkpoints / str(checkpoints.steps[-1])
-                say(
-                    console,
+                tell(
                     f"stopped at step {trainer.step:,} of {setup.steps:,}, "
-                    f"with a checkpoint to --resume from: {where}",
+                    f"with a checkpoint to --resume from: {where}"
                 )
                 return None
-            except NonFiniteLossError as error:
-                written = checkpoints.steps[-1:]
-                where = folder.checkpoints / str(*written) if written else "none"
-                raise NonFiniteLossError(
-                    f"{error}\nnewest checkpoint (not verified): {where}"
-                ) from None
-            record["recompilations"] = trainer.recompilations
-            record |= counts("bad_ids", total(check.bad_ids))
-            record |= counts("missing_dense", setup.description.missing_dense)
-            if early.best_step is not None:
-                record["best_step"] = early.best_step
-            log.write(last, record)
     show_result(record, console)
     return None if stop.requested else record
 
 
-def _resume(
+def _introduce(setup: Experiment, console: Console) -> None:
+    """Shows the plan, and what a user should know before hours of training."""
+    console.print(overview(setup.plan), markup=False, highlight=False)
+    reason = unused_kernels(setup.config)  # all processes find out
+    for warning in setup.scale_warnings():
+        say(console, f"warning: {warning}")
+    if reason:
+        say(console, f"lookups and updates run in plain XLA: {reason}")
+
+
+def _resumed(
     setup: Experiment,
-    files: Path,
     trainer: Trainer,
-    check: BatchChecker,
+    folder: RunFolder,
     checkpoints: Checkpointer,
-    console: Console,
-) -> None:
-    """Loads the newest good checkpoint, if there is one, and says what is new.
+    tell: Callable[[str], None],
+) -> bool:
+    """Loads the newest good checkpoint, and says what is new; returns whether there is
+    one.
 
     Raises:
       OtherExperimentError: if it is of another model, or of other data.
     """
-    main, changed = jax.process_index() == 0, []
-    if of_process_0(checkpoints.steps):
-        if main:
-            changed = history.changes(files, setup.config)
-        try:
-            bad_ids = trainer.load(checkpoints)
-        except OtherExperimentError as error:
-            raise OtherExperimentError(
-                f"{error}\n--resume goes on with the model and the data of the run "
-                "(data.files is a digest of prepared data); to train on others, begin "
-                "a run in another --workdir"
-            ) from None
-        if main:  # process 0 counts for all
-            check.bad_ids = bad_ids
-        if setup.windows is not None:
-            setup.windows.resume(checkpoints.evaluations, trainer.step, files)
-        how = "resumed"
-    else:
-        how = "no checkpoint yet: begins"
-    say(console, f"{how} at step {trainer.step:,} of {setup.steps:,}")
+    if not of_process_0(checkpoints.steps):
+        tell(
+            f"no checkpoint yet: begins at step {setup.first_step:,} of {setup.steps:,}"
+        )
+        return False
+    main = jax.process_index() == 0
+    changed = folder.changes(setup.config) if main else []
+    try:
+        bad_ids = trainer.load(checkpoints)
+    except OtherExperimentError as error:
+        raise OtherExperimentError(
+            f"{error}\n--resume goes on with the model and the data of the run "
+            "(data.files is a digest of prepared data); to train on others, begin a "
+            "run in another --workdir"
+        ) from None
+    if main:  # process 0 counts for all
+        trainer.check.bad_ids = bad_ids
+    if setup.windows is not None:
+        encoding = folder.files / ENCODING
+        setup.windows.resume(checkpoints.evaluations, trainer.step, encoding)
+        trainer.use_optimizers(setup.optimizers())
+    tell(f"resumed at step {trainer.step:,} of {setup.steps:,}")
     for change in changed:
-        say(console, f"  {change}")
-
-
-def unused_kernels(config: ExperimentConfig) -> str:
-    """Returns why GPU kernels that can run here are not used; "" if they are, cannot
-    run, or the config names an implementation. All processes must call this."""
-    reason = why_plain_xla() if config.embedding.kernels == "auto" else ""
-    return "" if availability()["mosaic_gpu"] else reason
+        tell(f"  {change}")
+    return True

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from embark_jax.checkpoint import Checkpointer, CheckpointError
-from embark_jax.run.saved import SavedModel
+from embark_jax.run.saved import SavedModel, open_checkpoint
 from tests.builders import assert_same_tables, tables_and_states
 from tests.checkpoint.states import BAD_IDS, build
 
@@ -37,7 +37,7 @@ def test_sixteen_bits_are_kept_and_go_on_alike(tmp_path):
         pytest.raises(CheckpointError, match="dtype"),
     ):
         checkpoints.restore(float32.state, float32.embeddings, 2)
-    saved = SavedModel(tmp_path / "run", 2)
+    saved = SavedModel(open_checkpoint(tmp_path / "run", 2))
     (user,) = (each for each in saved.tables if each.name == "user")
     assert user.dtype == "bfloat16"
     rows = saved.table(user)

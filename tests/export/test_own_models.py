@@ -118,9 +118,9 @@ def train(folder: Path, name: str) -> Path:
 def exported(request, module, tmp_path) -> Exported:
     run, folder = train(tmp_path, request.param), tmp_path / "export"
     done("export", run, "--out", folder, "--trust-code")
-    loaded = load_run(run, trust_code=True)
-    ((batch, logits),) = loaded.trainer.predict([loaded.data.train_batch(7, 32)])
-    return Exported(run, folder, loaded.trainer, batch, np.asarray(logits))
+    setup, trainer = load_run(run, trust_code=True)
+    ((batch, logits),) = trainer.predict([setup.training_data.train_batch(7, 32)])
+    return Exported(run, folder, trainer, batch, np.asarray(logits))
 
 
 def test_a_model_of_ones_own_is_scored_without_jax_and_without_its_code(

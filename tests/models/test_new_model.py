@@ -97,8 +97,8 @@ assert "Toy" in dir(models)
 assert small.small_config(small.KINDS["toy"]).bonus == 3.0
 runs.done("train", "toy.yaml", "--workdir", "run")
 runs.done("export", "run", "--out", "export")
-loaded = ej.load_run("run")
-((batch, logits),) = loaded.trainer.predict([loaded.data.train_batch(0, 32)])
+setup, trainer = ej.load_run("run")
+((batch, logits),) = trainer.predict([setup.training_data.train_batch(0, 32)])
 scored = load_id_scorer("export").logits(batch.dense, batch.ids)
 np.testing.assert_allclose(scored, logits, rtol=1e-5, atol=1e-6)
 assert np.mean(scored) > 1

@@ -8,6 +8,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax._base.config import ConfigError
+from embark_jax.checkpoint import CheckpointError
 from tests import runs
 
 MESH = ("mesh.nodes=1", "mesh.gpus_per_node=2")
@@ -39,47 +40,48 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
-def tables(run: ej.LoadedRun) -> dict[str, np.ndarray]:
-    return {t.name: run.trainer.table(t.name).rows for t in run.plan.tables}
+def tables(trainer: ej.Trainer) -> dict[str, np.ndarray]:
+    names = [table.name for table in trainer.embeddings.plan.tables]
+    return {name: trainer.table(name).rows for name in names}
 
 
-def assert_same(found: ej.LoadedRun, expected: ej.LoadedRun) -> None:
+def assert_same(found: ej.Trainer, expected: ej.Trainer, data) -> None:
     """Bit by bit: rows, and what the models make of a batch."""
     for name, rows in tables(expected).items():
         np.testing.assert_array_equal(tables(found)[name], rows, err_msg=name)
     logits = [
-        np.asarray(next(run.trainer.predict(run.data.test_batches(64)))[1])
-        for run in (found, expected)
+        np.asarray(next(trainer.predict(data.test_batches(64)))[1])
+        for trainer in (found, expected)
     ]
     np.testing.assert_array_equal(*logits)
 
 
 def test_it_has_what_the_run_had_and_trains_on(whole):
     before = runs.snapshot(whole)
-    last, middle = ej.load_run(whole), ej.load_run(whole, step=4)
-    assert (last.trainer.step, middle.trainer.step) == (6, 4)
-    assert last.plan == ej.Plan.from_json((whole / "plan.json").read_text())
-    assert last.config == ej.load_config(whole / "config.yaml")
+    (setup, last), (_, middle) = ej.load_run(whole), ej.load_run(whole, step=4)
+    assert (last.step, middle.step) == (6, 4)
+    assert setup.plan == ej.Plan.from_json((whole / "plan.json").read_text())
+    assert setup.config == ej.load_config(whole / "config.yaml")
     losses = {}
-    middle.trainer.fit(
-        middle.data,
+    middle.fit(
+        setup.training_data,
         6,
         callback=lambda result: losses.update({result.step: result.loss}),
         progress=False,
     )
     assert losses == {step: runs.losses(whole)[step] for step in (5, 6)}
-    assert_same(middle, last)
+    assert_same(middle, last, setup.dataset)
     assert runs.snapshot(whole) == before
-    metrics = last.trainer.evaluate(last.data.test_batches(64))
+    metrics = last.evaluate(setup.dataset.test_batches(64))
     assert metrics.auc == pytest.approx(runs.final(whole)["test_auc"], abs=1e-6)
 
 
 def test_on_another_mesh_it_has_the_same_rows(whole):
-    other = ej.load_run(whole, ["mesh.nodes=2", "mesh.gpus_per_node=4"])
-    assert other.plan.devices == 8
-    for name, rows in tables(ej.load_run(whole)).items():
+    setup, other = ej.load_run(whole, ["mesh.nodes=2", "mesh.gpus_per_node=4"])
+    assert setup.plan.devices == 8
+    for name, rows in tables(ej.load_run(whole)[1]).items():
         np.testing.assert_array_equal(tables(other)[name], rows)
-    with pytest.raises(ConfigError, match="seed is 0 in the run so far, 1 here"):
+    with pytest.raises(CheckpointError, match="seed is 0 in the checkpoint, 1 here"):
         ej.load_run(whole, ["seed=1"])
 
 
@@ -90,14 +92,14 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, tmp_path):
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
-    assert ej.load_run(run).trainer.step == 4
+    assert ej.load_run(run)[1].step == 4
     assert newest.exists()
 
 
 def test_the_index_of_a_table_finds_its_largest_products(whole):
-    run = ej.load_run(whole)
-    items = run.trainer.table("item").rows.astype(np.float64)
-    index = ej.ItemIndex(*run.trainer.table("item"), run.embeddings.mesh)
+    _, trainer = ej.load_run(whole)
+    items = trainer.table("item").rows.astype(np.float64)
+    index = ej.ItemIndex(*trainer.table("item"), trainer.embeddings.mesh)
     users = np.random.default_rng(0).normal(size=(5, items.shape[1]))
     found, products = index.search(users, 7)
     scores = users.astype(np.float32).astype(np.float64) @ items.T
@@ -123,7 +125,7 @@ def test_a_folder_s_code_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"names totalling:Sum, code that Python"):
         ej.load_run(run)
     assert not (tmp_path / "was_run").exists()
-    assert ej.load_run(run, trust_code=True).trainer.step == 1
+    assert ej.load_run(run, trust_code=True)[1].step == 1
     assert (tmp_path / "was_run").exists()
 
 

@@ -12,7 +12,6 @@ from sklearn.metrics import roc_auc_score
 
 import embark_jax as ej
 from embark_jax._base.files import read_arrow
-from embark_jax.run import evaluation
 from tests import runs
 from tests.data.prepare.raw_files import write_rows
 
@@ -66,14 +65,15 @@ def of_part(part: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_hit_rates_are_over_the_values_of_items(trained):
-    run = ej.load_run(trained)
+    run, trainer = ej.load_run(trained)
     known = read_arrow(trained.parent / "data" / "vocabulary" / "item.arrow")
     catalog = known["key"].to_pylist()
     assert all(name.startswith("i") for name in catalog)  # tails have no rows
-    vectors = dict(zip(catalog, of_items(run, len(catalog)), strict=True))
+    vectors = of_items(run.features, trainer, len(catalog))
+    vectors = dict(zip(catalog, vectors, strict=True))
     users = [
         np.asarray(found)
-        for _, found in run.trainer.predict(run.data.test_batches(32), method="users")
+        for _, found in trainer.predict(run.dataset.test_batches(32), method="users")
     ]
     raw, users = of_part("test"), np.concatenate(users)
     hits, gains = [], []
@@ -91,22 +91,22 @@ def test_hit_rates_are_over_the_values_of_items(trained):
         assert record[f"test_ndcg@{k}"] == pytest.approx(np.mean(gains, axis=0)[i])
 
 
-def of_items(run: ej.LoadedRun, count: int) -> np.ndarray:
+def of_items(features, trainer: ej.Trainer, count: int) -> np.ndarray:
     """The vectors of the first items that have a row, which are behind those of missing
     and of rare values."""
-    ids = {f.name: np.full((count, 1), -1) for f in run.data.features}
+    ids = {f.name: np.full((count, 1), -1) for f in features}
     ids["item"] = np.arange(2, 2 + count)[:, None]
     batch = ej.Batch(np.zeros((count, 0), np.float32), ids, np.ones(count, np.float32))
-    ((_, vectors),) = run.trainer.predict([batch], method="items")
+    ((_, vectors),) = trainer.predict([batch], method="items")
     return np.asarray(vectors)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("column", ["user", "shop"])
 def test_groups_are_values(trained, column, monkeypatch):
-    run = ej.load_run(trained)
+    run, trainer = ej.load_run(trained)
     logits = np.concatenate(
-        [np.asarray(x) for _, x in run.trainer.predict(run.data.test_batches(32))]
+        [np.asarray(x) for _, x in trainer.predict(run.dataset.test_batches(32))]
     )
     raw = of_part("test")
     aucs, sizes, reciprocal = [], [], []
@@ -119,10 +119,7 @@ def test_groups_are_values(trained, column, monkeypatch):
         if labels.any():
             order = np.argsort(-scores)
             reciprocal.append(1 / (1 + np.argmax(labels[order])))
-    evaluate, found = evaluation.evaluate_checkpoint, {}
-    monkeypatch.setattr(
-        evaluation, "evaluate_checkpoint", lambda *a: found.update(evaluate(*a))
-    )
+    found = runs.shown_results(monkeypatch)
     runs.done("evaluate", trained, "--group-by", column, "--k", 100)
     assert found["test_gauc"] == pytest.approx(np.average(aucs, weights=sizes))
     if len(np.unique(logits)) == len(logits):

@@ -1,8 +1,6 @@
 """Training on time windows, beside the same done by hand with a trainer."""
 
-import itertools
 import shutil
-import types
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from embark_jax.config import reading
 from embark_jax.data import DataError, PreparedData, WindowsData
 from embark_jax.data import manifest as manifests
-from embark_jax.run import experiment, windows
+from embark_jax.run import experiment
 from tests import runs
 from tests.days import DAYS, config_of, prepare_days, prepare_table, table_of
 from tests.runs import done, embark
@@ -85,41 +83,21 @@ def test_it_resumes_inside_a_window_and_between_two(tmp_path, first, user):
     assert aucs_of(halves) == aucs_of(whole)
 
 
-@pytest.mark.slow
-def test_a_run_waits_for_the_next_folder(tmp_path, monkeypatch):
-    folder = prepare_days(tmp_path, range(1))
-    looks = []
-
-    def appear(seconds):
-        looks.append(seconds)
-        if len(looks) == 3:
-            before = folder / "day 0"
-            prepare_table(tmp_path / "raw", table_of(1), folder / "day 1", before)
-
-    clock = map(float, itertools.count(step=10))
-    times = types.SimpleNamespace(sleep=appear, monotonic=lambda: next(clock))
-    monkeypatch.setattr(windows, "time", times)
-    config = config_of(tmp_path, folder, "data.wait_minutes=1")
-    done("train", config, "--workdir", tmp_path / "run")
-    assert list(aucs_of(tmp_path / "run")) == ["day 0", "day 1"]
-    assert len(looks) > 5  # and it waited for a third
-
-
 def test_one_set_is_cut_by_its_times(tmp_path):
     table = pa.concat_tables([table_of(day) for day in (2, 0, 1)])
     rng = np.random.default_rng(0)
     table = table.take(rng.permutation(len(table)))
     out = prepare_table(tmp_path / "raw", table, tmp_path / "one", window=50)
     data = WindowsData(out)
-    names = [window.name for window in data.look()]
+    names = [window.name for window in data.windows]
     assert names == [str(begin) for begin in range(0, 300, 50)]
     times = table["time"].to_numpy()
-    for window in data.look():
+    for window in data.windows:
         samples = data.open(window)
         begin = int(window.name)
         wanted = ((times >= begin) & (times < begin + 50)).sum()
         assert samples.train_samples == wanted
-    total = sum(data.open(window).train_samples for window in data.look())
+    total = sum(data.open(window).train_samples for window in data.windows)
     assert total == len(table) == PreparedData(out).train_samples
 
 
@@ -127,7 +105,7 @@ def test_windows_of_dates_are_seconds(tmp_path):
     days = np.array(["2024-05-03", "2024-05-01", "2024-05-01T23:59"], "datetime64[ms]")
     table = pa.table({"label": [0, 1, 0], "user": ["a", "b", "c"], "time": days})
     out = prepare_table(tmp_path / "raw", table, tmp_path / "one", window=86_400)
-    assert [data.name for data in WindowsData(out).look()] == [
+    assert [data.name for data in WindowsData(out).windows] == [
         str(int(np.datetime64(day, "s").astype(int)))
         for day in ("2024-05-01", "2024-05-03")
     ]
@@ -188,27 +166,16 @@ def test_what_does_not_fit_is_refused(days, tmp_path, overrides, message):
     runs.assert_refused(outcome, message)
 
 
-def test_a_table_without_room_for_new_values_is_told_at_the_start(days, tmp_path):
-    rows = PreparedData(days / "day 2").table_rows
-    full = f"embedding.tables.user.rows={rows['user']}"
-    setup = experiment.build(reading.load(config_of(tmp_path, days, full)))
-    (warning,) = setup.room_warnings()
-    assert f"table 'user' has {rows['user']} rows, and window day 2" in warning
-    one = prepare_table(tmp_path / "raw", table_of(0), tmp_path / "one", window=50)
-    config = reading.load(config_of(tmp_path, one, full))
-    assert experiment.build(config).room_warnings() == []  # no folder will come
-
-
 def test_windows_are_in_the_order_of_their_numbers(days, tmp_path):
     for name in ("10", "2", "1"):
         shutil.copytree(days / "day 0", tmp_path / name)
-    assert [window.name for window in WindowsData(tmp_path).look()] == ["1", "2", "10"]
+    assert [window.name for window in WindowsData(tmp_path).windows] == ["1", "2", "10"]
 
 
 def test_unfinished_folders_are_not_there_yet(days, tmp_path):
     folder = tmp_path / "days"
     shutil.copytree(days, folder)
     (folder / "day 1" / "manifest.json").unlink()
-    assert [window.name for window in WindowsData(folder).look()] == ["day 0"]
+    assert [window.name for window in WindowsData(folder).windows] == ["day 0"]
     with pytest.raises(DataError, match="has no window yet, must be a folder of"):
         WindowsData(tmp_path / "none")

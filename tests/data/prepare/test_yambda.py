@@ -106,7 +106,7 @@ def test_windows_are_days_whose_samples_keep_their_order(raw, tmp_path):
     manifest = prepared(raw, tmp_path / "out")
     assert manifest.windows == [day * 86_400 for day in range(len(manifest.windows))]
     windows = WindowsData(tmp_path / "out", seed=None)
-    first = windows.open(windows.look()[1])
+    first = windows.open(windows.windows[1])
     users = first.train_batch(0, first.train_samples).ids["uid"][:, 0]
     assert np.count_nonzero(np.diff(users)) == len(np.unique(users)) - 1
     again = first.train_batch(1, first.train_samples)

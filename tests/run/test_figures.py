@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from sklearn.metrics import roc_auc_score
 
-from embark_jax.run import window as window_module
-from embark_jax.run.window import MIN_TIMED_STEPS, Window
+from embark_jax.run import figures as figures_module
+from embark_jax.run.figures import MIN_TIMED_STEPS, Figures
 from embark_jax.train.in_flight import STEPS_IN_FLIGHT
 from embark_jax.train.outcome import StepResult
 
@@ -25,7 +25,7 @@ class Loop:
 
     def __init__(self):
         self.now = 0.0
-        self.window = Window(clock=lambda: self.now)
+        self.figures = Figures(clock=lambda: self.now)
 
     def train(self, steps: int, log_every: int) -> list[float | None]:
         """Trains up to a stop; gives what each record says of throughput."""
@@ -33,11 +33,11 @@ class Loop:
         self.now += 100  # of compilation, or an evaluation
         for step in range(1, steps + 1):
             self.now += step <= steps - STEPS_IN_FLIGHT
-            self.window.add(result(step))
+            self.figures.add(result(step))
             if step % log_every == 0 or step == steps:
-                said.append(self.window.close()["samples_per_s"])
-        assert self.window.empty
-        self.window.stop()
+                said.append(self.figures.close()["samples_per_s"])
+        assert self.figures.empty
+        self.figures.stop()
         return said
 
 
@@ -63,20 +63,20 @@ def test_of_too_few_steps_nothing_is_said(steps):
 
 
 def test_a_window_follows_a_change_of_speed():
-    window, now = Window(clock=lambda: now), 0.0
+    figures, now = Figures(clock=lambda: now), 0.0
     for seconds in (1.0, 0.25):
         for step in range(1, 41):
             now += seconds
-            window.add(result(step))
-        said = window.close()["samples_per_s"]
+            figures.add(result(step))
+        said = figures.close()["samples_per_s"]
     assert said == pytest.approx(BATCH / 0.25, rel=0.3)
 
 
 def test_the_rest_of_a_record():
-    window = Window()
+    figures = Figures()
     for step in (1, 2, 3):
-        window.add(result(step))
-    assert window.close() == {
+        figures.add(result(step))
+    assert figures.close() == {
         "window_steps": 3,
         "loss": 2.5,
         "train_auc": 1.0,
@@ -86,14 +86,14 @@ def test_the_rest_of_a_record():
 
 
 def test_records_of_a_stopped_run_add_up_to_those_of_an_undisturbed_one():
-    """A stop cuts a window in two; its steps say how much each record weighs."""
+    """A stop cuts a figures in two; its steps say how much each record weighs."""
     losses = [0.5 + step for step in range(1, 11)]
     records = []
     for steps in (range(1, 4), range(4, 11)):
-        window = Window()
+        figures = Figures()
         for step in steps:
-            window.add(result(step))
-        records.append(window.close())
+            figures.add(result(step))
+        records.append(figures.close())
     weights = [record["window_steps"] for record in records]
     assert weights == [3, 7]
     mean = np.average([record["loss"] for record in records], weights=weights)
@@ -101,8 +101,8 @@ def test_records_of_a_stopped_run_add_up_to_those_of_an_undisturbed_one():
 
 
 def test_the_auc_of_training_is_weighted_and_of_the_last_samples(monkeypatch):
-    monkeypatch.setattr(window_module, "MOST_SAMPLES", 6)
-    rng, window = np.random.default_rng(0), Window(["a", "b"])
+    monkeypatch.setattr(figures_module, "MOST_SAMPLES", 6)
+    rng, figures = np.random.default_rng(0), Figures(["a", "b"])
     mesh = jax.make_mesh((2,), ("gpu",), axis_types=(AxisType.Auto,))
     by_sample = NamedSharding(mesh, PartitionSpec("gpu"))
     logits, weights = rng.normal(size=(5, 4, 2)), rng.integers(0, 3, (5, 4))
@@ -110,8 +110,8 @@ def test_the_auc_of_training_is_weighted_and_of_the_last_samples(monkeypatch):
     for step, parts in enumerate(zip(logits, labels, weights, strict=True), 1):
         arrays = (jax.device_put(x.astype(np.float32), by_sample) for x in parts)
         scores, truth, each = arrays
-        window.add(StepResult(step, 0.5, scores, truth, {}, weights=each))
-    record = window.close()
+        figures.add(StepResult(step, 0.5, scores, truth, {}, weights=each))
+    record = figures.close()
     of_samples = [x.reshape(20, -1)[-6:] for x in (labels, logits, weights)]
     for task, name in enumerate("ab"):
         truth, scores = (x[:, task] for x in of_samples[:2])
@@ -122,14 +122,14 @@ def test_the_auc_of_training_is_weighted_and_of_the_last_samples(monkeypatch):
 @pytest.mark.parametrize("log_every", [7, 60])
 def test_steps_of_hot_batches_are_timed_apart(log_every):
     """A third of the batches is all-hot and takes 1 s, the others take 3."""
-    now, window = 0.0, Window(hot_batches=True, clock=lambda: now)
+    now, figures = 0.0, Figures(hot_batches=True, clock=lambda: now)
     records = []
     for step in range(1, 121):
         hot = step % 3 == 0
         now += 1 if hot else 3
-        window.add(dataclasses.replace(result(step), hot=hot))
+        figures.add(dataclasses.replace(result(step), hot=hot))
         if step % log_every == 0:
-            records.append(window.close())
+            records.append(figures.close())
     shares = [record["hot_batches"] for record in records]
     times = [(record["hot_step_ms"], record["mixed_step_ms"]) for record in records]
     if log_every == 60:
@@ -141,6 +141,6 @@ def test_steps_of_hot_batches_are_timed_apart(log_every):
 
 
 def test_without_hot_batches_nothing_is_said_of_them():
-    window = Window()
-    window.add(result(1))
-    assert not any("hot" in key or "mixed" in key for key in window.close())
+    figures = Figures()
+    figures.add(result(1))
+    assert not any("hot" in key or "mixed" in key for key in figures.close())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,14 +32,14 @@ class _Step(NamedTuple):
     used: Mapping[str, float]
 
 
-class Window:
+class Figures:
     """The steps since the last record.
 
     Throughput is measured from one landing to another. The first landing after a stop
     waited for a compilation or an evaluation, and the last few steps before one land
     together, without a batch having been made between them; so the measure begins at
-    the first, and leaves out the last. Where a window is short, it goes back to steps
-    before it.
+    the first, and leaves out the last. Where there are few steps, it goes back to steps
+    before the last record.
 
     Args:
       tasks: names of the labels, if samples have several.
@@ -60,8 +60,8 @@ class Window:
         self._steps: list[_Step] = []
         self._batch_size = 0
         self._scored: deque[StepResult] = deque()  # the last MOST_SAMPLES samples
-        self._landings: list[float] = []  # since the last stop, as far as needed
-        self._kinds: list[bool] = []  # of the steps that landed then: whether all-hot
+        # When steps landed since the last stop, and whether they were all-hot.
+        self._landings: list[tuple[float, bool]] = []
 
     @property
     def empty(self) -> bool:
@@ -74,16 +74,14 @@ class Window:
         self._scored.append(result)
         while self._batch_size * (len(self._scored) - 1) >= MOST_SAMPLES:
             self._scored.popleft()
-        self._landings.append(self._clock())
-        self._kinds.append(result.hot)
+        self._landings.append((self._clock(), result.hot))
 
     def stop(self) -> None:
         """Says that no step comes next."""
         self._landings.clear()
-        self._kinds.clear()
 
     def close(self) -> dict[str, float | None]:
-        """Returns the record of the window; the next one begins here."""
+        """Returns the record of the steps; the next ones begin here."""
         steps, self._steps = self._steps, []
         aucs = self._aucs()
         measured = [auc for auc in aucs if auc is not None]
@@ -92,8 +90,7 @@ class Window:
             "loss": float(np.mean([step.loss for step in steps])),
             "train_auc": float(np.mean(measured)) if measured == aucs != [] else None,
             **{f"train_auc/{task}": aucs[i] for i, task in enumerate(self._tasks)},
-            "samples_per_s": self._samples_per_s(len(steps)),
-            **(self._hot_figures(steps) if self._hot_batches else {}),
+            **self._times(steps),
             **{
                 f"capacity_used/{name}": max(step.used[name] for step in steps)
                 for name in steps[0].used
@@ -107,49 +104,40 @@ class Window:
         results = list(self._scored)
         self._scored.clear()
 
-        def joined(arrays: Iterable[jax.Array]) -> np.ndarray:
-            whole = np.concatenate([_of_this_process(array) for array in arrays])
-            return whole[-MOST_SAMPLES:]
+        def joined(arrays: Sequence[jax.Array]) -> np.ndarray:
+            shards = [s.data for array in arrays for s in array.addressable_shards]
+            return np.concatenate([*map(np.asarray, shards)])[-MOST_SAMPLES:]
 
-        labels, logits = (
-            joined(arrays).reshape(-1, max(1, len(self._tasks)))
-            for arrays in ([r.labels for r in results], [r.logits for r in results])
-        )
         given = [r.weights for r in results if r.weights is not None]
         weights = joined(given) if given else None
+        tasks = max(1, len(self._tasks))
+        labels = joined([r.labels for r in results]).reshape(-1, tasks)
+        logits = joined([r.logits for r in results]).reshape(-1, tasks)
         if not np.isfinite(logits).all():  # which a loss of one's own may allow
-            return [None] * labels.shape[1]
+            return [None] * tasks
         pairs = zip(labels.T, logits.T, strict=True)
         return [auc(*pair, weights) for pair in pairs]
 
-    def _samples_per_s(self, steps: int) -> float | None:
-        """Returns samples/s over these steps, or MIN_TIMED_STEPS; None if too few."""
-        steps = max(steps, MIN_TIMED_STEPS)
-        self._landings = self._landings[-(steps + _UNDER_WAY + 1) :]
-        self._kinds = self._kinds[-(steps + _UNDER_WAY + 1) :]
-        timed = self._landings[:-_UNDER_WAY]
-        if len(timed) <= MIN_TIMED_STEPS:
-            return None
-        return (len(timed) - 1) * self._batch_size / (timed[-1] - timed[0])
-
-    def _hot_figures(self, steps: Sequence[_Step]) -> dict[str, float | None]:
-        """Returns the share of all-hot batches, and the median ms of steps of either
-        kind, None if too few were timed; after ``_samples_per_s``, which says which."""
-        seconds = np.diff(self._landings[:-_UNDER_WAY])
-        kinds = np.array(self._kinds[1:-_UNDER_WAY], bool)
+    def _times(self, steps: Sequence[_Step]) -> dict[str, float | None]:
+        """Returns samples/s over these steps, or MIN_TIMED_STEPS; with ``hot_batches``
+        the share of all-hot batches, too, and the median ms of steps of either kind.
+        They are None where too few steps were timed."""
+        most = max(len(steps), MIN_TIMED_STEPS) + _UNDER_WAY + 1
+        self._landings = self._landings[-most:]
+        times, hot = np.array(self._landings[:-_UNDER_WAY]).reshape(-1, 2).T
+        seconds, hot = np.diff(times), hot[1:].astype(bool)
 
         def median_ms(timed: np.ndarray) -> float | None:
             enough = len(timed) >= MIN_TIMED_STEPS
             return 1e3 * float(np.median(timed)) if enough else None
 
-        return {
-            "hot_batches": float(np.mean([step.hot for step in steps])),
-            "hot_step_ms": median_ms(seconds[kinds]),
-            "mixed_step_ms": median_ms(seconds[~kinds]),
-        }
-
-
-def _of_this_process(array: jax.Array) -> np.ndarray:
-    """Returns the samples of an array that lie on devices of this process."""
-    shards = [np.asarray(shard.data) for shard in array.addressable_shards]
-    return np.concatenate(shards)
+        enough = len(seconds) >= MIN_TIMED_STEPS
+        speed = len(seconds) * self._batch_size / seconds.sum() if enough else None
+        record: dict[str, float | None] = {"samples_per_s": speed and float(speed)}
+        if self._hot_batches:
+            record |= {
+                "hot_batches": float(np.mean([step.hot for step in steps])),
+                "hot_step_ms": median_ms(seconds[hot]),
+                "mixed_step_ms": median_ms(seconds[~hot]),
+            }
+        return record
