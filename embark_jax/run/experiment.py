@@ -163,7 +163,7 @@ class Experiment(PlannedModel):
 
     def scale_warnings(self) -> list[str]:
         """Lists problems of the scale of dense columns in the first samples."""
-        dataset = self.dataset
+        dataset = self.dataset if self.windows is None else self.windows.first
         batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
         numbered = [f"dense[{i}]" for i in range(dataset.dense_features)]
         return scale_warnings(batch.dense, self.description.dense_names or numbered)
