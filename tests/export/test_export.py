@@ -248,7 +248,7 @@ def test_what_cannot_be_exported(exported, tmp_path):
     )
     assert "No such file" in refused(tmp_path, new)
     shutil.copy(exported.workdir / "config.yaml", tmp_path)
-    assert "no such folder" in refused(tmp_path, new)
+    assert "holds no complete checkpoint" in refused(tmp_path, new)
     assert not new.exists()
 
 
