@@ -55,7 +55,7 @@ def main() -> None:
     OTHERS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         plan, run = Path(folder, "plan.html"), Path(folder, "quickstart")
-        tables = ("--tables", "t180", "--fleet", "dgx-h100", "--nodes", 16)
+        tables = ("t180", "fleet=dgx-h100", "mesh.nodes=16")
         embark("plan", *tables, "--html", plan)
         embark("train", DOCS.parent / "configs/quickstart.yaml", "--workdir", run)
         for name, page in {"plan": plan, "report": run / "report.html"}.items():

@@ -79,8 +79,7 @@ def calibrate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the figures to a fleet file, for the config key fleet and for "
-            "embark plan --fleet."
+            help="Write the figures to a fleet file, for the config key fleet."
         ),
     ] = None,
     devices: Annotated[

@@ -18,7 +18,6 @@ from embark_jax.statistics.accesses import Statistics
 app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)
 app.command("synth")(prepare.synth)
-app.command("synth-yambda")(prepare.synth_yambda)
 
 
 @app.command("movielens-100k")

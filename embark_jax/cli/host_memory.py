@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
-from pathlib import Path
+
+from embark_jax._base.devices import has_gpu
 
 # From glibc's malloc.h: https://sourceware.org/glibc/manual/latest/html_node/
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 M_ARENA_MAX = -8
 NEVER = 2**31 - 1
-DEVICES = Path("/dev")
 
 
 def keep_freed_memory() -> None:
@@ -31,11 +30,3 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, NEVER)
         mallopt(M_ARENA_MAX, 1)
-
-
-def has_gpu() -> bool:
-    """Says whether JAX would use a GPU, as far as one can know before it starts."""
-    if platforms := os.environ.get("JAX_PLATFORMS"):
-        return platforms.split(",")[0] != "cpu"
-    names = ("nvidia[0-9]*", "kfd")  # NVIDIA and AMD
-    return any(True for name in names for _ in DEVICES.glob(name))

@@ -21,8 +21,9 @@ def init(
         str,
         typer.Option(
             metavar="NAME",
-            help="The config to copy: quickstart, movielens_100k, or one of "
-            "configs/experiments, such as experiments/criteo_kaggle/dlrm.",
+            help="The config to copy: quickstart, movielens_100k, one of "
+            "configs/experiments, such as experiments/criteo_kaggle/dlrm, or a list of "
+            "tables in configs/models, such as t180.",
         ),
     ] = "quickstart",
 ) -> None:

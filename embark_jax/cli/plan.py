@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Annotated
 
 import typer
 
-from embark_jax import planner
 from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
-    ListOptions,
+    ConfigOrList,
     Overrides,
     console,
     say,
-    with_list_options,
 )
 from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
@@ -27,15 +24,10 @@ from embark_jax.report.terminal import Report
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 
-@with_list_options
 def plan(
-    config_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="Config to plan: a YAML or gin file."),
-    ] = None,
+    config_file: ConfigOrList,
     overrides: Overrides = None,
     *,
-    options: ListOptions,
     stats: Annotated[
         Path | None,
         typer.Option(
@@ -56,8 +48,11 @@ def plan(
         typer.Option(help="Write the plan as JSON, for embark train --plan."),
     ] = None,
 ) -> None:
-    """Plan where every table will live, and show why."""
-    options.check(config_file)
+    """Plan where every table will live, and show why.
+
+    For example: embark plan t180 fleet=dgx-h100 mesh.nodes=16
+    embedding.wire.rows=bfloat16
+    """
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(
@@ -70,24 +65,19 @@ def plan(
             statistics = Statistics.from_json(text)
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
+    config, listed = reading.load_with_list(config_file, overrides or ())
+    check_outputs({"out": out, "html": html}, config)
     start = time.perf_counter()
     without_data = False
-    if config_file is not None:
-        config = reading.load(config_file, overrides or ())
-        check_outputs({"out": out, "html": html}, config)
+    if listed is not None:
+        from embark_jax.run.listed import plan_list
+
+        _, planned = plan_list(config, listed, statistics)
+    else:
         from embark_jax.run import experiment
 
         model = experiment.plan_model(config, statistics)
         planned, without_data = model.plan, model.without_data
-    else:
-        try:
-            listed, workload = options.read()
-            planned = planner.advised_plan(
-                dataclasses.replace(workload, statistics=statistics),
-                *listed.specs(),
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
     seconds = time.perf_counter() - start
     if out is not None:
         out.write_text(planned.to_json())
@@ -97,9 +87,7 @@ def plan(
         html.write_text(plan_page(planned), "utf-8")
     if as_json:
         record = {"planning_seconds": seconds, **plan_record(planned)}
-        if config_file is not None:
-            record["without_data"] = without_data
-        print(json.dumps(record))
+        print(json.dumps({**record, "without_data": without_data}))
         return
     console.print(Report(planned, every))
     if without_data:

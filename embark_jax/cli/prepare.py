@@ -225,27 +225,6 @@ def _prepare_yambda(
     say(f"{manifest.raw_rows:,} events, {len(manifest.windows):,} windows")
 
 
-def synth_yambda(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    users: Annotated[int, typer.Option(min=1, help="Number of users.")] = 1000,
-    days: Annotated[int, typer.Option(min=1, help="Number of days.")] = 8,
-    events_a_day: Annotated[
-        float, typer.Option(min=0.01, help="Mean number of a user's events in a day.")
-    ] = 25.0,
-    scale: Annotated[
-        float,
-        typer.Option(min=1e-6, max=1, help="Share of 5b's items, albums and artists."),
-    ] = 0.001,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all.")] = 0,
-) -> None:
-    """Make synthetic files of Yambda's layout, for embark data prepare yambda."""
-    from embark_jax.data.prepare.yambda_files import Yambda
-
-    data = Yambda(users=users, days=days, events_a_day=events_a_day, seed=seed)
-    data.scaled(scale).write(out)
-    say(f"events of {users:,} users in {days:,} days: {out}")
-
-
 def synth(
     model: Annotated[
         str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,20 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from embark_jax import planner, simulator
+from embark_jax import simulator
 from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
-    ListOptions,
+    ConfigOrList,
     Overrides,
     console,
     say,
-    with_list_options,
 )
 from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
 from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
-from embark_jax.plans.tables import embedding_width
 from embark_jax.report.summary import assumptions
 from embark_jax.simulator import Job, Simulation
 
@@ -37,15 +34,10 @@ EMBEDDINGS_ALONE = (
 )
 
 
-@with_list_options
 def simulate(
-    config_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="Config: a YAML or gin file."),
-    ] = None,
+    config_file: ConfigOrList,
     overrides: Overrides = None,
     *,
-    options: ListOptions,
     all_hot: Annotated[
         float | None,
         typer.Option(
@@ -64,29 +56,29 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate how a train step runs over time, on any fleet."""
-    options.check(config_file)
+    config, listed = reading.load_with_list(config_file, overrides or ())
+    check_outputs({"trace": trace}, config)
+    if config.dense_optimizer.named is not None:
+        raise ConfigError(
+            f"dense_optimizer.kind is {config.dense_optimizer.kind!r}, which cannot be "
+            "simulated; choose sgd, adagrad or adam"
+        )
+    notes = []
     with Console(stderr=True).status("planning"):
-        plan, notes = None, []
-        try:
-            if config_file is not None:
-                config = reading.load(config_file, overrides or ())
-                check_outputs({"trace": trace}, config)
-                from embark_jax.run import experiment
+        if listed is not None:
+            from embark_jax.run.listed import is_embeddings_alone, plan_list
 
-                model = experiment.plan_model(config)
-                job, plan = _job(model), model.plan
-                if model.without_data:
-                    notes.append(WITHOUT_DATA)
-            else:
-                listed, workload = options.read()
-                job = simulator.job_of_list(
-                    listed, workload.fleet, optimizer=options.optimizer
-                )
-                job = dataclasses.replace(job, workload=workload)
-                if listed.dense is None:
-                    notes.append(EMBEDDINGS_ALONE)
-            if plan is None:
-                plan = planner.plan_for(job.workload, job.tables, job.features)
+            job, plan = plan_list(config, listed)
+            if is_embeddings_alone(config, listed):
+                notes.append(EMBEDDINGS_ALONE)
+        else:
+            from embark_jax.run import experiment
+
+            model = experiment.plan_model(config)
+            job, plan = _job(model), model.plan
+            if model.without_data:
+                notes.append(WITHOUT_DATA)
+        try:
             simulations = [simulator.simulate_program(job, plan.placements)]
             if all_hot is not None:
                 simulations += simulator.simulate_hot_batches(
@@ -130,39 +122,16 @@ def _job(model: PlannedModel) -> Job:
     """Returns the job that a config describes."""
     from embark_jax.run import planning
 
-    config, dense_features = model.config, model.description.dense_features
-    width = embedding_width(model.tables, model.features)
-    layers = config.model
-    match layers:
-        case DLRMDCNv2Config():
-            network = simulator.dlrm_dcnv2(
-                width,
-                dense_features,
-                layers.bottom,
-                layers.top,
-                layers.cross_layers,
-                layers.cross_rank,
-                parallel=layers.structure == "parallel",
-            )
-        case DLRMConfig():
-            network = simulator.dlrm(
-                len(model.features), width, dense_features, layers.bottom, layers.top
-            )
-        case _:
-            raise ConfigError(
-                f"model.kind is {layers.kind!r}, whose layers cannot be simulated; "
-                "choose dlrm_dcnv2 or dlrm"
-            )
-    if config.dense_optimizer.named is not None:
-        raise ConfigError(
-            f"dense_optimizer.kind is {config.dense_optimizer.kind!r}, which cannot be "
-            "simulated; choose sgd, adagrad or adam"
-        )
+    config, data = model.config, model.description
+    network = simulator.network_of(
+        config.model, model.tables, model.features, data.dense_features
+    )
+    assert isinstance(config.model, DLRMConfig | DLRMDCNv2Config)
     return Job(
         model.tables,
         model.features,
-        planning.workload(config, model.description, model.tables, model.features),
+        planning.workload(config, data, model.tables, model.features),
         network,
-        layers.compute_dtype,
+        config.model.compute_dtype,
         config.dense_optimizer.kind,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from embark_jax.cli.host_memory import has_gpu
+from embark_jax._base.devices import has_gpu
 
 GPU_FLAGS = {
     # Runs collectives and copies beside computation. It is off unless asked for:

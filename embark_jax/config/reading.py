@@ -1,6 +1,7 @@
 """Reads experiment configs in YAML and gin, and writes them in YAML.
 
-Both syntaxes become one nested mapping, which ``validation`` checks.
+Both syntaxes become one nested mapping, which ``validation`` checks. So does a table
+list, in YAML or JSON.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax._base import yaml_text
-from embark_jax._base.config import ConfigError
+from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.storage import local
 from embark_jax._base.validation import listed, short, validated
-from embark_jax.config import ExperimentConfig, gin_files
+from embark_jax.config import ExperimentConfig, SyntheticConfig, gin_files
+from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 from embark_jax.config.table_lists import experiment_of
-from embark_jax.planner.request.table_list import read_table_list
+from embark_jax.planner.request.table_list import TableList, read_table_list
+from embark_jax.plans import fleet as fleets
 
 SHIPPED = Path(__file__).parents[1] / "config_files"
 """``configs``: a link in a checkout, a folder in a built package."""
 
 
 def shipped() -> dict[str, Path]:
-    """Returns the configs that come with the package, by name."""
-    return {
+    """Returns the configs and table lists that come with the package, by name."""
+    configs = {
         path.relative_to(SHIPPED).with_suffix("").as_posix(): path
         for pattern in ("*.yaml", "experiments/*/*.yaml")
         for path in SHIPPED.glob(pattern)
     }
+    return configs | {path.stem: path for path in SHIPPED.glob("models/*.yaml")}
 
 
 def load(
@@ -39,8 +43,9 @@ def load(
     """Reads an experiment config.
 
     Args:
-      path: path of a ``.yaml``, ``.yml`` or ``.gin`` file, or of a table list in YAML,
-        which stands for its model on synthetic data.
+      path: path of a ``.yaml``, ``.yml`` or ``.gin`` file; or of a table list, also in
+        ``.json``, which stands for its model on synthetic data; or the name of one that
+        comes with the package, such as ``quickstart`` or ``t180``.
       overrides: changes to the file, each ``dotted.key=value`` with the value in YAML,
         such as ``"train.batch_size=4096"`` or ``"model.bottom=[64, 16]"``. The last one
         of a key wins. Changing the ``kind`` of a section drops the keys of the file
@@ -54,15 +59,21 @@ def load(
         and rule, one a line. Rules between several keys are checked once each key is
         right by itself.
     """
-    path = local(path)
-    readers = {".yaml": _read_yaml, ".yml": _read_yaml, ".gin": gin_files.read}
-    if path.suffix not in readers:
-        raise ConfigError(f"{path}: must end in {', '.join(readers)}")
+    return load_with_list(path, overrides, point)[0]
+
+
+def load_with_list(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    point: Mapping[str, Any] | None = None,
+) -> tuple[ExperimentConfig, TableList | None]:
+    """Reads as ``load`` does. Returns the config, and the table list that it is of;
+    None if it is of none, or for other data or a model with other layers."""
+    path = _file(path)
     try:
-        data = readers[path.suffix](path)
+        data, tables = _read(path)
     except OSError as error:
-        hint = _shipped_hint(path) if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"{error.filename}: {error.strerror}{hint}") from None
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
@@ -74,21 +85,42 @@ def load(
     scales = [change for change in changes if change.startswith("scale=")]
     others = [change for change in changes if change not in scales]
     config = validated(ExperimentConfig, data, others, source)
+    if config.fleet is not None and "gpus_per_node" not in config.mesh.model_fields_set:
+        gpus = fleets.load(config.fleet).gpus_per_node
+        others.append(f"mesh.gpus_per_node={gpus}")
+        config = validated(ExperimentConfig, data, others, source)
     if not scales:
-        return config
+        return config, _of_list(config, tables)
     try:
-        return _shrunk(config, scales[-1].removeprefix("scale="))
+        config = _shrunk(config, scales[-1].removeprefix("scale="))
     except ConfigError as error:
         raise listed(source, {"scale": str(error)}) from None
+    return config, _of_list(config, tables)
 
 
-def _shipped_hint(path: Path) -> str:
-    """Says how to get a config that comes with the package; "" if it is none."""
+def _of_list(config: ExperimentConfig, tables: TableList | None) -> TableList | None:
+    known = isinstance(config.model, DLRMConfig | DLRMDCNv2Config)
+    return tables if known and isinstance(config.data, SyntheticConfig) else None
+
+
+def _file(source: str | Path) -> Path:
+    """Returns the file that a user names, by its path or as one of the package.
+
+    Raises:
+      ConfigError: if it names neither.
+    """
+    path, of_package = local(source), shipped()
+    if path.is_file() or (path.exists() and str(source) not in of_package):
+        return path
+    if str(source) in of_package:
+        return of_package[str(source)]
     name = path.with_suffix("").as_posix().rpartition("configs/")[2]
-    if name not in shipped():
-        return ""
-    return (
-        f"; it comes with the package: `embark init {path} --example {name}` writes it"
+    name = name.removeprefix("models/")
+    if path.suffix and name not in of_package:
+        return path  # of which opening it says what is wrong
+    raise ConfigError(
+        f"{source}: no such file, and nothing of this name comes with the package; "
+        + nearest(name, of_package)
     )
 
 
@@ -113,18 +145,25 @@ def save(config: ExperimentConfig, path: str | Path) -> None:
     local(path).write_text(dump_yaml(config), "utf-8")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], TableList | None]:
+    """Returns a file's mapping, and the table list that it is."""
+    if path.suffix == ".gin":
+        return gin_files.read(path), None
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"{path}: must end in .yaml, .yml, .json, .gin")
+    text = path.read_text("utf-8")
     try:
-        text = path.read_text("utf-8")
-        data = yaml_text.parse(text)
-        if isinstance(data, dict) and "tables" in data:
-            data = {"name": path.stem, **experiment_of(read_table_list(text))}
+        data = [] if path.suffix == ".json" else yaml_text.parse(text)
+        if isinstance(data, list) or (isinstance(data, dict) and "tables" in data):
+            tables = read_table_list(text)
+            return {"name": path.stem, **experiment_of(tables)}, tables
     except ConfigError as error:
         raise ConfigError(f"{path}, {error}") from None
     if data is None:
         raise ConfigError(f"{path}: is empty, must be a mapping with at least data")
     if not isinstance(data, dict):
         raise ConfigError(
-            f"{path}: {short(data)} given, must be a mapping of sections (data, …)"
+            f"{path}: {short(data)} given, must be a mapping of sections (data, …), or "
+            "a list of tables"
         )
-    return data
+    return data, None

@@ -33,7 +33,8 @@ class MeshConfig(Config):
     nodes: PositiveInt = 1
     """Number of machines."""
     gpus_per_node: PositiveInt = 1
-    """Devices of each machine."""
+    """Devices of each machine; without a number as many as the `fleet` has, if it is
+    named."""
 
     @property
     def devices(self) -> int:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import embark_kernels
-import jax
 
-from embark_jax import models
 from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax.config import ExperimentConfig
-from embark_jax.data import Description
-from embark_jax.launch.agreement import tell_all
 from embark_jax.planner import Workload, advised_plan
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes
 from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
@@ -34,7 +31,9 @@ from embark_jax.plans.wire import VALUE_BYTES as DTYPE_BYTES
 from embark_jax.plans.wire import Wire
 from embark_jax.statistics import hot_rows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
-from embark_jax.train.optimizers import state_values
+
+if TYPE_CHECKING:
+    from embark_jax.data import Description
 
 
 def wire(config: ExperimentConfig) -> Wire:
@@ -48,6 +47,8 @@ def machines(config: ExperimentConfig) -> Fleet:
     nodes, gpus_per_node = config.mesh.nodes, config.mesh.gpus_per_node
     if config.fleet is not None:
         return fleet.load(config.fleet, nodes, gpus_per_node)
+    import jax
+
     here = fleet.this_machine(nodes, gpus_per_node)
     return dataclasses.replace(here, shared=jax.default_backend() == "cpu")
 
@@ -60,6 +61,8 @@ def overlap(config: ExperimentConfig, tables: Sequence[TableSpec]) -> bool:
 def why_plain_xla() -> str:
     """Returns why the GPU kernels are not taken in some process, all of which must call
     this; "" if they are taken."""
+    from embark_jax.launch.agreement import tell_all
+
     return next(filter(None, tell_all(embark_kernels.why_plain_xla(), "kernels")), "")
 
 
@@ -90,21 +93,38 @@ def workload(
     Raises:
       ConfigError: if its model does not suit the embeddings.
     """
+    dense = _dense_load(config, data, tables, features)
+    return workload_of(
+        config, data.zipf_exponent, dense, kernels(config), tables, features, statistics
+    )
+
+
+def workload_of(
+    config: ExperimentConfig,
+    zipf_exponent: float,
+    dense: DenseLoad,
+    implementation: Kernels,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    statistics: Statistics,
+) -> Workload:
+    """Returns the workload with these dense layers, and with this implementation of
+    lookups and updates. Needs no JAX if the config names a fleet."""
     embedding = config.embedding
     kinds = [embedding.optimizer_of(table.name).kind for table in tables]
     return Workload(
         fleet=machines(config),
         batch_size=config.train.batch_size,
-        zipf_exponent=data.zipf_exponent,
+        zipf_exponent=zipf_exponent,
         capacity_slack=embedding.capacity_slack,
         optimizer=max(kinds, key=STATE_VALUES.__getitem__),
         statistics=statistics,
         wire=wire(config),
-        dense=_dense_load(config, data, tables, features),
+        dense=dense,
         micro_batches=config.train.micro_batches,
         overlap=overlap(config, tables),
         sample_ids=sum(feature.hotness for feature in features),
-        kernels=kernels(config),
+        kernels=implementation,
         memory_gb=embedding.memory_gb,
     )
 
@@ -115,6 +135,9 @@ def _dense_load(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
 ) -> DenseLoad:
+    from embark_jax import models
+    from embark_jax.train.optimizers import state_values
+
     shapes = embedding_shapes(tables, features)
     with config_error_at("model"):
         model = models.footprint(
@@ -141,6 +164,22 @@ def make_plan(
     Raises:
       ConfigError: if no plan is possible, or the model does not suit the embeddings.
     """
+    load = workload(config, data, tables, features, statistics)
+    return plan_of(config, load, tables, features)
+
+
+def plan_of(
+    config: ExperimentConfig,
+    load: Workload,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+) -> Plan:
+    """Plans for a workload, with the placements that the config forces. If the tables
+    do not fit, the planner chooses the tiers of those for which the config names none.
+
+    Raises:
+      ConfigError: if no plan is possible.
+    """
     forced = {
         name: ForcedPlacement(
             cluster=table.cluster,
@@ -155,10 +194,28 @@ def make_plan(
     if config.train.hot_batches:
         forced = with_small_replicated(tables, forced)
     if config.embedding.hot_budget is not None:
-        forced = _with_hot_rows(config, tables, forced, statistics)
-    load = workload(config, data, tables, features, statistics)
+        forced = _with_hot_rows(config, tables, forced, load.statistics)
+    # Host devices have no memory but that of the host.
+    open_tiers = [] if load.fleet.shared else with_open_tiers(config, tables)
     with config_error_at("embedding"):
-        return advised_plan(load, tables, features, forced=forced)
+        return advised_plan(load, tables, features, forced=forced, or_tables=open_tiers)
+
+
+def with_open_tiers(
+    config: ExperimentConfig, tables: Sequence[TableSpec]
+) -> list[TableSpec]:
+    """Returns the tables, of tier "auto" where the config names none."""
+    named = {
+        name
+        for name, table in config.embedding.tables.items()
+        if table.tier is not None
+    }
+    return [
+        table
+        if table.is_dynamic or table.name in named
+        else dataclasses.replace(table, tier="auto")
+        for table in tables
+    ]
 
 
 def _with_hot_rows(
@@ -215,7 +272,7 @@ def read_plan(
     text = read_text(path)
     with config_error_at(str(path)):
         planned = Plan.from_json(text)
-        planned.check_serves(tables, features)
+        planned.check_serves(with_open_tiers(config, tables), features)
     problems = [
         f"{path}: plan is for {key} {planned_value}, the config says {value}"
         for key, planned_value, value in (

@@ -1,7 +1,7 @@
 """Simulates when each device of a fleet does what in a train step. Needs no JAX."""
 
 from embark_jax.planner.request.dense import DenseNetwork, dlrm, dlrm_dcnv2
-from embark_jax.simulator.job import Job, job_of_list
+from embark_jax.simulator.job import Job, job_of_list, network_of
 from embark_jax.simulator.report import report
 from embark_jax.simulator.simulation import (
     Simulation,
@@ -21,6 +21,7 @@ __all__ = [
     "dlrm",
     "dlrm_dcnv2",
     "job_of_list",
+    "network_of",
     "report",
     "schedule",
     "serial",

@@ -5,12 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from embark_jax.planner.request.dense import NO_NETWORK, DenseNetwork
+from embark_jax._base.config import ConfigError
+from embark_jax.config import AnyModelConfig
+from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
+from embark_jax.planner.request.dense import (
+    NO_NETWORK,
+    DenseNetwork,
+    dlrm,
+    dlrm_dcnv2,
+)
 from embark_jax.planner.request.table_list import TableList, dense_optimizer_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import Kernels
-from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_width
 from embark_jax.simulator.dense import DType
 
 
@@ -58,3 +66,42 @@ def job_of_list(
     dense_optimizer = dense_optimizer_of(workload.optimizer)
     network = NO_NETWORK if listed.dense is None else listed.dense.network(*model)
     return Job(tables, features, workload, network, "bfloat16", dense_optimizer)
+
+
+def network_of(
+    model: AnyModelConfig,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    dense_features: int,
+    pool_stride: int = 1,
+) -> DenseNetwork:
+    """Returns the matrix products of a model that a config describes.
+
+    Args:
+      model: section of the config.
+      tables, features, dense_features: inputs of the model.
+      pool_stride: number of neighbouring columns of the pooled rows that are averaged
+        into one.
+
+    Raises:
+      ConfigError: if the products of such a model are not known.
+    """
+    width = embedding_width(tables, features) // pool_stride
+    match model:
+        case DLRMDCNv2Config():
+            return dlrm_dcnv2(
+                width,
+                dense_features,
+                model.bottom,
+                model.top,
+                model.cross_layers,
+                model.cross_rank,
+                parallel=model.structure == "parallel",
+            )
+        case DLRMConfig():
+            return dlrm(len(features), width, dense_features, model.bottom, model.top)
+        case _:
+            raise ConfigError(
+                f"model.kind is {model.kind!r}, whose layers cannot be simulated; "
+                "choose dlrm_dcnv2 or dlrm"
+            )

@@ -65,4 +65,4 @@ def test_the_command_writes_a_fleet_that_plans(tmp_path):
     assert planned.prediction.step_ms > 0
     config = tmp_path / "tables.yaml"
     config.write_text("[{rows: 1000, dim: 8}]")
-    done("plan", "--tables", config, "--fleet", path)
+    done("plan", config, f"fleet={path}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embark_jax._base import devices
 from embark_jax.cli import host_memory
 
 
@@ -41,6 +42,6 @@ def test_where_it_is_kept(monkeypatch, tmp_path, calls, platforms, device, kept)
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
     if device is not None:
         (tmp_path / device).touch()
-    monkeypatch.setattr(host_memory, "DEVICES", Path(tmp_path))
+    monkeypatch.setattr(devices, "DEVICES", Path(tmp_path))
     host_memory.keep_freed_memory()
     assert bool(calls) is kept

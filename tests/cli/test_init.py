@@ -1,7 +1,5 @@
 """``embark init``: a starter config, also where there is no checkout."""
 
-import re
-
 from embark_jax.config import reading
 from tests.config_files import CONFIGS, YAML
 from tests.runs import assert_refused, done, embark
@@ -29,14 +27,14 @@ def test_an_unknown_example_names_the_nearest(tmp_path):
     assert_refused(embark("init", tmp_path / "a.txt"), ".yaml")
 
 
-def test_who_misses_a_config_of_the_package_is_told_how_to_get_it(
-    tmp_path, monkeypatch
-):
+def test_what_comes_with_the_package_is_named_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    outcome = embark("train", "configs/quickstart.yaml")
-    assert_refused(outcome, "No such file")
-    command = re.search("`embark (.*?)`", outcome.err)[1].split()
-    assert command == ["init", "configs/quickstart.yaml", "--example", "quickstart"]
-    done(*command)
-    assert reading.load("configs/quickstart.yaml")
-    assert "init" not in embark("train", "configs/mine.yaml").err
+    assert reading.load("quickstart") == reading.load(CONFIGS / "quickstart.yaml")
+    assert len(reading.load("t7").embedding.tables) == 7
+    missed = embark("train", "configs/quickstart.yaml")
+    assert_refused(missed, "no such file", "did you mean quickstart?")
+    assert_refused(embark("train", "quickstrat"), "did you mean quickstart?")
+    mine = embark("train", "configs/mine.yaml")
+    assert mine.err == "error: configs/mine.yaml: No such file or directory\n"
+    (tmp_path / "t7").mkdir()  # a folder is no config
+    assert len(reading.load("t7").embedding.tables) == 7

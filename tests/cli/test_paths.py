@@ -56,7 +56,7 @@ def folder(prepared, tmp_path, monkeypatch) -> Path:
         ("plan tiny.yaml --out", "tiny.yaml"),
         ("plan tiny.yaml --html", "tiny.yaml"),
         ("plan prepared.yaml --out", "data/manifest.json"),
-        ("plan --tables tables.yaml --out", "tables.yaml"),
+        ("plan tables.yaml --out", "tables.yaml"),
         ("plan tiny.yaml --stats statistics.json --out", "statistics.json"),
         ("simulate tiny.yaml --trace", "tiny.yaml"),
         ("data stats tiny.yaml --out", "tiny.yaml"),
@@ -75,15 +75,15 @@ def test_what_is_read_is_not_written(folder, command, read, way):
 
 
 def test_two_outputs_are_two_files(folder):
-    outcome = embark("plan --tables tables.yaml --out new.json --html ./new.json")
+    outcome = embark("plan tables.yaml --out new.json --html ./new.json")
     runs.assert_refused(outcome, "--out new.json: is the file of --html, too")
-    outcome = embark("plan --tables tables.yaml --out data")
+    outcome = embark("plan tables.yaml --out data")
     runs.assert_refused(outcome, "--out data: is a folder, must be a file")
 
 
 def test_what_was_written_before_is_written_again(folder):
     for _ in range(2):
-        done("plan --tables tables.yaml --out plan.json --html data/plan.html")
+        done("plan tables.yaml --out plan.json --html data/plan.html")
     scores = folder / "data/scores.csv"
     scores.touch()
     check_outputs({"out": scores}, {"folder": folder / "data"})

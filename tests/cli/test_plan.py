@@ -37,7 +37,7 @@ def test_plan_is_for_the_fleet_of_the_config(config):
 def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
     models = Path(__file__).parents[2] / "configs" / "models"
     page = tmp_path / "plan.html"
-    listed = ("plan", "--tables", models / "dlrm_dcnv2.yaml", "--nodes", "2")
+    listed = ("plan", models / "dlrm_dcnv2.yaml", "fleet=dgx-h100", "mesh.nodes=2")
     outcome = done(*listed, "--all", "--html", page)
     assert "2 × 8 devices" in outcome.out
     assert all(re.search(rf"^ +t{i} ", outcome.out, re.M) for i in range(26))
@@ -46,7 +46,7 @@ def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
 
 def test_a_published_model_is_planned_by_its_name():
     by_name, by_path = (
-        json.loads(embark("plan", "--tables", tables, "--json").out)
+        json.loads(embark("plan", tables, "fleet=v100", "--json").out)
         for tables in ("rmc1", "configs/models/rmc1.yaml")
     )
     assert by_name["step_ms"] == by_path["step_ms"]
@@ -56,10 +56,10 @@ def test_formats_on_the_wire_are_planned_with(tmp_path):
     tables = tmp_path / "tables.json"
     entry = {"name": "a", "rows": 10_000_000, "dim": 64, "hotness": 20}
     tables.write_text(json.dumps([entry]))
-    narrow = ("--wire-rows", "bfloat16", "--wire-gradients", "bfloat16")
+    narrow = ("embedding.wire={rows: bfloat16, gradients: bfloat16}",)
     plain, packed = (
-        json.loads(embark("plan", "--tables", tables, "--json", *options).out)
-        for options in ((), narrow)
+        json.loads(embark("plan", tables, "fleet=dgx-h100", "--json", *keys).out)
+        for keys in ((), narrow)
     )
     assert packed["step_ms"] < plain["step_ms"]
 
@@ -71,39 +71,83 @@ def test_a_list_is_planned_for_the_step_that_runs(tmp_path):
     dense = {"features": 13, "bottom": [512, 64], "top": [512, 1]}
     tables.write_text(json.dumps({"dense": dense, "tables": [entry]}))
 
-    def planned(*options):
-        return json.loads(done("plan", "--tables", tables, "--json", *options).out)
+    def planned(*keys, fleet="dgx-h100"):
+        words = ("plan", tables, f"fleet={fleet}", "--json", *keys)
+        return json.loads(done(*words).out)
 
     plain = planned()
     assert (plain["kernels"], plain["overlap"]) == ("xla", True)
     assert plain["breakdown"]["hidden_ms"] > 0
-    ahead = planned("--no-overlap")
+    ahead = planned("train.overlap=false")
     assert (ahead["overlap"], ahead["breakdown"]["hidden_ms"]) == (False, 0)
     assert ahead["step_ms"] > plain["step_ms"]
-    kernels = planned("--kernels", "mosaic_gpu")
+    kernels = planned("embedding.kernels=mosaic_gpu")
     assert kernels["kernels"] == "mosaic_gpu"
     assert kernels["step_ms"] < plain["step_ms"]
-    sharded = planned("--dense", "zero1")
+    sharded = planned("train.dense=zero1")
     bytes_of = [record["per_device"][0]["memory_bytes"] for record in (sharded, plain)]
     # Seven eighths of Adagrad's state of the products of 13, 512, 64 + 64, 512 and 1.
     parameters = 13 * 512 + 512 * 64 + 128 * 512 + 512
     assert bytes_of[1] - bytes_of[0] == pytest.approx(4 * parameters * 7 / 8)
-    assert not planned("--fleet", "this-machine")["overlap"]
+    assert not planned(fleet="this-machine")["overlap"]
 
-    shown = done("plan", "--tables", tables, "--kernels", "mosaic_gpu", "--no-overlap")
+    own_routes = ("embedding.kernels=mosaic_gpu", "train.overlap=false")
+    shown = done("plan", tables, "fleet=dgx-h100", *own_routes)
     text = (
         "lookups and updates in the GPU kernels (mosaic_gpu); each step makes its own"
     )
     assert text in " ".join(shown.out.split())
 
 
-@pytest.mark.parametrize("command", ["plan", "simulate"])
-def test_what_a_config_says_is_no_option(config, command):
-    for option in ("--batch=64", "--no-overlap", "--kernels=xla", "--memory-gb=1"):
-        outcome = embark(command, config, option)
-        assert outcome.code == 2
-        name = option.partition("=")[0].replace("no-", "")
-        assert f"{name} must come with --tables" in " ".join(outcome.err.split())
+def test_a_list_takes_the_keys_of_a_config(tmp_path):
+    tables = tmp_path / "tables.yaml"
+    tables.write_text(
+        "batch: 8192\ntables:\n"
+        "- {name: a, rows: 10_000_000, dim: 64, hotness: 20}\n"
+        "- {name: b, expected_keys: [1000, 4096], dim: 32, evicted: discard}\n"
+        "- {name: c, rows: 1000, dim: 64, hotness: 50, pooling: none}\n"
+    )
+
+    def planned(*keys):
+        out = tmp_path / "plan.json"
+        done("plan", tables, "fleet=dgx-h100", *keys, "--out", out)
+        return Plan.from_json(out.read_text())
+
+    plain = planned()
+    assert (plain.devices, plain.batch_size) == (8, 8192)
+    tables_of = {table.name: table for table in plain.tables}
+    dynamic = tables_of["b"]
+    assert (dynamic.slots, dynamic.max_slots, dynamic.discard) == (1000, 4096, True)
+    assert [feature.sequence for feature in plain.features] == [False, False, True]
+    keys = ["mesh.gpus_per_node=2", "train.batch_size=64", "data.zipf_exponent=1.1"]
+    keys += ["embedding.tables.a.cluster=rb", "embedding.tables.a.tier=host"]
+    changed = planned(*keys)
+    assert (changed.devices, changed.batch_size) == (2, 64)
+    (a,) = (each for each in changed.placements if each.table.name == "a")
+    assert (a.cluster, a.table.tier) == ("rb", "host")
+
+
+def test_where_memory_is_short_the_planner_chooses_tiers_and_says_so(config, tmp_path):
+    words = ("plan", "dlrm_dcnv2", "fleet=dgx-h100", "embedding.memory_gb=8")
+    shown = " ".join(done(*words).out.split())
+    assert "memory is short with all rows on devices" in shown
+    assert "in tier host, as with embedding.tables.NAME.tier=auto" in shown
+    fixed = [f"embedding.tables.t{i}.tier=device" for i in (0, 9, 19, 20, 21)]
+    assert_refused(embark(*words, *fixed), "memory is short on all 8 devices")
+
+
+@pytest.mark.slow
+def test_a_plan_with_chosen_tiers_trains(config, tmp_path):
+    out = tmp_path / "plan.json"
+    keys = ("fleet=dgx-h100", "embedding.memory_gb=2e-5")
+    shown = done("plan", config, *keys, "--out", out)
+    assert "memory is short with all rows on devices" in " ".join(shown.out.split())
+    found = [table.tier for table in Plan.from_json(out.read_text()).tables]
+    assert "host" in found
+    done("train", config, *keys, "--plan", out, "--workdir", tmp_path / "given")
+    done("train", config, *keys, "--workdir", tmp_path / "planned")
+    given, planned = (runs.losses(tmp_path / name) for name in ("given", "planned"))
+    assert given == planned
 
 
 def test_what_one_device_cannot_hold_is_said_of_it(config):

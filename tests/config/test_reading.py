@@ -291,7 +291,12 @@ def test_a_table_list_is_an_experiment_on_synthetic_data(write):
     expected = {
         "name": "listed",
         "data": {"kind": "synthetic", "dense_features": 4, "zipf_exponent": 1.1},
-        "model": {"kind": "dlrm", "bottom": [8], "top": [16, 1]},
+        "model": {
+            "compute_dtype": "bfloat16",
+            "kind": "dlrm",
+            "bottom": [8],
+            "top": [16, 1],
+        },
         "embedding": embedding,
         "dense_optimizer": {"kind": "adagrad"},
         "train": {"batch_size": 64, "steps": 3},

@@ -62,7 +62,8 @@ def test_the_function_and_the_command_have_one_price(tmp_path):
     entries = [{"name": f"t{i}", "rows": 10**6, "dim": 32} for i in range(3)]
     path = tmp_path / "tables.json"
     path.write_text(json.dumps(entries))
-    record = json.loads(done("plan", "--tables", path, "--batch", "4096", "--json").out)
+    keys = ("fleet=dgx-h100", "train.batch_size=4096")
+    record = json.loads(done("plan", path, *keys, "--json").out)
     tables = [ej.TableSpec(f"t{i}", 10**6, 32) for i in range(3)]
     features = [ej.FeatureSpec(table.name) for table in tables]
     made = ej.plan(tables, features, ej.fleets.dgx_h100(), 4096).prediction

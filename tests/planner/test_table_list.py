@@ -3,15 +3,14 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from embark_jax._base.config import ConfigError
-from embark_jax.cli import app
 from embark_jax.planner import load_table_list, read_table_list
 from embark_jax.planner.request.workload import events_of_device
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
+from tests.runs import done
 
 # Tables, parameters in 1e9, ids a sample and columns, totalled by hand from the
 # released lists; FLOPs a sample in 1e6 from EMBark's Table 1.
@@ -98,7 +97,7 @@ def test_every_model_is_tested_and_says_how_to_plan_it():
     paths = sorted(published.FOLDER.iterdir())
     assert {path.stem for path in paths} == names
     for path in paths:
-        assert f"--tables configs/models/{path.name}" in path.read_text()
+        assert f"embark plan {path.stem} fleet=" in path.read_text()
 
 
 def test_the_tables_of_dlrm_v4():
@@ -175,21 +174,19 @@ def test_a_list_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
 
 
 def test_embark_plan_takes_what_the_list_says(tmp_path):
-    def planned(*options):
-        command = ["plan", "--json", "--nodes", "1", *options]
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
-        return json.loads(result.output)["step_ms"]
+    def planned(*keys):
+        return json.loads(done("plan", path, "fleet=dgx-h100", "--json", *keys).out)
 
     path = tmp_path / "model.yaml"
     path.write_text(
         "batch: 8192\nzipf_exponent: 1.1\noptimizer: sgd\n"
         "tables: [{count: 2, rows: 1_000_000, dim: 16, hotness: 10}]"
     )
-    given = ("--batch", "8192", "--zipf", "1.1", "--optimizer", "sgd")
-    assert planned("--tables", str(path)) == planned("--tables", str(path), *given)
-    other = planned("--tables", str(path), "--batch", "16384")
-    assert other != planned("--tables", str(path))
+    given = ("train.batch_size=8192", "data.zipf_exponent=1.1")
+    given += ("embedding.optimizer.kind=sgd",)
+    step_ms = planned()["step_ms"]
+    assert planned(*given)["step_ms"] == step_ms
+    assert planned("train.batch_size=16384")["step_ms"] != step_ms
 
 
 def test_sequences_have_room_for_their_mean_length():

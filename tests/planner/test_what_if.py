@@ -100,7 +100,7 @@ def test_clusters_and_placeholders_are_explained():
 
 
 def test_options_of_the_command(tmp_path):
-    options = ("plan", "--tables", "dlrm_dcnv2", "--memory-gb", "45")
+    options = ("plan", "dlrm_dcnv2", "fleet=dgx-h100", "embedding.memory_gb=45")
     record = json.loads(embark(*options, "--json").out)
     assert max(each["memory_bytes"] for each in record["per_device"]) <= 45e9
     outcome = embark(*options)

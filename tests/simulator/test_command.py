@@ -29,7 +29,7 @@ def model(tmp_path):
 
 def test_a_table_list_on_machines_that_are_not_there(model, tmp_path):
     trace = tmp_path / "trace.json"
-    asked = ("simulate", "--tables", model, "--nodes", "2", "--trace", trace)
+    asked = ("simulate", model, "fleet=dgx-h100", "mesh.nodes=2", "--trace", trace)
     outcome = done(*asked)
     assert "samples/s" in outcome.out
     events = json.loads(trace.read_text())["traceEvents"]
@@ -51,47 +51,48 @@ def test_a_config(tmp_path):
 
 
 def test_a_table_list_takes_what_its_plan_takes(model):
-    def simulated(*options):
-        asked = ("--tables", model, "--batch", "65536", "--json", *options)
+    def simulated(*keys):
+        asked = (model, "fleet=dgx-h100", "train.batch_size=65536", "--json", *keys)
         record = json.loads(embark("simulate", *asked).out)
         return record["kernels"], record["overlap"], record["simulations"][0]
 
     kernels, overlap, plain = simulated()
     assert (kernels, overlap) == ("xla", True)
-    narrow = ("--wire-rows", "bfloat16", "--wire-gradients", "bfloat16")
-    assert simulated(*narrow)[2]["step_ms"] < plain["step_ms"]
-    _, overlap, waits = simulated("--no-overlap")
+    narrow = "embedding.wire={rows: bfloat16, gradients: bfloat16}"
+    assert simulated(narrow)[2]["step_ms"] < plain["step_ms"]
+    _, overlap, waits = simulated("train.overlap=false")
     assert not overlap
     assert waits["step_ms"] > plain["step_ms"]
-    kernels, _, faster = simulated("--kernels", "mosaic_gpu")
+    kernels, _, faster = simulated("embedding.kernels=mosaic_gpu")
     assert kernels == "mosaic_gpu"
     assert faster["step_ms"] < plain["step_ms"]
-    assert simulated("--dense", "zero1")[2]["phases_ms"] != plain["phases_ms"]
-    assert "dense sums" in simulated("--dense", "tensor")[2]["phases_ms"]
+    assert simulated("train.dense=zero1")[2]["phases_ms"] != plain["phases_ms"]
+    assert "dense sums" in simulated("train.dense=tensor")[2]["phases_ms"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch", "100"], "batch size 100 must be a multiple of the 8 devices"),
-        (["--batch", "100"], "must be a multiple of"),
-        (["--fleet", "dgx-h10"], "did you mean dgx-h100?"),
-        (["--optimizer", "lamb"], "optimizer is 'lamb', must be one of"),
-        (["--memory-gb", "0.001"], "memory is short on all 8 devices"),
+        (["train.batch_size=100"], "is 100, must be a multiple of the 8 devices"),
+        (["fleet=dgx-h10"], "did you mean dgx-h100?"),
+        (["dense_optimizer.kind=optax.lamb"], "cannot be simulated; choose sgd"),
+        (["embedding.memory_gb=0.001"], "memory is short on all 8 devices"),
     ],
 )
 def test_what_cannot_be_simulated(model, arguments, message):
-    outcome = embark("simulate", "--tables", model, *arguments)
+    outcome = embark("simulate", model, "fleet=dgx-h100", *arguments)
     runs.assert_refused(outcome, message)
 
 
 def test_a_list_without_dense_layers(model, tmp_path):
     path = tmp_path / "tables.yaml"
     path.write_text(re.sub("dense: .*\n", "", MODEL))
-    outcome = done("simulate", "--tables", path)
+    outcome = done("simulate", path, "fleet=dgx-h100")
     assert "the embeddings alone" in outcome.out
-    alone = json.loads(embark("simulate", "--tables", path, "--json").out)
-    whole = json.loads(embark("simulate", "--tables", model, "--json").out)
+    alone, whole = (
+        json.loads(embark("simulate", tables, "fleet=dgx-h100", "--json").out)
+        for tables in (path, model)
+    )
     assert len(alone["notes"]) == 1
     assert whole["notes"] == []
     (of_tables,), (of_model,) = alone["simulations"], whole["simulations"]

@@ -29,6 +29,8 @@ WORTHWHILE = 0.05
 """Smallest share of the step that a format on the wire must save to be advised."""
 FASTER = 0.01
 """Smallest share of the step that fewer nodes must save."""
+MOST_NAMED = 3
+"""Largest number of tables that are named."""
 MOST_NODES = 4096
 """Largest number of nodes that is tried for tables that do not fit."""
 HALVINGS = 4
@@ -104,23 +106,47 @@ def advised_plan(
     features: Sequence[FeatureSpec],
     *,
     forced: Mapping[str, ForcedPlacement] | None = None,
+    or_tables: Sequence[TableSpec] = (),
 ) -> Plan:
     """Returns the plan of ``plan_for``, with advice in its prediction, if any is known.
+
+    Args:
+      workload, tables, features, forced: as in ``plan_for``.
+      or_tables: the same tables, some of tier "auto", which are planned where those
+        above do not fit; the advice then says where their rows are.
 
     Raises:
       ValueError: as ``plan_for``; of tables that do not fit it says what would.
     """
     request = _Request(workload, tables, features, dict(forced or {}))
+    said: tuple[str, ...] = ()
     try:
         made = request.plan()
     except DoesNotFitError as error:
-        helps = [f"{what} ({_cost(other)})" for what, other in _that_fit(request)]
-        text = f"; what would help: {', or '.join(helps)}" if helps else ""
-        raise ValueError(f"{error}{text}") from None
+        request = dataclasses.replace(request, tables=or_tables or tables)
+        made = request.if_possible() if or_tables else None
+        if made is None:
+            helps = [f"{what} ({_cost(other)})" for what, other in _that_fit(request)]
+            text = f"; what would help: {', or '.join(helps)}" if helps else ""
+            raise ValueError(f"{error}{text}") from None
+        said = (_chosen_tiers(made, tables),)
     assert made.prediction is not None
     advice = () if workload.fleet.placeholders else tuple(_faster(request, made))
     return dataclasses.replace(
-        made, prediction=dataclasses.replace(made.prediction, advice=advice)
+        made, prediction=dataclasses.replace(made.prediction, advice=said + advice)
+    )
+
+
+def _chosen_tiers(made: Plan, tables: Sequence[TableSpec]) -> str:
+    """Says which tables lie elsewhere than they were asked for."""
+    asked = {table.name: table.tier for table in tables}
+    moved = [table for table in made.tables if table.tier != asked[table.name]]
+    named = ", ".join(table.name for table in moved[:MOST_NAMED])
+    more = f" and {len(moved) - MOST_NAMED} more" * (len(moved) > MOST_NAMED)
+    tiers = " or ".join(sorted({table.tier for table in moved}))
+    return (
+        f"memory is short with all rows on devices: the planner keeps those of {named}"
+        f"{more} in tier {tiers}, as with embedding.tables.NAME.tier=auto"
     )
 
 
@@ -176,8 +202,8 @@ def _faster(request: _Request, made: Plan) -> Iterator[str]:
     if narrow := _in_16_bits(request, made):
         assert narrow.prediction is not None
         yield (
-            "rows and gradients that travel in bfloat16 (--wire-rows, "
-            "--wire-gradients; in a config embedding.wire) make the step of these "
+            "rows and gradients that travel in bfloat16 (embedding.wire.rows, "
+            "embedding.wire.gradients) make the step of these "
             f"placements {step_ms - narrow.prediction.step_ms:.3f} ms shorter: "
             f"{_cost(narrow)}"
         )

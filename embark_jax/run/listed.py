@@ -1,0 +1,76 @@
+"""Plans a table list: a config whose model nobody builds, as its products are known."""
+
+from __future__ import annotations
+
+from embark_jax._base.config import config_error_at
+from embark_jax._base.devices import has_gpu
+from embark_jax.config import ExperimentConfig, SyntheticConfig
+from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
+from embark_jax.planner import TableList
+from embark_jax.planner.request.dense import NO_NETWORK, DenseLoad
+from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.plans.options import DENSE_OPTIMIZERS
+from embark_jax.plans.plan import Plan
+from embark_jax.run import planning
+from embark_jax.simulator import Job, network_of
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
+
+
+def plan_list(
+    config: ExperimentConfig,
+    listed: TableList,
+    statistics: Statistics = NO_STATISTICS,
+) -> tuple[Job, Plan]:
+    """Plans a table list. Needs no JAX if the config names a fleet, on a computer
+    without a GPU.
+
+    Args:
+      config: the list as a config, with the changes of the user.
+      listed: the list.
+      statistics: statistics of the ids; without them bags have the mean lengths that
+        the list says.
+
+    Raises:
+      ConfigError: if no plan is possible.
+    """
+    embedding, data, model = config.embedding, config.data, config.model
+    assert isinstance(data, SyntheticConfig)
+    assert isinstance(model, DLRMConfig | DLRMDCNv2Config)
+    table_rows, features = embedding.declared("a table list has them")
+    with config_error_at("embedding.tables"):
+        tables = [embedding.table(name, rows) for name, rows in table_rows.items()]
+    network = NO_NETWORK
+    if not is_embeddings_alone(config, listed):
+        stride = listed.dense.pool_stride if listed.dense else 1
+        network = network_of(model, tables, features, data.dense_features, stride)
+    kind = config.dense_optimizer.kind
+    if kind in DENSE_OPTIMIZERS:
+        states = STATE_VALUES[kind][0]
+    else:
+        from embark_jax.train.optimizers import state_values
+
+        states = state_values(config.dense_optimizer)
+    dense = DenseLoad(
+        network.parameters, states, network.activation_bytes, config.train.dense
+    )
+    kernels = "xla"
+    if config.embedding.kernels != "auto" or has_gpu():
+        kernels = planning.kernels(config)
+    load = planning.workload_of(
+        config,
+        data.zipf_exponent,
+        dense,
+        kernels,
+        tables,
+        features,
+        statistics if statistics.samples else listed.statistics(),
+    )
+    made = planning.plan_of(config, load, tables, features)
+    return Job(tables, features, load, network, model.compute_dtype, kind), made
+
+
+def is_embeddings_alone(config: ExperimentConfig, listed: TableList) -> bool:
+    """Says whether nothing is known of the dense layers: the list has none, and nobody
+    changed those of a config without a model."""
+    default = ExperimentConfig.model_fields["model"].default
+    return listed.dense is None and config.model == default
