@@ -9,14 +9,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
-from embark_jax.cache.resolving import init_indexes, resolve_routes
 from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
-from embark_jax.embedding.arrays import BATCH, Routes
-from embark_jax.embedding.device_batch import DeviceBatch, abstract_batch, route_batch
+from embark_jax.embedding.arrays import BATCH
+from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import plan
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.optimizers import Optimizers
-from embark_jax.train.state import abstract_state
+from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
@@ -32,7 +30,6 @@ def compile_step(
     bottom,
     top,
     rank: int,
-    overlap: bool = False,
     micro_batches: int = 1,
     implementation: str = "xla",
     dense: str = "replicated",
@@ -50,34 +47,8 @@ def compile_step(
     options = StepOptions(micro_batches, dense, dense_wire=dense_wire)
     step = make_train_step(model, collection, optimizers, state, options)
     batch = abstract_batch(plan, mesh, DENSE_FEATURES)
-    routes, following = None, None
-    if overlap:
-        routes, following = abstract_routes(collection, batch), batch
-    return step.lower(state, batch, routes, following).compile(), state
-
-
-def abstract_routes(collection: ej.EmbeddingCollection, batch: DeviceBatch) -> Routes:
-    """Shapes and shardings of the routes of a batch; of cached tables, to slots."""
-    by_device = NamedSharding(collection.mesh, BATCH)
-    indexes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=by_device),
-        jax.eval_shape(lambda: init_indexes(collection)),
-    )
-
-    def route(indexes, batch):
-        routes = route_batch(collection, batch)
-        if not collection.cached:
-            return routes
-        return resolve_routes(collection, indexes, routes)[1]
-
-    lowered = jax.jit(route).lower(indexes, batch)
-    return jax.tree.map(
-        lambda routed, sharding: jax.ShapeDtypeStruct(
-            routed.shape, routed.dtype, sharding=sharding
-        ),
-        lowered.out_info,
-        lowered.compile().output_shardings,
-    )
+    routes = abstract_routes(collection, batch)
+    return step.lower(state, batch, routes, batch).compile(), state
 
 
 def bytes_per_device(arrays) -> int:

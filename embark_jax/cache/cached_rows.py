@@ -10,15 +10,17 @@ What a batch has changed is known until its step is known to be applied. If a st
 refused, its batch and those behind it are undone, from the last to the first: rows lie
 where they lay before, and nobody has asked for any. The batches may come again.
 
-With look-ahead, the devices get the route of a batch before the step ahead of it: its
-rows are read while that step runs.
+The devices get the route of a batch before the step ahead of it, where the batch is
+known by then: its rows are read while that step runs.
+
+A batch that is scored is undone, too, as soon as it has its scores.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,13 +91,12 @@ def _moves(demands: Mapping[str, Demand]) -> dict[str, Moves]:
 
 
 class CachedRows:
-    """The rows of cached tables, as described above; a ``Router``.
+    """The rows of cached tables, as described above.
 
     Args:
       collection: the embedding tables.
       optimizer: optimizer of their rows.
       key: JAX random key of the initial rows.
-      look_ahead: whether rows of the batch after are read during a step.
       scratch: folder for stores on disk; None takes the system's for temporary files.
 
     Raises:
@@ -107,12 +108,10 @@ class CachedRows:
         collection: EmbeddingCollection,
         optimizer: AnyRule,
         key: jax.Array,
-        look_ahead: bool = False,
         scratch: Path | None = None,
     ):
         self._optimizer = optimizer
         self._key = key
-        self._look_ahead = look_ahead
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None
         self._started: deque[StartedBatch] = deque(maxlen=STARTED_AT_MOST)
@@ -130,47 +129,65 @@ class CachedRows:
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
-        def resolve(indexes, batch):
-            return resolve_routes(collection, indexes, route_batch(collection, batch))
-
-        def lend(indexes, batch):
+        def resolve(indexes, batch, to_score):
             routes = route_batch(collection, batch)
-            return resolve_routes(collection, indexes, routes, lend=True)[1:]
+            return resolve_routes(collection, indexes, routes, to_score)
 
-        self._resolve = jax.jit(resolve, donate_argnums=0)
-        self._try_to_resolve = jax.jit(lend)
+        self._resolve = jax.jit(resolve, static_argnums=2, donate_argnums=0)
+        self._route_hot = jax.jit(route_batch, static_argnums=0)
         self._undo = jax.jit(
             functools.partial(undo_moves, collection), donate_argnums=0
         )
 
-    def prepare(
-        self, tables: TableState, batch: DeviceBatch, following: DeviceBatch | None
-    ) -> tuple[TableState, Routes | None, DeviceBatch | None]:
-        """Brings the rows of a batch into slots; see ``Router``.
+    def bring(
+        self,
+        tables: TableState,
+        batch: DeviceBatch,
+        following: DeviceBatch | None = None,
+        to_score: bool = False,
+    ) -> tuple[TableState, Routes]:
+        """Brings the rows of a batch into slots.
+
+        Args:
+          tables: tables before the batch; consumed.
+          batch: batch whose step comes next.
+          following: batch after it, whose rows are read meanwhile, if it is known.
+          to_score: whether the batch is scored only: ``undo_last`` comes next.
+
+        Returns:
+          The tables, and the routes of the batch to the slots.
 
         Raises:
           TooFewSlotsError: if the slots cannot hold the rows; nothing has changed.
         """
-        if not self._look_ahead:
-            following = None
-            if batch.hot:  # needs no row in a slot
-                return tables, None, None
-        if self._pending is None or self._pending.batch is not batch:
-            self.drop_pending()
-            self._pending = self._route(batch)
-            self._start_reading(self._pending)
         pending = self._pending
-        pending.rows.result()  # or it stays pending
+        if pending is None or pending.batch is not batch:
+            self.drop_pending()
+            pending = self._pending = self._route(batch, to_score)
+            self._start_reading(pending)
+        rows, stored = pending.rows.result()  # or it stays pending
+        demands = pending.demands
         try:
-            check_slots(pending.demands, self._storages)
+            check_slots(demands, self._storages)
         except TooFewSlotsError:
             self.drop_pending()
             raise
         self._pending = None
-        return self._bring(tables, pending, following), pending.routes, None
-
-    def keep(self, following: DeviceBatch | None, routes: Routes | None) -> None:
-        """Keeps nothing: routes of cached tables are made outside of steps."""
+        if any(demand.on_host().homeless for demand in demands.values()):
+            self._indexes = grow_directories(self._collection, self._indexes)
+        # The devices waited for the rows if the tables, as the step before leaves them,
+        # are ready.
+        array: Any = next(iter(tables.storages.values()))
+        late = array.is_ready()
+        if following is not None:
+            self._pending = self._route(following)
+        tables, left = self._swap(tables, _moves(demands), rows)
+        self._started.append(StartedBatch(batch, demands, left, stored, late))
+        if rows and not to_score:
+            self._written = self._worker.submit(self._stores.write, demands, left)
+        if self._pending is not None:
+            self._start_reading(self._pending)
+        return tables, pending.routes
 
     def drop_pending(self) -> None:
         """Undoes the route of a batch whose rows are not in slots yet, if there is one;
@@ -183,42 +200,32 @@ class CachedRows:
         """Says that the step of a batch was applied: it cannot be undone any more."""
         if self._started and self._started[0].batch is batch:
             started = self._started.popleft()
-            self._figures.count(started.demands, started.late)
+            if started.demands:
+                self._figures.count(started.demands, started.late)
 
     def undo(self, tables: TableState) -> TableState:
         """Returns the tables as they were before all batches that have not landed."""
         self.drop_pending()
         self._wait_for_writes()
         while self._started:
-            started = self._started.pop()
-            tables, _ = self._swap(tables, _moves(started.demands), started.left)
-            self._undo_route(started.demands)
-            self._stores.truncate(started.stored)
+            tables = self.undo_last(tables)
+        return tables
+
+    def undo_last(self, tables: TableState) -> TableState:
+        """Returns the tables as they were before the last batch."""
+        started = self._started.pop()
+        tables, _ = self._swap(tables, _moves(started.demands), started.left)
+        self._undo_route(started.demands)
+        self._stores.truncate(started.stored)
         return tables
 
     def _undo_route(self, demands: Mapping[str, Demand]) -> None:
         """Takes back what the last batch that was routed changed in the indexes."""
+        if not demands:
+            return
         self._indexes, homeless = self._undo(self._indexes, demands)
         if np.asarray(homeless).any():
             self._indexes = grow_directories(self._collection, self._indexes)
-
-    def lend(
-        self, tables: TableState, batch: DeviceBatch
-    ) -> tuple[TableState, Routes | None, Callable[[TableState], TableState]]:
-        """Lends slots to the rows of a batch that is scored: indexes and stores do not
-        change; see ``Router``.
-
-        Raises:
-          TooFewSlotsError: if the slots cannot hold the rows; nothing has changed.
-        """
-        self.drop_pending()
-        routes, demands = self._try_to_resolve(self._indexes, batch)
-        borrower = PendingBatch(batch, routes, demands, Future())
-        self._start_reading(borrower)
-        rows, _ = borrower.rows.result()
-        check_slots(demands, self._storages)
-        tables, left = self._swap(tables, _moves(demands), rows)
-        return tables, routes, lambda t: self._swap(t, _moves(demands), left)[0]
 
     def grow(self, tables: TableState, collection: EmbeddingCollection) -> TableState:
         """Returns the tables with more slots for a plan with more of them; ``use`` must
@@ -291,9 +298,12 @@ class CachedRows:
             tables, _ = self._swap(tables, moves, rows)
         return tables
 
-    def _route(self, batch: DeviceBatch) -> PendingBatch:
+    def _route(self, batch: DeviceBatch, to_score: bool = False) -> PendingBatch:
         """Starts the route of a batch, and waits for nothing."""
-        self._indexes, routes, demands = self._resolve(self._indexes, batch)
+        if batch.hot:  # needs no row in a slot
+            hot = self._collection.for_batch(hot=True)
+            return PendingBatch(batch, self._route_hot(hot, batch), {}, Future())
+        self._indexes, routes, demands = self._resolve(self._indexes, batch, to_score)
         return PendingBatch(batch, routes, demands, Future())
 
     def _start_reading(self, pending: PendingBatch) -> None:
@@ -312,29 +322,6 @@ class CachedRows:
                 pending.rows.set_exception(error)
 
         self._worker.submit(read)
-
-    def _bring(
-        self, tables: TableState, pending: PendingBatch, following: DeviceBatch | None
-    ) -> TableState:
-        """Brings rows into slots and starts to write those that leave, then to read
-        those of the batch after, if it is given."""
-        demands = pending.demands
-        if any(demand.on_host().homeless for demand in demands.values()):
-            self._indexes = grow_directories(self._collection, self._indexes)
-        # The devices waited for the rows if the tables, as the step before leaves them,
-        # are ready.
-        array: Any = next(iter(tables.storages.values()))
-        late = array.is_ready()
-        if following is not None:
-            self._pending = self._route(following)
-        rows, stored = pending.rows.result()
-        tables, left = self._swap(tables, _moves(demands), rows)
-        self._started.append(StartedBatch(pending.batch, demands, left, stored, late))
-        if rows:
-            self._written = self._worker.submit(self._stores.write, demands, left)
-        if self._pending is not None:
-            self._start_reading(self._pending)
-        return tables
 
     def _swap(
         self,

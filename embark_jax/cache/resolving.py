@@ -176,7 +176,7 @@ def resolve_routes(
     collection: EmbeddingCollection,
     indexes: Mapping[str, KeyIndex],
     routes: Routes,
-    lend: bool = False,
+    to_score: bool = False,
 ) -> tuple[dict[str, KeyIndex], Routes, dict[str, Demand]]:
     """Lets owners say in which slots the rows of a batch lie; must run under jit.
 
@@ -184,7 +184,7 @@ def resolve_routes(
       collection: the embedding tables.
       indexes: indexes before the batch.
       routes: result of ``EmbeddingCollection.route``.
-      lend: whether rows may leave any slots, to come back.
+      to_score: whether rows come back after the batch, so that any may leave its slot.
 
     Returns:
       The indexes, the routes that lookups and updates take once the rows have moved,
@@ -198,7 +198,7 @@ def resolve_routes(
         for name, cluster in clusters.items():
             words, present = routes[name].keys
             rules = slot_rules(cached[name])
-            rules = rules._replace(may_evict=lend or rules.may_evict)
+            rules = rules._replace(may_evict=to_score or rules.may_evict)
             resolved = resolve(indexes[name], words, present, rules, cluster.group)
             routes[name] = cluster.with_slots(
                 routes[name], resolved.slot, resolved.touched

@@ -95,10 +95,6 @@ class TrainConfig(Config):
     """Number format in which gradients of the dense model travel: ``bfloat16`` takes
     half the bytes. It needs a model without BatchNorm, dropout or other state; one with
     its own loss must set ``independent_samples``."""
-    overlap: bool | None = None
-    """Whether the route of a batch is made during the step before it. None does so on
-    several GPUs, unless a table is cached or dynamic; it changes no bit of the result.
-    """
     hot_batches: bool = False
     """Whether samples with only hot rows go into batches of their own, for which no
     embedding is exchanged. Tables of up to 1 MiB are then replicated; others need

@@ -62,6 +62,7 @@ class EmbeddingCollection:
     Attributes:
       capacities: as in the plan; no id is sent where all are hot.
       clusters: cluster of each storage, by name.
+      route_specs: partition specs of routes, as a prefix of their arrays.
 
     Raises:
       ValueError: if mesh and plan disagree, the implementation cannot handle the width
@@ -110,7 +111,7 @@ class EmbeddingCollection:
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
         storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
-        self._route_specs: Any = Routes(
+        self.route_specs: Any = Routes(
             storages,
             BATCH,  # pyright: ignore
             BATCH,  # pyright: ignore
@@ -252,7 +253,7 @@ class EmbeddingCollection:
                 storages, mean_factors, spans, needed, bad[None], bad_anywhere > 0
             )
 
-        mapped = self.map(route, BATCH, self._route_specs)
+        mapped = self.map(route, BATCH, self.route_specs)
         return mapped(dict(ids), dict(weights), dict(spans))
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
@@ -299,7 +300,7 @@ class EmbeddingCollection:
                 pooled[name] = pooled[name] * factor[:, None]
             return pooled
 
-        return self.map(lookup, (self._specs, self._route_specs), BATCH)(
+        return self.map(lookup, (self._specs, self.route_specs), BATCH)(
             storages, routes
         )
 
@@ -352,7 +353,7 @@ class EmbeddingCollection:
         in_specs = (
             self._specs,
             state_specs,
-            self._route_specs,
+            self.route_specs,
             BATCH,
             BATCH,
             *[PartitionSpec()] * 2,

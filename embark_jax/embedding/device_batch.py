@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -167,6 +168,22 @@ def abstract_batch(
     )
     words_of_events = words_of(plan.devices, of_events)
     return DeviceBatch(words, record, False, words_of_events, of_events)
+
+
+def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
+    """Returns shapes and shardings of the routes of a batch; nothing is allocated."""
+    shapes = jax.eval_shape(functools.partial(route_batch, collection), batch)
+
+    def sharded(spec: PartitionSpec, arrays: Any) -> Any:
+        sharding = NamedSharding(collection.mesh, spec)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=sharding
+            ),
+            arrays,
+        )
+
+    return jax.tree.map(sharded, collection.route_specs, shapes)
 
 
 def check_batch(plan: Plan, batch: DeviceBatch) -> None:

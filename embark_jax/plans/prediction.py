@@ -81,7 +81,7 @@ class Prediction:
         against each other and predict nothing.
       kernels: implementation of lookups and updates that is priced; "" if the cost
         model knows none.
-      overlap: whether a step also makes the routes of the next.
+      overlap: whether the routes of the next batch hide beside the dense layers.
       advice: what would make the step shorter, in sentences; each was tried.
     """
 

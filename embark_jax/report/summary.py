@@ -84,13 +84,14 @@ def assumptions(plan: Plan) -> str:
     if prediction is None or not prediction.kernels:
         return ""
     text = f"priced: lookups and updates in {KERNELS[prediction.kernels]}; "
+    text += "each step makes the routes of the next, "
     if not prediction.overlap:
-        return text + "each step makes its own routes"
-    text += "each step makes the routes of the next (train.overlap)"
+        return text + "beside nothing else"
+    text += "beside the dense layers"
     if prediction.breakdown is None or not prediction.breakdown.hidden_ms:
         return text
     hidden_ms = prediction.breakdown.hidden_ms
-    return f"{text}, and ids travel for {hidden_ms:.3f} ms beside the dense layers"
+    return f"{text}, where ids travel for {hidden_ms:.3f} ms"
 
 
 def without(plan: Plan, decision: Decision) -> str:

@@ -48,14 +48,13 @@ from embark_jax.run.dataset import (
 )
 from embark_jax.run.planning import (
     make_plan,
-    overlap,
     read_plan,
     why_plain_xla,
     wire,
 )
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
-from embark_jax.train.losses import build_loss
-from embark_jax.train.optimizers import Optimizers, build_optimizers
+from embark_jax.run.optimizers import build_loss, build_optimizers
+from embark_jax.train.state import Optimizers
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
@@ -223,7 +222,6 @@ class Experiment(PlannedModel):
                 micro_batches=config.train.micro_batches,
                 dense=config.train.dense,
                 dense_wire=config.train.dense_wire,
-                overlap=overlap(config, self.tables),
                 loss=build_loss(config),
                 seed=config.seed,
                 on_bad_id=config.embedding.on_bad_id,

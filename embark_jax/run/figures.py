@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from embark_jax.metrics.pointwise import auc
-from embark_jax.train.in_flight import STEPS_IN_FLIGHT
+from embark_jax.train.loop import STEPS_IN_FLIGHT
 from embark_jax.train.outcome import StepResult
 
 MIN_TIMED_STEPS = 10
@@ -21,7 +21,7 @@ MOST_SAMPLES = 2**16
 device, which is two steps ahead."""
 _UNDER_WAY = STEPS_IN_FLIGHT + 1
 """Steps that may land together when no further batch comes: those in flight, and one
-whose route was made ahead (``train.overlap``)."""
+whose route was made ahead."""
 
 
 class _Step(NamedTuple):

@@ -47,7 +47,7 @@ def plan_list(
     if kind in DENSE_OPTIMIZERS:
         states = STATE_VALUES[kind][0]
     else:
-        from embark_jax.train.optimizers import state_values
+        from embark_jax.run.optimizers import state_values
 
         states = state_values(config.dense_optimizer)
     dense = DenseLoad(

@@ -53,11 +53,6 @@ def machines(config: ExperimentConfig) -> Fleet:
     return dataclasses.replace(here, shared=jax.default_backend() == "cpu")
 
 
-def overlap(config: ExperimentConfig, tables: Sequence[TableSpec]) -> bool:
-    """Returns whether a step also makes the routes of the next."""
-    return looks_ahead(config.train.overlap, machines(config), tables)
-
-
 def why_plain_xla() -> str:
     """Returns why the GPU kernels are not taken in some process, all of which must call
     this; "" if they are taken."""
@@ -122,7 +117,7 @@ def workload_of(
         wire=wire(config),
         dense=dense,
         micro_batches=config.train.micro_batches,
-        overlap=overlap(config, tables),
+        overlap=looks_ahead(None, machines(config)),
         sample_ids=sum(feature.hotness for feature in features),
         kernels=implementation,
         memory_gb=embedding.memory_gb,
@@ -136,7 +131,7 @@ def _dense_load(
     features: Sequence[FeatureSpec],
 ) -> DenseLoad:
     from embark_jax import models
-    from embark_jax.train.optimizers import state_values
+    from embark_jax.run.optimizers import state_values
 
     shapes = embedding_shapes(tables, features)
     with config_error_at("model"):

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from embark_jax.config import ExperimentConfig, import_named, tasks_of
-
 Loss = Callable[[jax.Array, jax.Array, Mapping[str, jax.Array]], jax.Array]
 """``(logits, labels, embeddings) -> losses [batch]``, with logits and labels
 ``[batch]``, or ``[batch, tasks]`` if a sample has several labels, and embeddings as the
@@ -58,14 +56,3 @@ class BinaryCrossEntropy:
 
 
 LOG_LOSS = BinaryCrossEntropy()
-
-
-def build_loss(config: ExperimentConfig) -> Loss:
-    """Returns the loss that a config describes."""
-    options = config.train
-    if options.loss is not None:
-        return import_named(options.loss)
-    weights = [options.task_weights.get(task, 1.0) for task in tasks_of(config.model)]
-    return BinaryCrossEntropy(
-        options.label_smoothing, options.embedding_l2, tuple(weights)
-    )

@@ -1,16 +1,15 @@
-"""What became of a step: arrays that stay on the devices, a few numbers that travel,
-and the result, or the error that names the batch.
+"""What became of a step: the report that it leaves on the devices, the result that the
+host makes of it, and the errors that name the batch.
 
-The numbers are one small array, so that the host asks for them once a step, when it
+A few numbers of the report travel, as one small array: the host asks for them when it
 starts the step, and has them by the time it looks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
-from typing import NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +18,23 @@ from jax import lax
 
 from embark_jax._base.errors import UserError
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
+from embark_jax.embedding.arrays import Routes
+
+Refused = Literal["bad ids", "overflow", "not finite"]
+"""Why a step changed nothing: an id is no row of its table, the batch needs more
+capacity than there was, or its loss or an update is not finite."""
+REFUSED: tuple[Refused | None, ...] = (None, *get_args(Refused))
+"""What the first of a report's numbers means."""
 
 
 class StepReport(NamedTuple):
-    """The results of a step besides the new state.
+    """The results of a step besides the new state, on the devices.
 
     Attributes:
-      numbers: ``[4 + storages]`` int32, made by ``join_numbers``.
+      numbers: ``[2 + capacities]`` int32, made by ``join_numbers``.
       bad_ids: ``[devices, features]`` number of ids that are no row of their table, as
         in ``Routes``.
-      logits: ``[batch]`` logits before the update, sharded.
+      logits: ``[batch]`` or ``[batch, tasks]`` logits before the update, sharded.
       labels: labels, shaped like the logits, sharded.
       weights: ``[batch]`` weights of the samples, sharded, if they have some.
     """
@@ -39,57 +45,59 @@ class StepReport(NamedTuple):
     labels: jax.Array
     weights: jax.Array | None = None
 
+    def result(
+        self, capacities: Mapping[str, int], step: int = 0, hot: bool = False
+    ) -> StepResult:
+        """Waits for the step, and returns its result.
 
-class Outcome(NamedTuple):
-    """The numbers of a step, on the host.
-
-    Attributes:
-      applied: whether the step changed the state; of a scored batch, whether its logits
-        are good.
-      any_bad: whether an id is no row of its table.
-      overflow: whether the batch needs more capacity than there was.
-      loss: mean log loss of the batch, before the update.
-      needed: for each sharded storage the capacity that the batch needs.
-    """
-
-    applied: bool
-    any_bad: bool
-    overflow: bool
-    loss: float
-    needed: dict[str, int]
-
-    @classmethod
-    def of(cls, report: StepReport, capacities: Mapping[str, int]) -> Outcome:
-        """Inverts ``join_numbers``, for the storages of these capacities; waits for the
-        step."""
-        joined = np.asarray(report.numbers)
-        applied, any_bad, overflow, _, *needed = joined.tolist()
-        loss = float(joined[3:4].view(np.float32)[0])
-        by_name = dict(zip(capacities, needed, strict=True))
-        return cls(bool(applied), bool(any_bad), bool(overflow), loss, by_name)
+        Args:
+          capacities: capacities that the step was compiled for.
+          step, hot: as in ``StepResult``.
+        """
+        joined = np.asarray(self.numbers)
+        refused, _, *counts = joined.tolist()
+        needed = dict(zip(capacities, counts, strict=True))
+        return StepResult(
+            step,
+            float(joined[1:2].view(np.float32)[0]),
+            self.logits,
+            self.labels,
+            {name: count / max(capacities[name], 1) for name, count in needed.items()},
+            hot,
+            self.weights,
+            REFUSED[refused],
+            needed,
+        )
 
 
 def join_numbers(
-    applied: jax.Array,
-    any_bad: jax.Array,
-    overflow: jax.Array,
-    loss: jax.Array,
+    routes: Routes,
     needed: Mapping[str, jax.Array],
+    fits: jax.Array,
+    finite: jax.Array,
+    loss: jax.Array,
 ) -> jax.Array:
-    """Joins the numbers of a step into one array; see ``Outcome``."""
+    """Joins the numbers of a step into one array, which the host asks for once.
+
+    Args:
+      routes: routes of the batch.
+      needed, fits: what the collection says of them.
+      finite: ``[]`` bool: whether loss and update are finite and may be applied.
+      loss: ``[]`` float32 mean loss of the batch.
+    """
+    reasons = jnp.stack([routes.any_bad, ~fits, ~finite])
+    refused = jnp.where(reasons.any(), 1 + jnp.argmax(reasons), 0)
     numbers = [
-        applied.astype(jnp.int32),
-        any_bad.astype(jnp.int32),
-        overflow.astype(jnp.int32),
+        refused.astype(jnp.int32),
         lax.bitcast_convert_type(loss.astype(jnp.float32), jnp.int32),
-        *(capacity.astype(jnp.int32) for capacity in needed.values()),
+        *(count.astype(jnp.int32) for count in needed.values()),
     ]
     return jnp.stack(numbers)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """The result of a step that was applied.
+    """The result of a step.
 
     Attributes:
       step: number of the step, from 1.
@@ -100,6 +108,9 @@ class StepResult:
       hot: whether all ids of the batch were of hot rows, so that it took the step that
         exchanges no embeddings.
       weights: ``[batch]`` weights of the samples, sharded, if they have some.
+      refused: why it changed nothing; None if it was applied, as all have been that a
+        trainer yields.
+      needed: for each sharded storage the capacity that the batch needed.
     """
 
     step: int
@@ -109,6 +120,8 @@ class StepResult:
     used: Mapping[str, float]
     hot: bool = False
     weights: jax.Array | None = None
+    refused: Refused | None = None
+    needed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
@@ -121,21 +134,11 @@ class BadIdError(DataError):
     before their batch."""
 
 
-def warn_if_done(step: int, steps: int) -> None:
-    """Warns the caller's caller that nothing is left to train up to step ``steps``."""
-    if step >= steps:
-        warnings.warn(
-            f"nothing to train: step {step:,} is reached, and steps={steps:,} is the "
-            f"number of the last step, not of further ones; {step:,} + N trains N more",
-            stacklevel=3,
-        )
-
-
-def refuse_non_finite(batch: Batch, loss: float, step: int) -> NoReturn:
-    """Raises ``NonFiniteLossError`` for step ``step``."""
+def refuse_non_finite(batch: Batch, result: StepResult) -> NoReturn:
+    """Raises ``NonFiniteLossError`` for the step of a batch."""
     raise NonFiniteLossError(
-        f"loss is {loss:.6g} at step {step}, and it or the update not finite; the "
-        "batch:\n  " + "\n  ".join(feature_statistics(batch))
+        f"loss is {result.loss:.6g} at step {result.step}, and it or the update not "
+        "finite; the batch:\n  " + "\n  ".join(feature_statistics(batch))
     )
 
 

@@ -16,10 +16,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.embedding.arrays import OptimizerState, Storages, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.rules import AnyRule
 from embark_jax.plans.options import DenseParallelism
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.step_model import StepModel
+
+
+class Optimizers(NamedTuple):
+    """The optimizers of a step.
+
+    Attributes:
+      dense: optax optimizer of the dense parameters.
+      rows: the rule for touched rows, or the rules of several tables.
+    """
+
+    dense: optax.GradientTransformation
+    rows: AnyRule
 
 
 class TrainState(NamedTuple):
@@ -76,22 +88,20 @@ def init_state(
       key: a JAX random key for the tables.
       dense: how the dense model lies on the devices.
     """
-    replicated = NamedSharding(collection.mesh, PartitionSpec())
-    shardings = _dense_shardings(model.params, collection, optimizers.dense, dense)
-    param_sharding, dense_state_sharding = shardings
+    shardings = state_shardings(model, collection, optimizers, dense)
 
     def placed(arrays, shardings):
         # device_put would gather them from all processes, to compare them.
         return jax.jit(lambda arrays: arrays, out_shardings=shardings)(arrays)
 
-    params = placed(model.params, param_sharding)
-    init_dense = jax.jit(optimizers.dense.init, out_shardings=dense_state_sharding)
+    params = placed(model.params, shardings.params)
+    init_dense = jax.jit(optimizers.dense.init, out_shardings=shardings.dense_state)
     return TrainState(
-        step=jax.device_put(jnp.zeros((), jnp.int32), replicated),
-        halted=jax.device_put(jnp.zeros((), bool), replicated),
+        step=jax.device_put(jnp.zeros((), jnp.int32), shardings.step),
+        halted=jax.device_put(jnp.zeros((), bool), shardings.halted),
         params=params,
         dense_state=init_dense(params),
-        model_state=placed(model.state, replicated),
+        model_state=placed(model.state, shardings.model_state),
         storages=collection.init(key),
         embedding_state=collection.init_optimizer(optimizers.rows),
     )
@@ -111,40 +121,39 @@ def abstract_state(
     def create():
         return init_state(model, collection, optimizers, jax.random.key(0))
 
-    shapes = jax.eval_shape(create)
-    replicated = NamedSharding(collection.mesh, PartitionSpec())
-    shardings = TrainState._make(
-        [
-            replicated,
-            replicated,
-            *_dense_shardings(shapes.params, collection, optimizers.dense, dense),
-            jax.tree.map(lambda _: replicated, shapes.model_state),
-            collection.shardings,
-            collection.state_shardings(optimizers.rows),
-        ]
-    )
     return jax.tree.map(
         lambda shape, sharding: jax.ShapeDtypeStruct(
             shape.shape, shape.dtype, sharding=sharding
         ),
-        shapes,
-        shardings,
+        jax.eval_shape(create),
+        state_shardings(model, collection, optimizers, dense),
     )
 
 
-def _dense_shardings(
-    params: Any,
+def state_shardings(
+    model: StepModel,
     collection: EmbeddingCollection,
-    optimizer: optax.GradientTransformation,
+    optimizers: Optimizers,
     dense: DenseParallelism,
-) -> tuple[Any, Any]:
-    """Returns the shardings of the parameters and of their optimizer's state."""
+) -> Any:
+    """Returns the sharding of each array of a state, as it lies between steps."""
     mesh = collection.mesh
-    updated = update_shardings(dense, params, mesh)
-    state = jax.eval_shape(optimizer.init, params)
-    return (
-        param_shardings(dense, params, mesh),
-        optimizer_shardings(optimizer, state, updated, mesh),
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return TrainState._make(
+        [
+            replicated,
+            replicated,
+            param_shardings(dense, model.params, mesh),
+            optimizer_shardings(
+                optimizers.dense,
+                jax.eval_shape(optimizers.dense.init, model.params),
+                update_shardings(dense, model.params, mesh),
+                mesh,
+            ),
+            jax.tree.map(lambda _: replicated, model.state),
+            collection.shardings,
+            collection.state_shardings(optimizers.rows),
+        ]
     )
 
 

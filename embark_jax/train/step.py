@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from embark_jax.embedding.arrays import BATCH, Routes
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import (
-    Columns,
+    DeviceBatch,
     check_batch,
     pad_batch,
     route_batch,
@@ -23,9 +23,8 @@ from embark_jax.embedding.mesh import has_gpus
 from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients, check_cuts
-from embark_jax.train.optimizers import Optimizers
 from embark_jax.train.outcome import StepReport, join_numbers
-from embark_jax.train.state import TrainState, update_shardings
+from embark_jax.train.state import Optimizers, TrainState, update_shardings
 from embark_jax.train.step_model import (
     CALL,
     StepModel,
@@ -50,10 +49,10 @@ def make_train_step(
     """Makes a jitted ``(state, batch, routes, following) -> (state, report, routes)``;
     it donates its state.
 
-    ``routes`` are those of the batch; where they are None, the step makes them.
-    ``following`` is the batch after it, whose routes the step makes beside the dense
-    layers and returns; None makes and returns none. Each combination is a program of
-    its own, compiled when it is first called, and so is each of hot and other batches.
+    ``routes`` are those of the batch, such as ``route_batch`` makes. ``following`` is
+    the batch after it, whose routes the step makes beside the dense layers and returns;
+    None makes none, which is for cached tables, whose routes are made outside. Batches
+    of hot rows alone take a program of their own, compiled when the first comes.
 
     A step is applied as a whole or not at all. It is refused if the batch overflows a
     capacity (ids would be missing) or has an id that is no row of its table, if the
@@ -75,16 +74,22 @@ def make_train_step(
     if options.by_device:
         check_independent(model, f"dense_wire is {options.dense_wire!r}")
 
-    def apply_batch(
-        collection: EmbeddingCollection,
+    def train_step(
         state: TrainState,
-        batch: Columns,
+        batch: DeviceBatch,
         routes: Routes,
-        next_routes: Routes | None,
+        following: DeviceBatch | None,
     ) -> tuple[TrainState, StepReport, Routes | None]:
+        check_batch(collection.plan, batch)
+        tables = collection.for_batch(batch.hot)
+        next_routes = None
+        if following is not None:
+            next_tables = collection.for_batch(following.hot)
+            next_routes = route_batch(next_tables, following)
+        columns = batch.columns()
         with jax.default_matmul_precision(MATMUL_PRECISION):
             gradients = batch_gradients(
-                model, collection, options, state, routes, batch, updated
+                model, tables, options, state, routes, columns, updated
             )
         dense_gradient, params = lax.with_sharding_constraint(
             (gradients.dense, state.params), (updated, updated)
@@ -107,18 +112,19 @@ def make_train_step(
         # on 8 and 128 simulated H100s that would save 0 to 0.8 % of a step (DLRM-DCNv2,
         # T180, T200), and cost another pass over the touched rows.
         with jax.named_scope("checks"):
-            finite = _rows_are_finite(collection, gradients.embeddings, options)
+            finite = _rows_are_finite(tables, gradients.embeddings, options)
             finite &= _all_finite(
                 (gradients.loss, params, dense_state, gradients.model_state)
             )
-        fits = collection.fits(routes)
-        applied = fits & ~routes.any_bad & finite & ~state.halted
+        fits = tables.fits(routes)
+        finite &= ~state.halted
+        applied = fits & ~routes.any_bad & finite
 
         def choose(new, old):
             return jnp.where(applied, new, old)
 
         step = state.step + 1
-        storages, embedding_state = collection.update(
+        storages, embedding_state = tables.update(
             state.storages,
             state.embedding_state,
             routes,
@@ -137,44 +143,19 @@ def make_train_step(
             storages=storages,
             embedding_state=embedding_state,
         )
-        numbers = join_numbers(
-            applied,
-            routes.any_bad,
-            ~fits,
-            gradients.loss,
-            collection.needed(routes),
-        )
         report = StepReport(
-            numbers,
+            join_numbers(routes, tables.needed(routes), fits, finite, gradients.loss),
             routes.bad_ids,
             gradients.logits,
-            batch.labels,
-            batch.sample_weights,
+            columns.labels,
+            columns.sample_weights,
         )
         return new_state, report, next_routes
 
-    def train_step(state, batch, routes=None, following=None):
-        check_batch(collection.plan, batch)
-        tables = collection.for_batch(batch.hot)
-        if routes is None:
-            # As opaque as routes made a step ahead, so that both ways compile to the
-            # same arithmetic. With a barrier for each array, lookups would not wait for
-            # the all-reduce of capacities, but what DP sorts behind it would lie in
-            # memory beside the activations (10 % more temporaries in tests).
-            routes = lax.optimization_barrier(route_batch(tables, batch))
-        next_routes = None
-        if following is not None:
-            next_tables = collection.for_batch(following.hot)
-            next_routes = route_batch(next_tables, following)
-        return apply_batch(tables, state, batch.columns(), routes, next_routes)
-
     by_batch = NamedSharding(collection.mesh, BATCH)
-    report_shardings = StepReport(
-        numbers=NamedSharding(collection.mesh, PartitionSpec()),  # pyright: ignore
-        bad_ids=by_batch,  # pyright: ignore
-        logits=by_batch,  # pyright: ignore
-        labels=by_batch,  # pyright: ignore
-        weights=by_batch,  # pyright: ignore
+    report_shardings: Any = StepReport(
+        NamedSharding(collection.mesh, PartitionSpec()),  # pyright: ignore
+        *[by_batch] * 4,  # pyright: ignore
     )
     state_shardings = jax.tree.map(lambda array: array.sharding, state)
     return jax.jit(
@@ -197,15 +178,12 @@ def make_score_step(
 ) -> Callable:
     """Makes a jitted ``(params, model_state, storages, batch, routes) -> report``.
 
-    Where routes are None, it makes them. Its numbers have no loss, and ``applied`` says
-    whether the logits are good. With another ``method`` of the model the logits are its
+    The report has no loss. With another ``method`` of the model the logits are its
     results."""
 
-    def score_step(params, model_state, storages, batch, routes=None):
+    def score_step(params, model_state, storages, batch, routes):
         check_batch(collection.plan, batch)
         columns = batch.columns()
-        if routes is None:
-            routes = route_batch(collection, batch)
         ids = pad_batch(collection, columns).ids if model.masked else {}
         embeddings = as_taken(
             model,
@@ -218,13 +196,12 @@ def make_score_step(
             logits = model.score(params, model_state, columns.dense, embeddings, method)
         if method == CALL:
             check_logits(logits, columns.labels)
-        fits = collection.fits(routes)
         numbers = join_numbers(
-            fits & ~routes.any_bad,
-            routes.any_bad,
-            ~fits,
-            jnp.zeros(()),
+            routes,
             collection.needed(routes),
+            collection.fits(routes),
+            jnp.array(True),
+            jnp.zeros(()),
         )
         return StepReport(numbers, routes.bad_ids, logits, columns.labels)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,62 +31,6 @@ from embark_jax.train.losses import Loss
 CALL = "__call__"
 
 
-class StepModel(Protocol):
-    """A model taken apart into arrays and functions of them.
-
-    Attributes:
-      params: arrays that the optimizer changes.
-      state: all other arrays.
-      independent_samples: whether the loss of a sample is a function of this sample
-        and the parameters alone, as far as the model says; its state is not asked.
-      packed: whether embeddings of sequences are ``models.Packed``.
-      masked: whether they are ``models.Masked``.
-    """
-
-    independent_samples: bool
-    packed: bool
-    masked: bool
-
-    @property
-    def params(self) -> Any: ...
-
-    @property
-    def state(self) -> Any: ...
-
-    def train(
-        self, params: Any, state: Any, embeddings: dict, batch: Columns, loss: Loss
-    ) -> tuple[jax.Array, jax.Array, Any]:
-        """Returns ``(losses, logits, new state)`` in training mode; losses are
-        ``[batch]``, or their mean ``[]``, and logits have the shape of the labels.
-
-        Args:
-          loss: loss of models without one of their own.
-        """
-        ...
-
-    def score(
-        self,
-        params: Any,
-        state: Any,
-        dense: jax.Array,
-        embeddings: dict,
-        method: str = CALL,
-    ) -> jax.Array:
-        """Returns logits in evaluation mode, or another method's result."""
-        ...
-
-    def module(self, params: Any, state: Any) -> Any:
-        """Returns a model like the given one, with copies of these arrays."""
-        ...
-
-
-def step_model(model: Model) -> StepModel:
-    """Returns the model as a step takes it."""
-    if isinstance(model, FunctionModel):
-        return PlainModel(model)
-    return FlaxModel(model)
-
-
 class FlaxModel:
     """A module taken apart into parameters, model state, and functions of the two.
 
@@ -96,9 +40,12 @@ class FlaxModel:
       module: module called as ``module(dense, embeddings) -> logits [batch]``.
 
     Attributes:
-      params: the module's ``nnx.Param`` variables.
+      params: the module's ``nnx.Param`` variables, which the optimizer changes.
       state: the module's other variables.
-      independent_samples, packed, masked: as in ``StepModel``.
+      independent_samples: whether the loss of a sample is a function of this sample
+        and the parameters alone, as far as the model says; its state is not asked.
+      packed: whether embeddings of sequences are ``models.Packed``.
+      masked: whether they are ``models.Masked``.
     """
 
     def __init__(self, module: nnx.Module):
@@ -172,7 +119,7 @@ class FlaxModel:
 
 
 class PlainModel:
-    """A ``FunctionModel`` as a step takes it; it has no state."""
+    """A ``FunctionModel`` with the attributes and methods of ``FlaxModel``."""
 
     state: Any = ()
 
@@ -197,6 +144,15 @@ class PlainModel:
 
     def module(self, params, state):
         return dataclasses.replace(self._model, params=jax.tree.map(jnp.copy, params))
+
+
+StepModel = FlaxModel | PlainModel
+"""A model as a step takes it."""
+
+
+def step_model(model: Model) -> StepModel:
+    """Returns the model as a step takes it."""
+    return PlainModel(model) if isinstance(model, FunctionModel) else FlaxModel(model)
 
 
 def as_taken(

@@ -1,13 +1,9 @@
-"""The trainer: applies batches in order, and never loses one.
-
-Buffers of the exchange are static. A batch that needs larger ones is refused by the
-step as a whole; the trainer compiles for a larger capacity and replays it, so that the
-result is the same as if the buffers had been large from the start.
-"""
+"""The trainer: applies batches in order, and never loses one."""
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,24 +13,20 @@ import numpy as np
 import optax
 
 from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
-from embark_jax.data import Batch, BatchChecker, Dataset
+from embark_jax.data import Batch, BatchChecker, Dataset, prefetch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch
 from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
-from embark_jax.metrics.pointwise import Metrics
+from embark_jax.metrics.pointwise import EvalAccumulator, Metrics
 from embark_jax.models.function import Model
 from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
 from embark_jax.report.display import step_progress
-from embark_jax.train.engine import Engine
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.in_flight import STEPS_IN_FLIGHT, StepsInFlight
+from embark_jax.train.loop import STEPS_IN_FLIGHT, Loop
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.optimizers import Optimizers
-from embark_jax.train.outcome import StepReport, StepResult, warn_if_done
-from embark_jax.train.placing import PlacedBatch, Placing
-from embark_jax.train.scoring import metrics_of, score_batches
-from embark_jax.train.state import Checkpoints, TrainState
+from embark_jax.train.outcome import StepReport, StepResult
+from embark_jax.train.state import Checkpoints, Optimizers, TrainState
 from embark_jax.train.step_model import CALL, step_model
 
 
@@ -54,7 +46,6 @@ class Trainer:
       dense: how the dense model lies on the devices.
       dense_wire: format in which gradients of dense parameters travel; bfloat16 needs a
         model without state whose samples are independent. See ``StepOptions``.
-      overlap: whether the route of a batch is made during the step before it.
       loss: loss of a sample, whose mean is minimized, unless the model has its own.
       seed: seed of the initial tables.
       on_bad_id: rule for ids that are no row of a table; as in ``data.BatchChecker``.
@@ -77,70 +68,58 @@ class Trainer:
         micro_batches: int = 1,
         dense: DenseParallelism = "replicated",
         dense_wire: WireFormat = "float32",
-        overlap: bool = False,
         loss: Loss = LOG_LOSS,
         seed: int = 0,
         on_bad_id: OnBadId = "error",
         scratch: Path | None = None,
     ):
         self._model = step_model(model)
-        self._on_bad_id: OnBadId = on_bad_id
-        self._engine = Engine(
+        self._loop = Loop(
             self._model,
             embeddings,
             Optimizers(dense_optimizer, embedding_optimizer),
             StepOptions(micro_batches, dense, loss, dense_wire),
-            look_ahead=overlap,
-            key=jax.random.key(seed),
-            scratch=scratch,
+            jax.random.key(seed),
+            scratch,
         )
         self.batch_size = embeddings.plan.batch_size
-        self.cached = self._engine.cached
-        self.growth = self._engine.growth
-        self.check = self._checker()
-        # The look-ahead of cached tables brings the rows of every batch, and dynamic
-        # tables count it.
-        dynamic = any(table.is_dynamic for table in embeddings.plan.tables)
-        hot_steps = self.cached is None or not (overlap or dynamic)
-        self._placing = Placing(
-            embeddings.mesh,
-            self.batch_size,
-            hot_steps,
-            room=lambda: self.embeddings.plan.events,
-        )
+        self.cached = self._loop.cached
+        self.growth = self._loop.growth
+        self.check = self._loop.checker(on_bad_id)
+        self._on_bad_id: OnBadId = on_bad_id
 
     @property
     def state(self) -> TrainState:
         """The current state."""
-        return self._engine.state
+        return self._loop.state
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self._engine.state = state
+        self._loop.state = state
 
     @property
     def step(self) -> int:
         """Number of steps that were applied for certain."""
-        return self._engine.step
+        return self._loop.step
 
     @property
     def embeddings(self) -> EmbeddingCollection:
         """The collection in use; replaced when capacities grow."""
-        return self._engine.embeddings
+        return self._loop.embeddings
 
     @property
     def recompilations(self) -> int:
         """Number of times that a capacity or a table had to grow."""
-        return self._engine.recompilations
+        return self._loop.recompilations
 
     @property
     def optimizers(self) -> Optimizers:
         """The optimizers in use."""
-        return self._engine.optimizers
+        return self._loop.optimizers
 
     def use_optimizers(self, optimizers: Optimizers) -> None:
         """Changes to optimizers of the same state, such as with other rates."""
-        self._engine.use(self.embeddings, optimizers)
+        self._loop.use(self.embeddings, optimizers)
 
     def fit(
         self,
@@ -164,7 +143,13 @@ class Trainer:
         Raises:
           DataError, NonFiniteLossError: as ``iterate`` does.
         """
-        warn_if_done(self.step, steps)
+        if self.step >= steps:
+            warnings.warn(
+                f"nothing to train: step {self.step:,} is reached, and steps={steps:,} "
+                "is the number of the last step, not of further ones; "
+                f"{self.step:,} + N trains N more",
+                stacklevel=2,
+            )
         last = None
         with step_progress(progress) as bar:
             task = bar.add_task("train", total=steps, completed=self.step, shown="")
@@ -224,8 +209,8 @@ class Trainer:
 
         ahead = range(self.step, steps)
         wanted = itertools.takewhile(lambda step: not stop(step), ahead)
-        batch_bytes = size * self._checker().sample_bytes
-        return self._apply(self._placing.feed(make_batch, wanted, batch_bytes))
+        batches = prefetch(make_batch, wanted, self._loop.batches_ahead(size))
+        return self._loop.run(self._loop.place_ahead(batches))
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Trains like ``train``, and yields each step once it is certain.
@@ -244,11 +229,7 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is the one
             before it.
         """
-        return self._apply(map(self._placing.put, map(self.check, batches)))
-
-    def _apply(self, batches: Iterable[PlacedBatch]) -> Iterator[StepResult]:
-        steps = StepsInFlight(self._engine, self._placing, self._checker())
-        return steps.apply(batches)
+        return self._loop.run(map(self._loop.place, map(self.check, batches)))
 
     def apply(
         self, batch: DeviceBatch, following: DeviceBatch | None = None
@@ -263,7 +244,7 @@ class Trainer:
         Raises:
           ValueError: if an array has another shape or type than the plan says.
         """
-        return self._engine.start(batch, following)
+        return self._loop.start(batch, following)
 
     @property
     def model(self) -> Any:
@@ -315,10 +296,9 @@ class Trainer:
         Raises:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
-        check = check or self._checker()
-        placed = map(self._placing.put_to_score, map(check, batches))
-        scored = score_batches(self._engine, self._placing, placed, check, 0, method)
-        for batch, logits in scored:
+        check = check or self._loop.checker(self._on_bad_id)
+        placed = (self._loop.place(batch, True) for batch in map(check, batches))
+        for batch, logits in self._loop.score(placed, method=method):
             yield batch, logits[: len(batch)]
 
     def evaluate(
@@ -328,38 +308,40 @@ class Trainer:
 
         Batches are taken ahead of time, by another thread.
         """
-        check = check or self._checker()
-        batch_bytes = self.embeddings.plan.batch_size * check.sample_bytes
-        placed = self._placing.feed_to_score(map(check, batches), batch_bytes)
-        return metrics_of(
-            score_batches(self._engine, self._placing, placed, check, STEPS_IN_FLIGHT)
+        check, end = check or self._loop.checker(self._on_bad_id), None
+        checked = map(check, batches)
+        taken = prefetch(
+            lambda _: next(checked, end),
+            itertools.repeat(None),
+            self._loop.batches_ahead(self.batch_size),
         )
-
-    def _checker(self) -> BatchChecker:
-        plan = self.embeddings.plan
-        rows = {table.name: table.keys for table in plan.tables}
-        return BatchChecker(plan.features, rows, on_bad_id=self._on_bad_id)
+        whole = itertools.takewhile(lambda batch: batch is not end, taken)
+        placed = self._loop.place_ahead(whole, to_score=True)
+        scores = EvalAccumulator()
+        for batch, logits in self._loop.score(placed, STEPS_IN_FLIGHT):
+            scores.add(batch.labels, logits, len(batch), batch.sample_weights)
+        return scores.result()
 
     def whole_state(self) -> TrainState:
         """Returns the state as a checkpoint has it, with all rows of cached tables:
         good until the next batch."""
-        return self._engine.whole_state()
+        return self._loop.whole_state()
 
     def state_to_fill(self) -> TrainState:
         """Returns the state like ``whole_state``, but with dynamic tables as what takes
         rows by key: for ``restore``, when some of its values were overwritten."""
-        self._engine.whole_state()  # all rows of cached tables have values now
-        return self._engine.blank_state()
+        self._loop.whole_state()  # all rows of cached tables have values now
+        return self._loop.blank_state()
 
     def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those
         of ``checkpoint.Checkpointer.restore``."""
 
-        blank = self._engine.blank_state()
+        blank = self._loop.blank_state()
         state, bad_ids = checkpoints.restore(blank, self.embeddings, step)
         self.restore(state)
         return bad_ids
 
     def restore(self, state: TrainState) -> None:
         """Takes over a state, such as a checkpoint's, shaped like ``whole_state``."""
-        self._engine.restore(state)
+        self._loop.restore(state)

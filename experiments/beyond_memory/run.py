@@ -26,12 +26,9 @@ ZIPF = 1.1
 BOTTOM, TOP = (512, 256, DIM), (512, 256, 1)
 CGROUP = Path("/sys/fs/cgroup/memory/beyond_memory")
 WAYS = {
-    "in memory": {"tier": "device", "overlap": False},
-    "in memory, routes ahead": {"tier": "device", "overlap": True},
-    "host": {"tier": "host", "overlap": True},
-    "host, no look-ahead": {"tier": "host", "overlap": False},
-    "disk": {"tier": "disk", "overlap": True},
-    "disk, no look-ahead": {"tier": "disk", "overlap": False},
+    "in memory": "device",
+    "host": "host",
+    "disk": "disk",
 }
 
 
@@ -54,7 +51,7 @@ def batches(rows: int, steps: range) -> Iterator[Any]:
         yield Batch(dense=dense, ids=ids, labels=labels)
 
 
-def make_trainer(rows: int, share: float, way: dict, scratch: Path) -> Any:
+def make_trainer(rows: int, share: float, tier: str, scratch: Path) -> Any:
     import optax
     from embark_kernels import RowwiseAdagrad
     from flax import nnx
@@ -66,10 +63,10 @@ def make_trainer(rows: int, share: float, way: dict, scratch: Path) -> Any:
     from embark_jax.plans.tables import FeatureSpec, TableSpec
     from embark_jax.train.trainer import Trainer
 
-    slots = None if way["tier"] == "device" else int(rows * share)
+    slots = None if tier == "device" else int(rows * share)
     names = [f"t{i}" for i in range(TABLES)]
     planned = plan(
-        [TableSpec(n, rows, DIM, tier=way["tier"], slots=slots) for n in names],
+        [TableSpec(n, rows, DIM, tier=tier, slots=slots) for n in names],
         [FeatureSpec(n, hotness=HOTNESS) for n in names],
         "this-machine",
         BATCH,
@@ -83,7 +80,6 @@ def make_trainer(rows: int, share: float, way: dict, scratch: Path) -> Any:
         embeddings,
         dense_optimizer=optax.sgd(0.1),
         embedding_optimizer=RowwiseAdagrad(0.1),
-        overlap=way["overlap"],
         scratch=scratch,
     )
 
@@ -113,10 +109,10 @@ def capped(command: list[str], gigabytes: float) -> list[str]:
     return ["sh", "-c", f'echo $$ > {CGROUP}/cgroup.procs; exec "$@"', "sh", *command]
 
 
-def measure(rows: int, share: float, way: dict, given: argparse.Namespace) -> dict:
+def measure(rows: int, share: float, tier: str, given: argparse.Namespace) -> dict:
     """Samples/s of the steps after those to warm up, and what the cache did in them."""
     began = time.perf_counter()
-    trainer = make_trainer(rows, share, way, given.scratch)
+    trainer = make_trainer(rows, share, tier, given.scratch)
     if given.written and trainer.cached is not None:
         write_all(trainer)
     made_s = time.perf_counter() - began
@@ -159,10 +155,10 @@ def main() -> None:
     parser.add_argument("--one", choices=WAYS, help="in this process")
     given = parser.parse_args()
     if given.one:
-        way, rows = WAYS[given.one], given.rows
-        if way["tier"] == "device":
+        tier, rows = WAYS[given.one], given.rows
+        if tier == "device":
             rows = given.rows_in_memory or rows
-        print(json.dumps(measure(rows, given.share, way, given)))
+        print(json.dumps(measure(rows, given.share, tier, given)))
         return
     runs: dict[str, list[dict]] = {name: [] for name in given.ways}
     for _ in range(given.rounds):

@@ -24,17 +24,13 @@ from embark_jax.config import EmbeddingOptimizerConfig, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import TableList
 from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.plan import MESH_AXES, Plan
-from embark_jax.train.optimizers import (
-    Optimizers,
-    build_dense_optimizer,
-    build_embedding_optimizer,
-)
-from embark_jax.train.state import TrainState, abstract_state
+from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
+from embark_jax.train.state import Optimizers, TrainState, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import step_model
 
@@ -109,4 +105,6 @@ def compile_step(
     wide = {f.name for f in plan.features if f.table in large}
     batch = abstract_batch(plan, mesh, features, wide)
     with jax.enable_x64(bool(wide)):
-        return step.lower(state, batch, None, None).compile(), state
+        return step.lower(
+            state, batch, abstract_routes(collection, batch), batch
+        ).compile(), state

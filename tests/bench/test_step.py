@@ -32,7 +32,6 @@ def test_it_reads_as_a_table(tmp_path):
         "--rounds",
         "1",
         "mesh={nodes: 1}",
-        "train.overlap=true",
     )
     lines = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line)
     assert float(lines["step_ms"].replace(",", "")) > 0

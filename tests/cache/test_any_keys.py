@@ -157,8 +157,8 @@ def assert_table(trainer: ej.Trainer, rows: dict[int, np.ndarray]) -> None:
     ("mesh", "cluster", "slots", "options"),
     [
         ((1, 1), "ub", 10_000, {}),
-        pytest.param((1, 2), "rb", 64, {"overlap": True}, marks=pytest.mark.slow),
-        pytest.param((2, 4), "ub", 256, {"overlap": True}, marks=pytest.mark.slow),
+        pytest.param((1, 2), "rb", 64, {}, marks=pytest.mark.slow),
+        pytest.param((2, 4), "ub", 256, {}, marks=pytest.mark.slow),
         pytest.param((2, 4), "rb", 256, {}, marks=pytest.mark.slow),
     ],
 )
@@ -204,8 +204,7 @@ def test_any_keys_on_one_mesh_after_another_beside_a_dictionary(options, tmp_pat
         for mesh in [*meshes, *meshes]:
             cluster = rng.choice(["ub", "rb"])
             slots = 160 if mesh == (2, 4) else 72
-            overlap = {"overlap": bool(rng.integers(2))}
-            trainer = trainer_of(mesh, cluster, 8, slots, options, **overlap)
+            trainer = trainer_of(mesh, cluster, 8, slots, options)
             if rows:
                 trainer.load(checkpoints)
                 assert_table(trainer, rows)
@@ -273,10 +272,9 @@ def test_a_batch_that_is_replayed_is_counted_once(options, max_slots):
         return outcome, trainer.recompilations
 
     expected, recompilations = run()
-    for overlap in (False, True):
-        outcome, more_recompilations = run(capacity=1, overlap=overlap)
-        assert outcome == expected
-        assert more_recompilations >= recompilations + 2
+    outcome, more_recompilations = run(capacity=1)
+    assert outcome == expected
+    assert more_recompilations >= recompilations + 2
 
 
 @pytest.mark.parametrize(

@@ -140,22 +140,20 @@ def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
 
 # A device has up to 38 of a's rows; of b's one has all 200 twice, in halves of columns.
 @pytest.mark.parametrize(
-    ("mesh", "cluster", "optimizer", "slots", "overlap", "dtypes"),
+    ("mesh", "cluster", "optimizer", "slots", "dtypes"),
     [
-        ((1, 1), "ub", ej.SGD(0.5), 80, False, ("float32", "float16")),
-        ((2, 4), "rb", ej.Adagrad(0.5), 200, True, ("float32", "float32")),
-        ((2, 2), "ub", ej.RowwiseAdagrad(0.5), 80, True, ("bfloat16", "float16")),
-        ((2, 2), "rb", ej.FTRL(0.5, l1=0.01), 80, True, ("bfloat16", "float32")),
+        ((1, 1), "ub", ej.SGD(0.5), 80, ("float32", "float16")),
+        ((2, 4), "rb", ej.Adagrad(0.5), 200, ("float32", "float32")),
+        ((2, 2), "ub", ej.RowwiseAdagrad(0.5), 80, ("bfloat16", "float16")),
+        ((2, 2), "rb", ej.FTRL(0.5, l1=0.01), 80, ("bfloat16", "float32")),
     ],
 )
 @pytest.mark.slow
-def test_cached_tables_train_bit_for_bit(
-    mesh, cluster, optimizer, slots, overlap, dtypes
-):
+def test_cached_tables_train_bit_for_bit(mesh, cluster, optimizer, slots, dtypes):
     options = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer}
     options["dtypes"] = dtypes
     expected = trainer_of(**options)
-    cached = trainer_of("host", slots, overlap=overlap, **options)
+    cached = trainer_of("host", slots, **options)
     assert losses(cached.iterate(Clicks(), STEPS)) == losses(
         expected.iterate(Clicks(), STEPS)
     )
@@ -190,7 +188,6 @@ def test_an_overflow_changes_no_bit():
         capacity=2,
         evict="lfu",
         dtypes=dtypes,
-        overlap=True,
     )
     batches = list(Clicks().test_batches(BATCH))
     assert cached.evaluate(batches) == expected.evaluate(batches)
@@ -210,8 +207,8 @@ def test_slots_that_barely_hold_every_batch_and_one_too_few():
         rows.append(max((each >= 0).sum() for each in (cold, np.unique(ids["b"]))))
     most, worst = max(rows), int(np.argmax(rows))
     expected = trainer_of(mesh=(1, 1))
-    enough = trainer_of("host", most, mesh=(1, 1), overlap=True)
-    too_few = trainer_of("host", most - 1, mesh=(1, 1), overlap=True)
+    enough = trainer_of("host", most, mesh=(1, 1))
+    too_few = trainer_of("host", most - 1, mesh=(1, 1))
     list(expected.iterate(Clicks(), worst))
     with pytest.raises(TooFewSlotsError, match=f"asks for {most} rows .* a, which"):
         list(too_few.iterate(Clicks(), STEPS))
@@ -227,7 +224,7 @@ def test_directories_grow_until_all_keys_have_room(monkeypatch):
     mesh = (1, 1)
     expected = trainer_of(mesh=mesh)
     monkeypatch.setattr("embark_jax.cache.key_index.default_buckets", lambda slots: 2)
-    cached = trainer_of("host", 80, mesh=mesh, overlap=True)
+    cached = trainer_of("host", 80, mesh=mesh)
     list(cached.iterate(Clicks(), 4))
     list(expected.iterate(Clicks(), 4))
     assert_alike(cached, expected)
@@ -237,7 +234,7 @@ def test_directories_grow_until_all_keys_have_room(monkeypatch):
 def test_a_loop_that_is_left_early_keeps_rows_and_slots_in_agreement():
     mesh = (1, 2)
     expected = trainer_of(mesh=mesh)
-    cached = trainer_of("host", 80, mesh=mesh, overlap=True)
+    cached = trainer_of("host", 80, mesh=mesh)
     for result in cached.iterate(Clicks(), STEPS):
         if result.step == 2:
             break

@@ -138,7 +138,7 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
             "ub",
             ej.LazyAdam(0.05, weight_decay=0.1),
             {"max_slots": 60},
-            {"overlap": True},
+            {},
         ),
         ((2, 4), "rb", ej.RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
         (
@@ -151,7 +151,7 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
                 "evicted": "disk",
                 "dtype": "bfloat16",
             },
-            {"overlap": True, "capacity": 2},
+            {"capacity": 2},
         ),
     ],
 )
@@ -313,14 +313,14 @@ def test_a_run_that_discards_goes_on_as_if_nothing_had_been(tmp_path):
     assert expected != losses(
         trainer_of(fixed(), **options).iterate_batches(batches(0, 12))
     )
-    one = trainer_of(table, overlap=True, **options)
+    one = trainer_of(table, **options)
     found = []
     for result in one.iterate_batches(batches(0, 7)):
         one.evaluate(batches(result.step + 3, result.step + 5, FAR * (result.step % 2)))
         found.append((result.step, result.loss))
     with ej.Checkpointer(tmp_path, {"seed": 1}, keep=2) as checkpoints:
         checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
-        again = trainer_of(table, overlap=True, **options)
+        again = trainer_of(table, **options)
         list(again.iterate_batches(batches(20, 23)))  # there are other rows in slots
         again.load(checkpoints)
         found += losses(again.iterate_batches(batches(7, 10)))

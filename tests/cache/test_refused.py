@@ -107,11 +107,9 @@ def assert_alike(trainer: ej.Trainer, expected: ej.Trainer) -> None:
     ("error", "options"),
     [
         (NonFiniteLossError, {}),
-        (NonFiniteLossError, {"overlap": True}),
-        (NonFiniteLossError, {"capacity": 1, "overlap": True}),
-        (BadIdError, {"overlap": True}),
+        (NonFiniteLossError, {"capacity": 1}),
+        (BadIdError, {}),
         (TooFewSlotsError, {}),
-        (TooFewSlotsError, {"overlap": True}),
     ],
 )
 def test_a_refused_batch_leaves_no_mark(table, error, options):

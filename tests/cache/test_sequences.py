@@ -157,12 +157,12 @@ def trained(trainer, batches):
 @pytest.mark.parametrize(
     ("kind", "optimizer", "options"),
     [
-        ("host", "adam", {"mesh": (2, 4), "hot_rows": 7, "overlap": True}),
+        ("host", "adam", {"mesh": (2, 4), "hot_rows": 7}),
         ("disk", "l2", {"hot_rows": 7}),
         (
             "dynamic",
             "ftrl",
-            {"mesh": (2, 4), "slots": 96, "grows": True, "overlap": True},
+            {"mesh": (2, 4), "slots": 96, "grows": True},
         ),
     ],
 )

@@ -35,7 +35,7 @@ placed = [Placement(table, "ub", 2, 1, (0, 1))]
 weight = {"weight": jnp.ones(4)}
 model = ej.FunctionModel(weight, lambda p, dense, e: e["user"] @ p["weight"])
 plan = make_plan([ej.FeatureSpec("user", hotness=2)], placed, 2, 1, 16, 40)
-trainer = make_trainer(plan, model, dense_optimizer=optax.sgd(0.1), overlap=True)
+trainer = make_trainer(plan, model, dense_optimizer=optax.sgd(0.1))
 
 class Data:
     def train_batch(self, step, size):

@@ -13,16 +13,12 @@ from embark_jax import models, planner
 from embark_jax.config import EmbeddingOptimizerConfig
 from embark_jax.config.models import DLRMv4Config
 from embark_jax.config.optimizers import DenseOptimizerConfig
-from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import ProgramModel, Workload, phases
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
-from embark_jax.train.optimizers import (
-    Optimizers,
-    build_dense_optimizer,
-    build_embedding_optimizer,
-)
-from embark_jax.train.state import abstract_state
+from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
+from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import step_model
 from experiments.step_bytes.absent import absent_mesh
@@ -63,7 +59,9 @@ def compiled(plan: ej.Plan, workload: Workload):
     step = make_train_step(model, collection, optimizers, state)
     batch = abstract_batch(plan, mesh, DENSE_FEATURES)
     with jax.numpy_dtype_promotion("standard"):  # which Adam of Optax needs
-        program = step.lower(state, batch, None, None).compile()
+        program = step.lower(
+            state, batch, abstract_routes(collection, batch), batch
+        ).compile()
     return program, sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
@@ -96,7 +94,7 @@ def test_ragged_histories_longer_than_a_block():
     ]
     machines = fleet.load("dgx-h200", 1)
     workload = dataclasses.replace(
-        listed.workload(machines, SAMPLES * GPUS, overlap=False),
+        listed.workload(machines, SAMPLES * GPUS, overlap=True),
         wire=Wire(rows="bfloat16", gradients="bfloat16"),
     )
     plan = planner.plan_for(workload, tables, features)

@@ -43,7 +43,7 @@ def planned(nodes: int, exchange: Exchange) -> ej.Plan:
 
 
 @functools.cache
-def compiled(nodes: int, exchange: Exchange = "flat", overlap: bool = False):
+def compiled(nodes: int, exchange: Exchange = "flat"):
     """A step of that plan."""
     return compile_step(
         planned(nodes, exchange),
@@ -52,7 +52,6 @@ def compiled(nodes: int, exchange: Exchange = "flat", overlap: bool = False):
         bottom=(512, 256, 128),
         top=(1024, 512, 1),
         rank=64,
-        overlap=overlap,
     )[0]
 
 
@@ -108,7 +107,7 @@ def test_dense_gradients_travel_in_half_the_bytes(dense):
 
 def test_what_the_next_batch_needs_travels_before_the_sums():
     """Its ids and its capacities; the latter beside the backward pass."""
-    found = collectives(compiled(1, overlap=True).as_text())
+    found = collectives(compiled(1).as_text())
     sums = [each.buffer_bytes > 2**20 for each in found if each.kind == "all-reduce"]
     assert sums == [False, True]
     capacities, gradients = (each for each in found if each.kind == "all-reduce")

@@ -31,6 +31,7 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches, rel):
         BATCH_SIZE,
         dense=DenseLoad(network.parameters, 1, network.activation_bytes),
         micro_batches=micro_batches,
+        overlap=True,
     )
     planned = plan_for(
         workload,

@@ -201,7 +201,6 @@ def test_dynamic_tables_of_several_processes_train_as_one(launcher, tmp_path):
         "embedding.tables.user={cluster: rb, slots: 200, max_slots: 400, "
         "evicted: discard}",
         "embedding.tables.item={cluster: ub, slots: 200, max_slots: 300}",
-        "train.overlap=true",
     )
     several, one = tmp_path / "several", tmp_path / "one"
     launcher.finish(several, 2, "train.steps=20", *dynamic)
@@ -250,7 +249,6 @@ def test_rows_of_cached_tables_stay_with_their_process(launcher, undisturbed, tm
     cached = (
         "embedding.tables.user={cluster: rb, tier: disk, slots: 300}",
         "embedding.tables.item={cluster: ub, tier: host, slots: 300}",
-        "train.overlap=true",
     )
     several = tmp_path / "several"
     launcher.finish(several, 2, "train.steps=60", *cached)
@@ -265,7 +263,7 @@ def test_rows_of_cached_tables_stay_with_their_process(launcher, undisturbed, tm
 def test_sums_in_16_bits_are_those_of_one_process(launcher, tmp_path):
     """With routes made a step ahead, and resumed; the sums of bfloat16 may differ in
     their order, whose rounding later losses have."""
-    options = ("train.dense_wire=bfloat16", "train.overlap=true")
+    options = ("train.dense_wire=bfloat16",)
     several, one = tmp_path / "several", tmp_path / "one"
     launcher.finish(several, 2, "train.steps=20", *options)
     launcher.finish(several, 2, "train.steps=40", *options, "--resume")

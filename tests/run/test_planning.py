@@ -22,9 +22,8 @@ def planned(tmp_path):
         """The workload and the plan of a config, and what its trainer is told."""
         setup = experiment.build(reading.load(path, overrides))
         asked = setup.config, setup.description, setup.tables, setup.features
-        overlap = planning.overlap(setup.config, setup.tables)
         workload = planning.workload(*asked)
-        assert workload.overlap == overlap == setup.plan.prediction.overlap
+        assert workload.overlap == setup.plan.prediction.overlap
         assert workload.kernels == setup.plan.prediction.kernels
         return workload
 
@@ -35,16 +34,11 @@ def planned(tmp_path):
     ("overrides", "overlap"),
     [
         ((), False),  # on 8 devices of this CPU
-        (("train.overlap=true",), True),
         (GPUS, True),
-        ((*GPUS, "train.overlap=false"), False),
-        ((*GPUS, "mesh.nodes=1", "mesh.gpus_per_node=1"), False),
-        ((*GPUS, *CACHED), False),
-        ((*GPUS, *CACHED, "train.overlap=true"), True),
-        ((*GPUS, "embedding.tables.item.max_slots=64"), False),
+        ((*GPUS, *CACHED), True),
     ],
 )
-def test_a_step_looks_ahead_on_several_gpus_with_all_rows_in_memory(
+def test_on_gpus_a_plan_prices_routes_that_hide_beside_dense_layers(
     planned, overrides, overlap
 ):
     assert planned(*overrides).overlap == overlap
@@ -55,15 +49,15 @@ def test_jax_says_whether_this_machine_has_gpus(planned, monkeypatch):
     assert planned().overlap
 
 
-def test_the_trainer_does_what_the_plan_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "Trainer", lambda *_, overlap, **__: overlap)
+def test_a_plan_says_what_it_prices(tmp_path):
     path = runs.write_config(tmp_path)
-    for overrides, overlap in (((), False), (GPUS, True)):
-        setup = experiment.build(reading.load(path, overrides))
-        assert setup.trainer() == overlap
-        said = "the routes of the next" if overlap else "its own routes"
-        assert said in summary.overview(setup.plan)
-        assert said in plan_page(setup.plan)
+    for overrides, said in (
+        ((), "beside nothing else"),
+        (GPUS, "beside the dense layers"),
+    ):
+        plan = experiment.build(reading.load(path, overrides)).plan
+        assert said in summary.overview(plan)
+        assert said in plan_page(plan)
 
 
 def test_a_plan_prices_the_kernels_that_run(planned, monkeypatch):

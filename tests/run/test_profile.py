@@ -13,7 +13,7 @@ from embark_jax.launch.stopping import Stop
 from embark_jax.planner.cost.phases import PHASES, STORE
 from embark_jax.run import profile as profiles
 from embark_jax.run.profile import StepProfile
-from embark_jax.train.engine import Engine
+from embark_jax.train.loop import Loop
 from tests import runs
 
 LAST = 10
@@ -44,7 +44,7 @@ def scopes(xplane: bytes) -> set[str]:
 def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkeypatch):
     events = []
     begin, end = jax.profiler.start_trace, jax.profiler.stop_trace
-    start, land = Engine.start, Engine.land
+    start, land = Loop.start, Loop.land
 
     def noted(event, function):
         def call(*args, **options):
@@ -55,8 +55,8 @@ def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkey
 
     monkeypatch.setattr(jax.profiler, "start_trace", noted("begin", begin))
     monkeypatch.setattr(jax.profiler, "stop_trace", noted("end", end))
-    monkeypatch.setattr(Engine, "start", noted("dispatch", start))
-    monkeypatch.setattr(Engine, "land", noted("land", land))
+    monkeypatch.setattr(Loop, "start", noted("dispatch", start))
+    monkeypatch.setattr(Loop, "land", noted("land", land))
     key = getattr(jax.config, KEY)
     rule = "embedding.optimizer.kind=rowwise_adagrad"
     outcome = train(tmp_path, "--profile", "4:6", SPLIT, rule)

@@ -14,13 +14,12 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax import simulator
-from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.simulator.dense import device_products
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.optimizers import Optimizers
-from embark_jax.train.state import abstract_state
+from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
 from tests.collectives import collectives
@@ -73,7 +72,11 @@ def compiled(kind, plan):
     state = abstract_state(*settings, "tensor")
     step = make_train_step(*settings, state, StepOptions(dense="tensor"))
     batch = abstract_batch(plan, collection.mesh, DENSE)
-    hlo = step.lower(state, batch, None, None).compile().as_text()
+    hlo = (
+        step.lower(state, batch, abstract_routes(collection, batch), batch)
+        .compile()
+        .as_text()
+    )
     biases = [leaf for leaf in jax.tree.leaves(state.params) if leaf.ndim == 1]
     return collectives(hlo), bytes_per_device(biases) + 4
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Phase, ProgramModel, Workload, phases
 from embark_jax.plans import fleet
 from embark_jax.plans.capacities import events_capacity, events_of
@@ -22,8 +22,7 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from embark_jax.statistics.accesses import FeatureAccess, Statistics
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.optimizers import Optimizers
-from embark_jax.train.state import abstract_state
+from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
@@ -167,7 +166,7 @@ def compile_and_predict(
     step = make_train_step(*settings, state, StepOptions(micro_batches))
     with jax.enable_x64(bool(wide)):
         batch = abstract_batch(plan, mesh, DENSE_FEATURES, wide)
-        lowered = step.lower(state, batch, None, None)
+        lowered = step.lower(state, batch, abstract_routes(collection, batch), batch)
     compiled = lowered.compile(compiler_options=compiler_options)
 
     # The gradients of the dense layers are one operand an array, and the check of those

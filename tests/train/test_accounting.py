@@ -13,8 +13,7 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import Workload
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.plans import fleet
-from embark_jax.train.optimizers import Optimizers
-from embark_jax.train.state import abstract_state
+from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step_model import FlaxModel
 from tests.compiled import bytes_per_device
 from tests.thorough import thorough

@@ -1,6 +1,7 @@
 """All-hot batches take a step of their own: the same results, without an exchange."""
 
 import dataclasses
+import itertools
 import re
 
 import jax
@@ -13,12 +14,11 @@ from flax import nnx
 import embark_jax as ej
 from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
-from embark_jax.embedding.device_batch import abstract_batch
+from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.plans.storage import Placement
 from embark_jax.run import experiment
-from embark_jax.train import engine
-from embark_jax.train.optimizers import Optimizers
-from embark_jax.train.state import abstract_state
+from embark_jax.train import loop
+from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
 from tests import runs
@@ -68,15 +68,16 @@ def batches(count, hot):
         )
 
 
-def run(given, overlap=False):
+def run(given, at_once=100):
     trainer = make_trainer(
         PLAN,
         WeightedSum(),
         ej.RowwiseAdagrad(0.5, eps=1.0),
         dense_optimizer=optax.sgd(0.1),
-        overlap=overlap,
     )
-    results = list(trainer.iterate_batches(given))
+    results = []
+    while some := list(itertools.islice(given, at_once)):
+        results += trainer.iterate_batches(some)
     losses = [result.loss for result in results]
     used = [any(result.used.values()) for result in results]
     return losses, jax.tree.map(np.asarray, trainer.state), used
@@ -96,7 +97,7 @@ def assert_near(found, expected):
 
 def test_both_programs_give_the_same(ordinary, monkeypatch):
     steps = []
-    make = engine.make_train_step
+    make = loop.make_train_step
 
     def noting(*args):
         step = make(*args)
@@ -104,7 +105,7 @@ def test_both_programs_give_the_same(ordinary, monkeypatch):
             steps.append(batch.hot) or step(state, batch, *rest)
         )
 
-    monkeypatch.setattr(engine, "make_train_step", noting)
+    monkeypatch.setattr(loop, "make_train_step", noting)
     losses, state, _ = run(batches(4, hot=True))
     assert steps == [True, False, True, False]
     assert_near((losses, state), ordinary)
@@ -122,9 +123,9 @@ def test_routes_of_both_kinds_are_made_a_step_ahead():
                 batch.ids["b"][5, 1] = HOT
             yield dataclasses.replace(batch, hot=kinds[number])
 
-    losses, state, used = run(given(), overlap=True)
+    losses, state, used = run(given())
     assert used == [False, False, True, True, True, True]
-    expected, expected_state, _ = run(given())
+    expected, expected_state, _ = run(given(), at_once=1)
     assert losses == expected
     jax.tree.map(np.testing.assert_array_equal, state, expected_state)
 
@@ -155,7 +156,9 @@ def test_no_sharded_table_is_in_the_program():
         )
         state = abstract_state(*settings)
         step = make_train_step(*settings, state)
-        lowered = step.lower(state, abstract_batch(PLAN, mesh, DENSE), None, None)
+        batch = abstract_batch(PLAN, mesh, DENSE)
+        routes = abstract_routes(collection, batch)
+        lowered = step.lower(state, batch, routes, batch)
         texts[hot] = lowered.compile().as_text()
     kinds = {hot: {kind for kind, _ in counted(text)} for hot, text in texts.items()}
     assert "all_to_all" in kinds[False]

@@ -148,7 +148,6 @@ def test_hot_batches_with_routes_made_ahead_go_on_bit_by_bit(runner, tmp_path):
     """Killed inside a window of samples that are sorted together."""
     options = [
         "train.hot_batches=true",
-        "train.overlap=true",
         f"embedding.tables.user={{rows: {ROWS}, cluster: rb, hot_rows: 2000}}",
         "embedding.tables.item={rows: 600, cluster: ub, hot_rows: 200}",
     ]
@@ -233,7 +232,6 @@ def test_tables_that_grow_go_on(runner, tmp_path):
     growing = (
         f"embedding.tables.user={{rows: {ROWS}, cluster: rb, {table}}}",
         f"embedding.scratch={tmp_path / 'scratch'}",
-        "train.overlap=true",
         "train.eval_every=10",
     )
     runner.finish(tmp_path / "whole", *growing)

@@ -9,19 +9,16 @@ import pytest
 
 from embark_jax.embedding.device_batch import put_batch
 from embark_jax.plans.wire import Wire
-from embark_jax.train.in_flight import STEPS_IN_FLIGHT
-from embark_jax.train.outcome import NonFiniteLossError
+from embark_jax.train.loop import STEPS_IN_FLIGHT
 from tests.builders import assert_equal_states, losses, snapshot
 from tests.thorough import thorough
 from tests.train.trainers import (
     AMPLE,
     BATCH,
-    HUGE,
     PLACED,
     ROWS,
     Clicks,
     clicks_trainer,
-    spoil_at,
 )
 
 
@@ -49,43 +46,44 @@ def test_an_overflow_changes_no_bit(trainer, wide_from):
         pytest.param({"rb_2_split": 16, "ub_4": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_overlap_changes_no_bit(trainer, capacities):
-    """Nor with stops, steps that are replayed, or a loop that is left early."""
+def test_routes_made_ahead_change_no_bit(trainer, capacities):
+    """Nor do stops, steps that are replayed, or a loop that is left early."""
     data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
-    overlapped = clicks_trainer(capacities, overlap=True)
-    list(overlapped.iterate(data, 2))
-    for result in overlapped.iterate(data, 8):
+    ahead = clicks_trainer(capacities)
+    list(ahead.iterate(data, 2))
+    for result in ahead.iterate(data, 8):
         if result.step == 3:
             break
-    assert 3 < overlapped.step < 8
-    list(trainer.iterate(data, overlapped.step))
-    assert_equal_states(snapshot(overlapped), snapshot(trainer))
-    assert losses(overlapped.iterate(data, 8)) == losses(trainer.iterate(data, 8))
-    assert_equal_states(snapshot(overlapped), snapshot(trainer))
-    assert (overlapped.recompilations > 0) == (capacities != AMPLE)
+    assert 3 < ahead.step < 8
+    for step in range(ahead.step):  # no route is made ahead
+        list(trainer.iterate(data, step + 1))
+    assert_equal_states(snapshot(ahead), snapshot(trainer))
+    assert losses(ahead.iterate(data, 8)) == losses(trainer.iterate(data, 8))
+    assert_equal_states(snapshot(ahead), snapshot(trainer))
+    assert (ahead.recompilations > 0) == (capacities != AMPLE)
 
 
 @pytest.mark.slow
-def test_overlap_changes_no_bit_beside_all_else():
+def test_routes_made_ahead_change_no_bit_beside_all_else():
     """Hierarchical exchanges of compressed rows, in micro-batches; hot rows."""
     placed = [
         dataclasses.replace(each, exchange="hierarchical", hot_rows=9)
         for each in PLACED
     ]
-    trainer, overlapped = (
+    alone, ahead = (
         clicks_trainer(
             {f"{name}_hierarchical": places for name, places in AMPLE.items()},
-            overlap=overlap,
             placed=tuple(placed),
             micro_batches=2,
             wire=Wire("bfloat16", "float32"),
         )
-        for overlap in (False, True)
+        for _ in range(2)
     )
-    assert losses(overlapped.iterate(Clicks(), 4)) == losses(
-        trainer.iterate(Clicks(), 4)
-    )
-    assert_equal_states(snapshot(overlapped), snapshot(trainer))
+    expected = [
+        loss for i in range(4) for loss in losses(alone.iterate(Clicks(), i + 1))
+    ]
+    assert losses(ahead.iterate(Clicks(), 4)) == expected
+    assert_equal_states(snapshot(ahead), snapshot(alone))
 
 
 def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
@@ -96,19 +94,9 @@ def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
         copied.append(batch)
         return put_batch(batch, *args)
 
-    monkeypatch.setattr("embark_jax.train.placing.put_batch", record)
+    monkeypatch.setattr("embark_jax.train.loop.put_batch", record)
     assert next(trainer.iterate(Clicks(), 9)).step == 1
     assert len(copied) > 1 + STEPS_IN_FLIGHT
-
-
-def test_overlap_stops_before_a_batch_of_huge_numbers(trainer, undisturbed):
-    _, states = undisturbed
-    overlapped = clicks_trainer(overlap=True)
-    with pytest.raises(NonFiniteLossError, match="at step 6, "):
-        list(overlapped.iterate(Clicks(spoil=spoil_at(6, dense=HUGE)), 10))
-    assert_equal_states(snapshot(overlapped), states[5])
-    list(overlapped.iterate(Clicks(), 10))
-    assert_equal_states(snapshot(overlapped), states[10])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from flax import nnx
 
 from embark_jax.data import DataError
 from embark_jax.embedding.device_batch import put_batch
-from embark_jax.train.outcome import BadIdError, NonFiniteLossError, Outcome
+from embark_jax.train.outcome import BadIdError, NonFiniteLossError
 from tests.builders import DENSE, assert_equal_states, losses, snapshot
 from tests.train.trainers import BATCH, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
@@ -141,7 +141,7 @@ def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
     report = trainer.apply(
         put_batch(data.train_batch(5, BATCH), trainer.embeddings.mesh, BATCH)
     )
-    assert not Outcome.of(report, trainer.embeddings.plan.capacities).applied
+    assert report.result(trainer.embeddings.plan.capacities).refused == "bad ids"
     assert np.asarray(report.bad_ids).sum(axis=0).tolist() == [0, 3]
 
 

@@ -182,7 +182,7 @@ class TableList(Config):
             statistics=self.statistics(),
             wire=wire,
             dense=dense,
-            overlap=looks_ahead(overlap, fleet, tables),
+            overlap=looks_ahead(overlap, fleet),
             kernels=kernels,
             sample_ids=sum(feature.hotness for feature in features),
         )

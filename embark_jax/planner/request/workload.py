@@ -71,7 +71,7 @@ class Workload:
       dense: the dense layers.
       micro_batches: number of equal cuts of the batch that go through the dense layers
         one after the other.
-      overlap: whether a step also makes the routes of the next.
+      overlap: whether the routes of the next batch hide beside the dense layers.
       sample_ids: ids of a sample, over all features: as far as the dense layers last
         no less than these travel, a look-ahead hides that they do. 0 is unknown, and
         all is taken to be hidden.
@@ -146,19 +146,14 @@ class Workload:
         return ROW_OPTIMIZERS[self.optimizer].row_wise
 
 
-def looks_ahead(
-    overlap: bool | None, fleet: Fleet, tables: Sequence[TableSpec]
-) -> bool:
-    """Returns whether a step also makes the routes of the next.
+def looks_ahead(overlap: bool | None, fleet: Fleet) -> bool:
+    """Returns whether a price hides the routes of the next batch, which each step makes
+    and whose rows it brings, beside the dense layers.
 
-    Where ``overlap`` does not say, it does so on several GPUs: their links are idle
-    while the dense layers run. Host devices have no links, and share their cores.
-    Rows of a cached table would need slots for two batches at once.
+    Where ``overlap`` does not say, it does so on GPUs, whose links are idle while the
+    dense layers run. Host devices have no links, and share their cores.
     """
-    if overlap is not None:
-        return overlap
-    several_gpus = fleet.devices > 1 and not fleet.shared
-    return several_gpus and all(table.tier in ("device", "auto") for table in tables)
+    return not fleet.shared if overlap is None else overlap
 
 
 @dataclasses.dataclass(frozen=True)

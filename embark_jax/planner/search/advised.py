@@ -69,8 +69,8 @@ def plan(
       statistics: statistics of a sample of the data; ``zipf_exponent`` is then for the
         tables that are not in it.
       wire: the formats in which rows and gradients travel.
-      overlap: whether a step also makes the routes of the next; None does so on several
-        GPUs, unless a table is cached.
+      overlap: whether the routes of the next batch hide beside the dense layers;
+        None does so on GPUs.
       memory_gb: most memory of a device that a step may take; None is most of all.
       kernels: implementation of lookups and updates that is priced: plain XLA, or
         "mosaic_gpu", the GPU kernels.
@@ -89,7 +89,7 @@ def plan(
         optimizer=optimizer,
         statistics=statistics,
         wire=wire,
-        overlap=looks_ahead(overlap, fleet, tables),
+        overlap=looks_ahead(overlap, fleet),
         memory_gb=memory_gb,
         kernels=kernels,
     )

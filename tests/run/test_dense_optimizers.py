@@ -15,7 +15,7 @@ from embark_jax.config import (
     reading,
 )
 from embark_jax.plans.options import DENSE_OPTIMIZERS
-from embark_jax.train.optimizers import build_dense_optimizer, state_values
+from embark_jax.run.optimizers import build_dense_optimizer, state_values
 from tests import runs
 
 STEPS, LEARNING_RATE, EPS = 20, 0.05, 1e-3

@@ -1,4 +1,4 @@
-"""The optimizers of the dense parameters and of embedding rows, as a config says."""
+"""The optimizers of dense parameters and of rows, and the loss, as a config says."""
 
 from __future__ import annotations
 
@@ -22,21 +22,13 @@ from embark_jax.config import (
     PolynomialScheduleConfig,
     StepScheduleConfig,
     call_named,
+    import_named,
+    tasks_of,
 )
-from embark_jax.embedding.rules import AnyRule, RowRules
+from embark_jax.embedding.rules import RowRules
 from embark_jax.plans.options import DENSE_OPTIMIZERS
-
-
-class Optimizers(NamedTuple):
-    """The optimizers of a step.
-
-    Attributes:
-      dense: optax optimizer of the dense parameters.
-      rows: the rule for touched rows, or the rules of several tables.
-    """
-
-    dense: optax.GradientTransformation
-    rows: AnyRule
+from embark_jax.train.losses import BinaryCrossEntropy, Loss
+from embark_jax.train.state import Optimizers
 
 
 def build_optimizers(
@@ -249,3 +241,14 @@ def _left(steps: int, before: int) -> int:
             "the run; or set decay_steps"
         )
     return steps - before
+
+
+def build_loss(config: ExperimentConfig) -> Loss:
+    """Returns the loss that a config describes."""
+    options = config.train
+    if options.loss is not None:
+        return import_named(options.loss)
+    weights = [options.task_weights.get(task, 1.0) for task in tasks_of(config.model)]
+    return BinaryCrossEntropy(
+        options.label_smoothing, options.embedding_l2, tuple(weights)
+    )

@@ -10,7 +10,7 @@ from embark_jax.config import (
     PolynomialScheduleConfig,
     StepScheduleConfig,
 )
-from embark_jax.train.optimizers import build_schedule
+from embark_jax.run.optimizers import build_schedule
 
 STEPS = 12
 
