@@ -263,7 +263,7 @@ class ProgramModel:
 
     @functools.cached_property
     def _ahead_share(self) -> float:
-        """Where a step makes the routes of the next, all of the time if the products of
+        """Where the routes of the next batch hide, all of the time if the products of
         the dense layers last longer than their ids travel, each once; else as much of
         it as they last."""
         workload, fleet = self.workload, self.workload.fleet
