@@ -232,8 +232,10 @@ class Loop:
             routes = self._bring(batch, following)
         else:
             made, self._ahead = self._ahead, None
-            is_made = made is not None and made[0] is batch
-            routes = made[1] if is_made else self._routes(batch)
+            if made is not None and made[0] is batch:
+                routes = made[1]
+            else:
+                routes = self._routes(batch)
             # Where no such batch follows, the step makes its own routes again, for
             # nobody: another program would have to be compiled.
             alike = following is not None and following.hot == batch.hot

@@ -308,15 +308,14 @@ class Trainer:
 
         Batches are taken ahead of time, by another thread.
         """
-        check, end = check or self._loop.checker(self._on_bad_id), None
-        checked = map(check, batches)
+        checked = map(check or self._loop.checker(self._on_bad_id), batches)
         taken = prefetch(
-            lambda _: next(checked, end),
+            lambda _: next(checked, None),
             itertools.repeat(None),
             self._loop.batches_ahead(self.batch_size),
         )
-        whole = itertools.takewhile(lambda batch: batch is not end, taken)
-        placed = self._loop.place_ahead(whole, to_score=True)
+        to_the_end = iter(lambda: next(taken), None)
+        placed = self._loop.place_ahead(to_the_end, to_score=True)
         scores = EvalAccumulator()
         for batch, logits in self._loop.score(placed, STEPS_IN_FLIGHT):
             scores.add(batch.labels, logits, len(batch), batch.sample_weights)
