@@ -46,6 +46,7 @@ from embark_jax.run.dataset import (
     source_of,
     with_negatives,
 )
+from embark_jax.run.optimizers import build_loss, build_optimizers
 from embark_jax.run.planning import (
     make_plan,
     read_plan,
@@ -53,7 +54,6 @@ from embark_jax.run.planning import (
     wire,
 )
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
-from embark_jax.run.optimizers import build_loss, build_optimizers
 from embark_jax.train.state import Optimizers
 from embark_jax.train.trainer import Trainer
 
