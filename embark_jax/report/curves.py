@@ -19,8 +19,9 @@ Records = Sequence[dict[str, Any]]
 CAPACITY = "capacity_used/"
 HITS = "cache_hits/"
 LATE = "cache_late"
-MOST_SHOWN = 90
-"""Characters of a name in the legend, which fit into the figure."""
+SHORT, MOST_SHOWN = 20, 90
+"""Characters of a name in the legend: four of the former fit into a line, and one of
+the latter."""
 STEPS = {"validation": "step", "test": TEST_STEP}
 """Keys of the steps that the splits were evaluated at."""
 MARKERS = {"validation": "o", "test": "x"}
@@ -76,8 +77,8 @@ def run_curves(runs: Mapping[str, Records]) -> Figure:
 
 
 def _add_legend(figure: Figure, names: Sequence[str]) -> None:
-    """Adds a legend below the plots, one line for each run; the figure's height grows
-    for it. The ends of long names tell runs apart."""
+    """Adds a legend below the plots, in one column where names are long; the figure's
+    height grows for it. The ends of long names tell runs apart."""
     shown = [n if len(n) <= MOST_SHOWN else f"…{n[1 - MOST_SHOWN :]}" for n in names]
     handles = [
         Line2D([], [], color=color, label=name)
@@ -89,7 +90,10 @@ def _add_legend(figure: Figure, names: Sequence[str]) -> None:
         for split, marker in MARKERS.items()
     ]
     legend = figure.legend(
-        handles=handles, loc="outside lower center", frameon=False, fontsize="small"
+        handles=handles,
+        loc="outside lower center",
+        ncols=4 if max(map(len, shown)) <= SHORT else 1,
+        frameon=False,
     )
     figure.draw_without_rendering()
     height = legend.get_window_extent().height / figure.dpi
