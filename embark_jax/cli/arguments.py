@@ -72,10 +72,6 @@ Step = Annotated[
 Rounds = Annotated[
     int, typer.Option(min=1, help="Rounds to time; the median is shown.")
 ]
-ZipfExponent = Annotated[
-    float | None,
-    typer.Option(help="Zipf exponent of the ids; by default what the list says, or 0."),
-]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import track
@@ -13,7 +13,9 @@ from embark_jax.cli import prepare
 from embark_jax.cli.arguments import Overrides, console, say, show_table
 from embark_jax.cli.paths import Commands, check_outputs
 from embark_jax.config import ExperimentConfig, PreparedConfig, reading
-from embark_jax.statistics.accesses import Statistics
+
+if TYPE_CHECKING:
+    from embark_jax.statistics.accesses import Statistics
 
 app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)

@@ -19,9 +19,6 @@ from embark_jax.cli.arguments import (
 )
 from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
-from embark_jax.report.plan_record import plan_record
-from embark_jax.report.terminal import Report
-from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 
 def plan(
@@ -53,6 +50,8 @@ def plan(
     For example: embark plan t180 fleet=dgx-h100 mesh.nodes=16
     embedding.wire.rows=bfloat16
     """
+    from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
+
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(
@@ -86,9 +85,13 @@ def plan(
 
         html.write_text(plan_page(planned), "utf-8")
     if as_json:
+        from embark_jax.report.plan_record import plan_record
+
         record = {"planning_seconds": seconds, **plan_record(planned)}
         print(json.dumps({**record, "without_data": without_data}))
         return
+    from embark_jax.report.terminal import Report
+
     console.print(Report(planned, every))
     if without_data:
         say(WITHOUT_DATA)

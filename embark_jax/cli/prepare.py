@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embark_jax._base import yaml_text
-from embark_jax._base.config import ConfigError, nearest, read_text
+from embark_jax._base.config import ConfigError, config_error_at, nearest, read_text
 from embark_jax._base.validation import validated
-from embark_jax.cli.arguments import ZipfExponent, progress_bars, say, show_table
-from embark_jax.config import OWN_FILES, RECIPES, YAMBDA, ExperimentConfig, reading
-from embark_jax.config.table_lists import experiment_of
+from embark_jax.cli.arguments import (
+    ConfigOrList,
+    Overrides,
+    progress_bars,
+    say,
+    show_table,
+)
+from embark_jax.config import (
+    OWN_FILES,
+    RECIPES,
+    YAMBDA,
+    PreparedConfig,
+    SyntheticConfig,
+    reading,
+)
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
 
@@ -24,7 +35,6 @@ if TYPE_CHECKING:
     from embark_jax.data.manifest import Manifest
     from embark_jax.data.prepare.column_report import Report
     from embark_jax.data.prepare.columns import Columns
-    from embark_jax.planner import TableList
 
 TRAINING = "train.yaml"
 """The config that ``synth`` writes to train on its data."""
@@ -226,79 +236,41 @@ def _prepare_yambda(
 
 
 def synth(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model to make data for: a file with a list of tables, or a name in "
-            "configs/models/."
-        ),
-    ],
-    rows: Annotated[int, typer.Option(min=1, help="Number of training samples.")],
+    config_file: ConfigOrList,
+    overrides: Overrides = None,
+    *,
     out: Annotated[
         Path,
         typer.Option(help="New folder to write, which appears when all is done."),
     ],
-    test_rows: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of test samples; a tenth of --rows by default."
-        ),
-    ] = None,
-    zipf: ZipfExponent = None,
-    scale: Annotated[
-        float, typer.Option(min=0.0, help="Share of each table's rows to keep.")
-    ] = 1.0,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the samples and of the teacher.")
-    ] = 0,
     workers: WorkerCount = None,
 ) -> None:
-    """Make synthetic data for a model: power-law ids, labels from a teacher model."""
-    from embark_jax.data import SyntheticClicks
+    """Write the samples of a config with synthetic data, which are drawn otherwise:
+    power-law ids, labels from a teacher model.
+
+    For example: embark data synth t7 data.train_samples=1000000 --out data/t7
+    """
     from embark_jax.data.pipeline import Workers, cores
     from embark_jax.data.prepare import synthetic_files
-    from embark_jax.data.synthetic import check_drawing_memory
-    from embark_jax.planner import load_table_list
+    from embark_jax.data.synthetic import SyntheticSource
 
-    listed = load_table_list(model)
-    tables, features = listed.specs()
-    tables = [
-        dataclasses.replace(table, rows=max(1, round(table.rows * scale)))
-        for table in tables
-    ]
-    exponent = zipf if zipf is not None else listed.zipf_exponent or 0.0
-    dense = listed.dense.features if listed.dense else 0
+    config = reading.load(config_file, overrides or ())
+    section = config.data
+    if not isinstance(section, SyntheticConfig):
+        raise ConfigError(f"data.kind is {section.kind!r}, must be 'synthetic'")
+    data, _ = SyntheticSource(section, config.embedding).open(config.seed)
     made_from = {
-        "tables": [[table.name, table.rows] for table in tables],
-        "features": [dataclasses.asdict(feature) for feature in features],
-        "dense_features": dense,
-        "zipf_exponent": exponent,
-        "train_samples": rows,
-        "test_samples": test_rows or max(1, rows // 10),
-        "seed": seed,
+        **section.model_dump(exclude={"kind"}),
+        "tables": dict(data.table_rows),
+        "features": [dataclasses.asdict(feature) for feature in data.features],
     }
-    options = {k: v for k, v in made_from.items() if k not in ("tables", "features")}
-    check_drawing_memory(features)
-    data = SyntheticClicks(tables, features, **options)
-    with progress_bars() as progress:
+    with config_error_at("embedding.features"), progress_bars() as progress:
         threads = Workers(workers or cores(), progress)
         manifest = synthetic_files.write(data, out, made_from, threads)
     _say_what(manifest, out)
-    config = _training(listed, Path(model).stem, rows, out)
-    reading.save(config, out / TRAINING)
+    prepared = PreparedConfig(path=out.resolve())
+    reading.save(config.model_copy(update={"data": prepared}), out / TRAINING)
     say(f"to train on them: embark train {out / TRAINING}")
-
-
-def _training(listed: TableList, name: str, rows: int, out: Path) -> ExperimentConfig:
-    """Returns the config that trains a list's model. It leaves table sizes to the data,
-    and its batch gives an epoch at least a hundred steps."""
-    experiment = experiment_of(listed)
-    for table in experiment["embedding"]["tables"].values():
-        del table["rows"]
-    if listed.batch is not None:
-        experiment["train"]["batch_size"] = min(listed.batch, math.ceil(rows / 100))
-    data = {"kind": "prepared", "path": out.resolve()}
-    return ExperimentConfig.model_validate(experiment | {"name": name, "data": data})
 
 
 def _say_what(manifest: Manifest, out: Path) -> None:

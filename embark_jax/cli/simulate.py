@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from embark_jax import simulator
 from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
@@ -22,11 +21,10 @@ from embark_jax.cli.arguments import (
 from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
 from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
-from embark_jax.report.summary import assumptions
-from embark_jax.simulator import Job, Simulation
 
 if TYPE_CHECKING:
     from embark_jax.run.experiment import PlannedModel
+    from embark_jax.simulator import Job, Simulation
 
 EMBEDDINGS_ALONE = (
     "the list has no dense section: these are the embeddings alone, and a step with "
@@ -56,6 +54,9 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate how a train step runs over time, on any fleet."""
+    from embark_jax import simulator
+    from embark_jax.report.summary import assumptions
+
     config, listed = reading.load_with_list(config_file, overrides or ())
     check_outputs({"trace": trace}, config)
     if config.dense_optimizer.named is not None:
@@ -120,6 +121,7 @@ def _gain(all_hot: float, simulations: Sequence[Simulation]) -> str:
 
 def _job(model: PlannedModel) -> Job:
     """Returns the job that a config describes."""
+    from embark_jax import simulator
     from embark_jax.run import planning
 
     config, data = model.config, model.description
@@ -127,7 +129,7 @@ def _job(model: PlannedModel) -> Job:
         config.model, model.tables, model.features, data.dense_features
     )
     assert isinstance(config.model, DLRMConfig | DLRMDCNv2Config)
-    return Job(
+    return simulator.Job(
         model.tables,
         model.features,
         planning.workload(config, data, model.tables, model.features),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError, nearest
@@ -17,9 +17,9 @@ from embark_jax._base.storage import local
 from embark_jax._base.validation import listed, short, validated
 from embark_jax.config import ExperimentConfig, SyntheticConfig, gin_files
 from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
-from embark_jax.config.table_lists import experiment_of
-from embark_jax.planner.request.table_list import TableList, read_table_list
-from embark_jax.plans import fleet as fleets
+
+if TYPE_CHECKING:
+    from embark_jax.planner import TableList
 
 SHIPPED = Path(__file__).parents[1] / "config_files"
 """``configs``: a link in a checkout, a folder in a built package."""
@@ -86,6 +86,8 @@ def load_with_list(
     others = [change for change in changes if change not in scales]
     config = validated(ExperimentConfig, data, others, source)
     if config.fleet is not None and "gpus_per_node" not in config.mesh.model_fields_set:
+        from embark_jax.plans import fleet as fleets
+
         gpus = fleets.load(config.fleet).gpus_per_node
         others.append(f"mesh.gpus_per_node={gpus}")
         config = validated(ExperimentConfig, data, others, source)
@@ -155,6 +157,10 @@ def _read(path: Path) -> tuple[dict[str, Any], TableList | None]:
     try:
         data = [] if path.suffix == ".json" else yaml_text.parse(text)
         if isinstance(data, list) or (isinstance(data, dict) and "tables" in data):
+            # The planner takes a second to import, and most configs need it later.
+            from embark_jax.config.table_lists import experiment_of
+            from embark_jax.planner import read_table_list
+
             tables = read_table_list(text)
             return {"name": path.stem, **experiment_of(tables)}, tables
     except ConfigError as error:

@@ -54,8 +54,8 @@ def test_the_command(tmp_path):
         "dense: {features: 2, bottom: [4], top: [1], interaction: dot}}"
     )
     out = tmp_path / "out"
-    options = ("--rows", "300", "--scale", "0.1", "--out", out)
-    outcome = done("data", "synth", "--model", tables, *options)
+    keys = ("data.train_samples=3000", "data.test_samples=300", "scale=0.1")
+    outcome = done("data", "synth", tables, *keys, "--out", out)
     assert "300 train, 0 validation, 30 test samples, 900 rows of 1" in outcome.out
     assert PreparedData(out).train_batch(0, 300).ids["t0"].shape == (300, 3)
     # The config beside them trains the list's model, with the rows of the data.
@@ -63,4 +63,4 @@ def test_the_command(tmp_path):
     setup = experiment.build(reading.load(out / "train.yaml"))
     assert [(t.rows, t.dim) for t in setup.tables] == [(900, 4)]
     assert [(f.hotness, f.pooling) for f in setup.features] == [(3, "mean")]
-    assert (setup.plan.batch_size, setup.config.model.kind) == (3, "dlrm")
+    assert (setup.plan.batch_size, setup.config.model.kind) == (20, "dlrm")
