@@ -1,6 +1,6 @@
 """Where two artefacts differ: by value, by name, and by order where that matters."""
 
-from embark_jax._base.agreement import differences
+from embark_jax._base.agreement import differences, parts
 
 
 def test_values_differ_by_dotted_path():
@@ -20,3 +20,15 @@ def test_the_order_of_features_counts_and_that_of_tables_does_not():
     ]
     renamed = differences({"features": one}, {"features": {"user": 3}}, "there")
     assert renamed == ["features.item is 4 there, nothing here"]
+
+
+def test_parts_are_chosen_by_dotted_path():
+    artefact = {"seed": 1, "tables": {"a": {"dim": 4, "rows": 9}, "b": {"dim": 8}}}
+    fields = ("seed", "tables.*.dim", "tables.*.dtype", "model")
+    assert parts(artefact, fields) == {
+        "seed": 1,
+        "tables": {"a": {"dim": 4, "dtype": None}, "b": {"dim": 8, "dtype": None}},
+        "model": None,
+    }
+    assert parts(artefact, ["tables"]) == {"tables": artefact["tables"]}
+    assert parts({}, ["tables.*.dim"]) == {"tables": None}

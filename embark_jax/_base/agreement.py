@@ -8,6 +8,38 @@ from typing import Any
 IN_ORDER = ("dense", "features", "labels")
 """Mappings whose names must be in one order, too: a sample has its columns in it."""
 
+# What must agree, by kind of artefact; "*" stands for any name.
+PLAN = ("mesh.nodes", "mesh.gpus_per_node", "train.batch_size")
+"""A plan, and the config that it is used with; tables and features, too."""
+CHECKPOINT = (
+    "seed",
+    "data_seed",
+    "tables",
+    "features",
+    "dense_features",
+    "model",
+    "embedding_optimizer",
+    "table_optimizers",
+    "dense_optimizer",
+)
+"""A checkpoint, and the run that loads it: what its arrays stand for, and the seeds, of
+which the order of the data is a function."""
+RESUMED = (*CHECKPOINT, "data", "train")
+"""A checkpoint, and the run that goes on from it: a step means the same data."""
+WARM_START = (
+    "model",
+    "dense_features",
+    "features.*.table",
+    "features.*.pooling",
+    "features.*.weighted",
+    "tables.*.dim",
+    "tables.*.dtype",
+)
+"""A checkpoint, and a run that starts with its rows and dense parameters."""
+OPTIMIZERS = ("embedding_optimizer", "table_optimizers", "dense_optimizer")
+"""The same, where the state of the optimizers comes over."""
+EXPORT = ("row_format", "tables.*.dim", "tables.*.dynamic")
+"""An export, and the one before it, of which it is a delta."""
 EXTENSION = (
     "dataset",
     "columns",
@@ -19,14 +51,25 @@ EXTENSION = (
     "features",
     "labels",
 )
-"""What data that extend others must have as those."""
+"""Prepared data, and those that they extend."""
 WINDOW = ("dense", "features", "labels", "numbers", "columns", "hashed_tables")
-"""What data of a time window must have as those of the window before."""
+"""Data of a time window, and those of the window before."""
 
 
-def parts(artefact: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the parts of an artefact that must agree; None for one that it lacks."""
-    return {name: artefact.get(name) for name in names}
+def parts(artefact: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """Returns the parts of an artefact that must agree, by the tables above; None for
+    one that it lacks."""
+    by_name: dict[str, list[str]] = {}
+    for field in fields:
+        name, _, rest = field.partition(".")
+        by_name.setdefault(name, []).append(rest)
+    chosen = {}
+    for name, rest in by_name.items():
+        for each in artefact if name == "*" else [name]:
+            value = artefact.get(each)
+            nested = isinstance(value, Mapping) and "" not in rest
+            chosen[each] = parts(value, rest) if nested else value
+    return chosen
 
 
 def differences(theirs: Any, ours: Any, there: str, where: str = "") -> list[str]:

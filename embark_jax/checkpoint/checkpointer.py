@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax._base.agreement import differences
+from embark_jax._base.agreement import differences, parts
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.agreement import in_process_0, together
@@ -292,7 +292,7 @@ class Checkpointer:
         )
 
     def _check_identity(self, saved: SavedCheckpoint) -> None:
-        theirs = {key: saved.description.identity.get(key) for key in self._identity}
+        theirs = parts(saved.description.identity, list(self._identity))
         if lines := differences(theirs, self._identity, "in the checkpoint"):
             raise OtherExperimentError(
                 "\n  ".join([f"{saved.folder}: belongs to another experiment:", *lines])

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from embark_jax._base.agreement import differences
+from embark_jax._base.agreement import EXPORT, differences, parts
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax.export.description import (
     MEND,
@@ -73,7 +73,7 @@ def check_grown(
             name: {"dim": table.dim, "dynamic": table.rows is None}
             for name, table in tables.items()
         }
-        return {"row_format": row_format, "tables": shapes}
+        return parts({"row_format": row_format, "tables": shapes}, EXPORT)
 
     earlier, there = before.description, f"in {before.folder}"
     theirs = fixed(earlier.tables, earlier.row_format)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pydantic
 
+from embark_jax._base.agreement import differences
 from embark_jax._base.validation import problems_of
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.counts import MOST_BATCH, MOST_DEVICES, whole
@@ -130,28 +131,20 @@ class Plan:
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
     ) -> None:
         """Raises ``ValueError`` if the plan was made for another model."""
-        differences = []
-        for kind, specs, theirs in (
-            ("table", self.tables, tables),
-            ("feature", self.features, features),
-        ):
-            planned = {spec.name: spec for spec in specs}
-            wanted = {spec.name: spec for spec in theirs}
-            for name in sorted(planned.keys() | wanted.keys()):
-                left_open = {
-                    key: value
-                    for key, value in (("tier", "auto"), ("slots", None))
-                    if getattr(wanted.get(name), key, "") == value
-                }
-                if name in planned and left_open:
-                    planned[name] = dataclasses.replace(planned[name], **left_open)
-                if planned.get(name) != wanted.get(name):
-                    differences.append(
-                        f"{kind} {name!r}: plan has {planned.get(name)}, "
-                        f"model has {wanted.get(name)}"
-                    )
-        if differences:
-            raise ValueError("plan is for another model: " + "; ".join(differences))
+        by_name = functools.partial(sorted, key=lambda spec: spec.name)
+        planned, wanted = (
+            {
+                kind: {spec.name: dataclasses.asdict(spec) for spec in by_name(specs)}
+                for kind, specs in (("tables", tables), ("features", features))
+            }
+            for tables, features in ((self.tables, self.features), (tables, features))
+        )
+        for name, table in wanted["tables"].items():
+            for key, left_open in (("tier", "auto"), ("slots", None)):
+                if table[key] == left_open and name in planned["tables"]:
+                    planned["tables"][name][key] = left_open
+        if lines := differences(planned, wanted, "in the plan"):
+            raise ValueError("plan is for another model: " + "; ".join(lines))
 
     def with_slots(self, slots: Mapping[str, int]) -> Plan:
         """Returns the plan with so many slots for dynamic tables: one with fewer

@@ -114,30 +114,6 @@ def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
         )
 
 
-def check_weights(config: ExperimentConfig, dataset: Dataset) -> None:
-    """Raises ``ConfigError`` if all samples that are to be evaluated have weight 0,
-    which would end a run when it has trained for hours. Time windows are not looked at:
-    more of them may come."""
-    if isinstance(dataset, WindowsData):
-        return
-    size = config.train.batch_size
-    splits = {"test": dataset.test_batches(size)}
-    if config.train.eval_every:
-        splits["validation"] = dataset.validation_batches(size) or iter(())
-    for name, batches in splits.items():
-        samples = 0
-        for batch in batches:  # as a rule, the first one has a weight
-            if batch.sample_weights is None or batch.sample_weights.any():
-                break
-            samples += len(batch)
-        else:
-            if samples:
-                raise ConfigError(
-                    f"data: all {samples:,} samples of the {name} set have weight 0, "
-                    "so that nothing can be measured; give some of them a weight"
-                )
-
-
 def check_windows(
     config: ExperimentConfig, dataset: WindowsData, tables: Sequence[TableSpec]
 ) -> None:

@@ -11,6 +11,7 @@ from embark_kernels import availability
 from flax import nnx
 
 from embark_jax import models
+from embark_jax._base.agreement import CHECKPOINT, parts
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.config import (
     AnyModelConfig,
@@ -37,7 +38,6 @@ from embark_jax.run.dataset import (
     batch_checker,
     check_batch_memory,
     check_batch_size,
-    check_weights,
     check_windows,
     hot_rows,
     in_training_order,
@@ -112,33 +112,31 @@ class Experiment(PlannedModel):
         return self.first_step + max(1, samples // options.batch_size)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree in to be loaded: what its arrays stand for, and
-        the seeds, of which the order of the data is a function. Plan and mesh may
-        change, and so may all that only steers how training goes on."""
+    def facts(self) -> dict[str, Any]:
+        """What others are compared with, by the tables of ``_base/agreement.py``."""
         config = self.config
-        seeds = {"seed": config.seed}
-        if self.description.seed is not None:
-            seeds["data_seed"] = self.description.seed
+        train: dict[str, Any] = {"batch_size": config.train.batch_size}
+        if config.train.hot_batches:
+            train["hot_rows"] = hot_rows(self.plan)
+            train["window_batches"] = WINDOW_BATCHES
         return {
-            **seeds,
+            "seed": config.seed,
+            "data_seed": self.description.seed,
             "tables": {t.name: t.shape for t in self.tables},
             "features": {f.name: f.reading for f in self.features},
             "dense_features": self.dataset.dense_features,
             "model": _saved_model(config.model),
             "embedding_optimizer": config.embedding.optimizer.kind,
-            **_other_kinds(config),
+            "table_optimizers": _other_kinds(config),
             "dense_optimizer": config.dense_optimizer.kind,
+            "data": self.description.order,
+            "train": train,
         }
 
     @property
-    def data_order(self) -> dict[str, Any]:
-        """What a resumed run must agree in, too, so that steps mean the same data."""
-        train: dict[str, Any] = {"batch_size": self.config.train.batch_size}
-        if self.config.train.hot_batches:
-            train["hot_rows"] = hot_rows(self.plan)
-            train["window_batches"] = WINDOW_BATCHES
-        return {"data": self.description.order, "train": train}
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree in to be loaded. Plan and mesh may differ."""
+        return parts(self.facts, CHECKPOINT)
 
     @property
     def windows(self) -> WindowsData | None:
@@ -255,12 +253,11 @@ def named_code(config: ExperimentConfig) -> list[str]:
     return [kind for kind in kinds if kind and ":" in kind]
 
 
-def _other_kinds(config: ExperimentConfig) -> dict[str, Any]:
+def _other_kinds(config: ExperimentConfig) -> dict[str, Any] | None:
     """Returns the optimizers of the tables that have another kind than most."""
     embedding = config.embedding
     kinds = {name: embedding.optimizer_of(name).kind for name in embedding.tables}
-    others = {n: k for n, k in kinds.items() if k != embedding.optimizer.kind}
-    return {"table_optimizers": others} if others else {}
+    return {n: k for n, k in kinds.items() if k != embedding.optimizer.kind} or None
 
 
 def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
@@ -301,7 +298,6 @@ def build(
         check_windows(config, dataset, tables)
         size, passes = config.train.batch_size, config.train.epochs or 1.0
         dataset.schedule(size, passes, first_step)
-    check_weights(config, dataset)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
             raise ConfigError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from embark_jax._base.agreement import differences
+from embark_jax._base.agreement import OPTIMIZERS, WARM_START, differences, parts
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import read_json, write_json
 from embark_jax._base.storage import in_bucket
@@ -29,9 +29,6 @@ from embark_jax.train.trainer import Trainer
 
 FILE = "initial.json"
 """Name of the file in a run's folder that says what it started from."""
-OPTIMIZERS = ("embedding_optimizer", "table_optimizers", "dense_optimizer")
-MODEL = ("model", "dense_features")
-"""Keys of the identity of a run that must agree."""
 
 
 def first_step(config: ExperimentConfig, workdir: Path, resume: bool) -> int:
@@ -162,17 +159,16 @@ def _check_model(
     saved: SavedCheckpoint, setup: Experiment, keep_optimizer: bool
 ) -> None:
     """Raises ``ConfigError`` unless a checkpoint's model is this one."""
-    theirs, ours = saved.description.identity, setup.identity
-    both = theirs["tables"].keys() & ours["tables"].keys()
-
-    def described(identity: Mapping[str, Any]) -> dict[str, Any]:
-        keys = (*MODEL, *OPTIMIZERS) if keep_optimizer else MODEL
-        return {key: identity.get(key, {}) for key in keys} | {
-            "features": _without("hotness", identity["features"]),
-            "tables": _without("rows", {n: identity["tables"][n] for n in both}),
-        }
-
-    there, here = described(theirs), described(ours)
+    fields = (*WARM_START, *OPTIMIZERS) if keep_optimizer else WARM_START
+    identities = saved.description.identity, setup.identity
+    both = set.intersection(*({*identity["tables"]} for identity in identities))
+    there, here = (
+        parts(
+            {**identity, "tables": {n: identity["tables"][n] for n in sorted(both)}},
+            fields,
+        )
+        for identity in identities
+    )
     if lines := differences(there, here, "in the run before"):
         rule = "must agree in model, features, and the dims of tables"
         if keep_optimizer:
@@ -183,11 +179,3 @@ def _check_model(
         raise ConfigError(
             "\n  ".join([f"train.init_from: {saved.folder}:", *lines, rule])
         )
-
-
-def _without(field: str, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns mappings by name without one of their fields."""
-    return {
-        name: {key: value for key, value in fields.items() if key != field}
-        for name, fields in parts.items()
-    }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import embark_kernels
 
+from embark_jax._base.agreement import PLAN, differences, parts
 from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax.config import ExperimentConfig
 from embark_jax.planner import Workload, advised_plan
@@ -268,15 +269,11 @@ def read_plan(
     with config_error_at(str(path)):
         planned = Plan.from_json(text)
         planned.check_serves(with_open_tiers(config, tables), features)
-    problems = [
-        f"{path}: plan is for {key} {planned_value}, the config says {value}"
-        for key, planned_value, value in (
-            ("mesh.nodes", planned.nodes, config.mesh.nodes),
-            ("mesh.gpus_per_node", planned.gpus_per_node, config.mesh.gpus_per_node),
-            ("train.batch_size", planned.batch_size, config.train.batch_size),
-        )
-        if planned_value != value
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems))
+    theirs = {
+        "mesh": {"nodes": planned.nodes, "gpus_per_node": planned.gpus_per_node},
+        "train": {"batch_size": planned.batch_size},
+    }
+    ours = parts(config.model_dump(mode="json"), PLAN)
+    if lines := differences(theirs, ours, "in the plan"):
+        raise ConfigError("\n  ".join([f"{path}: does not fit the config:", *lines]))
     return planned

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import statistics
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState, create_trial
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
 
@@ -28,22 +29,20 @@ from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.plans.metrics import DECIDING, MetricName
 from embark_jax.run import training
+from embark_jax.run.folder import CONFIG as RUN_CONFIG
 from embark_jax.run.logs import read_metrics
 from embark_jax.train.outcome import NonFiniteLossError
 
-BEST = "best.yaml"
-"""Config of the best trial so far."""
-CONFIG = "search.yaml"
-"""Config of the search."""
-TRIALS = "search.db"
+BEST, CONFIG, TRIALS = "best.yaml", "search.yaml", "search.db"
+"""Files of a search: config of the best trial so far, its own config, its trials."""
 DEFAULT_TRIALS = 20
 SHOWN = 20
 """Lines of the table: the best ones."""
 REPEATS = "seed"
 """Trials that differ only in this key share a line, with mean and spread."""
-HEARTBEAT_S = 30
-LOST_S = 120
-"""A trial whose process is silent for this long is run again."""
+HEARTBEAT_S, LOST_S = 30, 120
+"""A trial whose process is silent for LOST_S is run again."""
+FINISHED = (TrialState.COMPLETE, TrialState.FAIL)
 TEST_METRICS = ("test_auc", "test_log_loss")
 
 
@@ -86,14 +85,17 @@ def search(
             f"{path}: search has no values, must be such as search: "
             "{seed: [0, 1, 2], dense_optimizer.learning_rate: {low: 1e-4, high: 0.1}}"
         )
-    listed = all(values.choose is not None for values in searched.values())
-    is_grid = listed and trials is None
+    lists = [values.choose or () for values in searched.values()]
+    is_grid = all(lists) and trials is None
     if not is_grid and config.train.eval_every is None:
         raise ConfigError(
             f"{path}: train.eval_every is not set, but a search compares metrics of "
             "the validation set: set it"
         )
-    combinations = _combinations(searched) if is_grid else []
+    combinations = [
+        dict(zip(searched, values, strict=True))
+        for values in (itertools.product(*lists) if is_grid else ())
+    ]
     for values in combinations:
         reading.load(path, overrides, values)
     make_host_devices(config.mesh.devices)
@@ -116,48 +118,35 @@ def search(
         trained = reading.load(path, overrides, values)
         record = training.train(trained, folder, folder.exists(), console)
         if record is None:  # it was asked to end: whoever goes on, goes on with it
-            study.add_trial(_waiting(trial))
+            RetryHeartbeatStaleTrialCallback()(study, study.trials[trial.number])
             study.stop()
             raise optuna.TrialPruned
         for key in TEST_METRICS:
             trial.set_user_attr(key, record.get(key))
         return _best_evaluation(folder, metric, or_test=is_grid)
 
-    def keep_best(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+    def keep_best(study: optuna.Study, trial: FrozenTrial) -> None:
         if trial.state == TrialState.COMPLETE and study.best_trial == trial:
-            values = {key: _value(value) for key, value in trial.params.items()}
+            best = workdir / trial.user_attrs["folder"]
             with replacing(workdir / BEST) as scratch:
-                reading.save(reading.load(path, overrides, values), scratch)
+                shutil.copyfile(best / RUN_CONFIG, scratch)
 
-    finished = (TrialState.COMPLETE, TrialState.FAIL)
-    done = len(study.get_trials(deepcopy=False, states=finished))
-    waiting = len(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
-    wanted = trials or DEFAULT_TRIALS
-    left = waiting if is_grid else max(0, wanted - done)
-    callbacks = [keep_best]
-    if not is_grid:  # others may run some of them
-        callbacks.append(optuna.study.MaxTrialsCallback(wanted, finished))
-    if left:
+    wanted = len(combinations) or trials or DEFAULT_TRIALS
+    if len(study.get_trials(deepcopy=False, states=FINISHED)) < wanted:
         study.optimize(
             objective,
-            n_trials=left,
             catch=(NonFiniteLossError, NonFiniteLogitError),
-            callbacks=callbacks,
+            callbacks=[keep_best, optuna.study.MaxTrialsCallback(wanted, FINISHED)],
         )
-    console.print(summary(study, metric))
+    console.print(_summary(study, metric))
     return study
 
 
-def summary(study: optuna.Study, metric: MetricName) -> Table:
+def _summary(study: optuna.Study, metric: MetricName) -> Table:
     """Returns a table of the best trials, the best one first; several seeds of the same
     values share a line, with mean ± standard deviation."""
-    finished = [each for each in study.trials if each.state.is_finished()]
-    ended = [each for each in finished if each.state == TrialState.COMPLETE]
-    diverged = sum(each.state == TrialState.FAIL for each in finished)
-    lines: dict[str, list[optuna.trial.FrozenTrial]] = {}
-    for trial in ended:
-        setting = {key: value for key, value in trial.params.items() if key != REPEATS}
-        lines.setdefault(json.dumps(setting), []).append(trial)
+    ended = [each for each in study.trials if each.state == TrialState.COMPLETE]
+    diverged = sum(each.state == TrialState.FAIL for each in study.trials)
     keys = sorted({key for trial in ended for key in trial.params} - {REPEATS})
     table = Table(caption=f"{diverged} diverged" if diverged else None)
     table.add_column("trial")
@@ -165,21 +154,24 @@ def summary(study: optuna.Study, metric: MetricName) -> Table:
         table.add_column(key, overflow="fold")  # shown whole, however narrow
     for heading in (metric, *TEST_METRICS):
         table.add_column(heading.replace("_", " "), justify="right", no_wrap=True)
-    sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
+    lines: dict[tuple[str, ...], list[FrozenTrial]] = {}
+    for trial in ended:
+        values = (trial.params.get(key) for key in keys)
+        texts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
+        lines.setdefault(tuple(texts), []).append(trial)
 
-    def mean(trials: list[optuna.trial.FrozenTrial]) -> float:
-        return sign * statistics.fmean(trial.values[0] for trial in trials)
+    def mean(line: tuple[tuple[str, ...], list[FrozenTrial]]) -> float:
+        return statistics.fmean(trial.values[0] for trial in line[1])
 
-    for trials in sorted(lines.values(), key=mean)[:SHOWN]:
+    best_is_high = study.direction == optuna.study.StudyDirection.MAXIMIZE
+    ordered = sorted(lines.items(), key=mean, reverse=best_is_high)
+    for texts, trials in ordered[:SHOWN]:
+        name = trials[0].user_attrs["folder"] + (" …" if len(trials) > 1 else "")
         columns = [
             [trial.values[0] for trial in trials],
             *([trial.user_attrs[key] for trial in trials] for key in TEST_METRICS),
         ]
-        table.add_row(
-            trials[0].user_attrs["folder"] + (" …" if len(trials) > 1 else ""),
-            *(_text(trials[0].params.get(key)) for key in keys),
-            *map(_mean_and_spread, columns),
-        )
+        table.add_row(name, *texts, *map(_mean_and_spread, columns))
     return table
 
 
@@ -203,32 +195,19 @@ def _open(config: ExperimentConfig, metric: MetricName, workdir: Path) -> optuna
     with replacing(own) as scratch:
         reading.save(config, scratch)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = optuna.storages.RDBStorage(
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    return optuna.create_study(
+        storage=RDBStorage(
             f"sqlite:///{workdir / TRIALS}",
             heartbeat_interval=HEARTBEAT_S,
             grace_period=LOST_S,
-            heartbeat_stale_trial_callback=lambda study, trial: study.add_trial(
-                _waiting(trial)
-            ),
-        )
-        sampler = optuna.samplers.TPESampler(seed=config.seed, constant_liar=True)
-    return optuna.create_study(
-        storage=storage,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+        ),
         study_name=f"{config.name}, {metric}",
-        sampler=sampler,
+        sampler=optuna.samplers.TPESampler(seed=config.seed, constant_liar=True),
         direction="maximize" if DECIDING[metric].higher_is_better else "minimize",
         load_if_exists=True,
     )
-
-
-def _combinations(searched: Mapping[str, SearchedConfig]) -> list[dict[str, Any]]:
-    """All combinations of listed values, the last key fastest."""
-    lists = [values.choose or () for values in searched.values()]
-    return [
-        dict(zip(searched, values, strict=True)) for values in itertools.product(*lists)
-    ]
 
 
 def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
@@ -240,17 +219,6 @@ def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
     if isinstance(low, int) and isinstance(high, int):
         return trial.suggest_int(key, low, high, log=searched.log)
     return trial.suggest_float(key, low, high, log=searched.log)
-
-
-def _waiting(
-    trial: optuna.Trial | optuna.trial.FrozenTrial,
-) -> optuna.trial.FrozenTrial:
-    """A trial with the same values and the same folder, for whoever runs it next."""
-    return create_trial(
-        state=TrialState.WAITING,
-        user_attrs=trial.user_attrs,
-        system_attrs={"fixed_params": trial.params},
-    )
 
 
 def _best_evaluation(folder: Path, metric: MetricName, or_test: bool) -> float:
@@ -265,15 +233,6 @@ def _best_evaluation(folder: Path, metric: MetricName, or_test: bool) -> float:
         f"{folder}: its evaluations have no validation_{metric}; a search needs data "
         "with a validation set, whose labels are 0 and 1"
     )
-
-
-def _value(param: Any) -> Any:
-    """The value of a parameter of Optuna's, where choices are JSON."""
-    return json.loads(param) if isinstance(param, str) else param
-
-
-def _text(param: Any) -> str:
-    return f"{param:.4g}" if isinstance(param, float) else str(param)
 
 
 def _mean_and_spread(values: list[float | None]) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embark_jax._base.config import ConfigError
-from embark_jax._base.files import replacing
 from embark_jax.plans.options import Service
 
 PROJECT = "embark_jax"
@@ -49,22 +48,22 @@ def open_tracker(service: Service, workdir: Path, config: Mapping[str, Any]) -> 
     file, name = workdir / f"{service}.id", config["name"]
     number = file.read_text("utf-8") if file.exists() else None
 
-    def log_in_mlflow(values: Mapping[str, float], step: int) -> None:
-        named = {name.replace("@", "_at_"): x for name, x in values.items()}  # no "@"
-        package.log_metrics(named, step=step)
-
     if service == "wandb":  # https://docs.wandb.ai/ref/python
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         run = package.init(
             project=project, name=name, id=number, resume="allow", config=dict(config)
         )
-        number, tracker = run.id, Tracker(run.log, run.finish)
-    else:  # https://mlflow.org/docs/latest/python_api/mlflow.html
-        package.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-        run = package.start_run(run_id=number, run_name=name)
-        if number is None:
-            package.log_dict(dict(config), "config.json")
-        number, tracker = run.info.run_id, Tracker(log_in_mlflow, package.end_run)
-    with replacing(file) as scratch:
-        scratch.write_text(number, "utf-8")
-    return tracker
+        file.write_text(run.id, "utf-8")
+        return Tracker(run.log, run.finish)
+
+    def log(values: Mapping[str, float], step: int) -> None:
+        named = {name.replace("@", "_at_"): x for name, x in values.items()}  # no "@"
+        package.log_metrics(named, step=step)
+
+    # https://mlflow.org/docs/latest/python_api/mlflow.html
+    package.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+    run = package.start_run(run_id=number, run_name=name)
+    if number is None:
+        package.log_dict(dict(config), "config.json")
+    file.write_text(run.info.run_id, "utf-8")
+    return Tracker(log, package.end_run)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from embark_jax._base.agreement import RESUMED, parts
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
@@ -77,7 +78,7 @@ def train(
     trainer.growth.report = tell
     with Checkpointer(
         folder.checkpoints,
-        setup.identity | setup.data_order,
+        parts(setup.facts, RESUMED),
         config.train.keep_checkpoints,
         config.train.checkpoint_memory,
         tell,

@@ -133,16 +133,3 @@ def test_items_that_share_rows_have_no_hit_rate(trained, tmp_path):
     outcome = runs.embark("train", config, "--workdir", tmp_path / "run", model)
     assert outcome.code
     assert "table 'shop' is hashed: several items share a row" in outcome.err
-
-
-def test_weights_that_are_all_zero_are_found_before_training(tmp_path):
-    rows = [(i % 2, f"u{i % 9}", float(i < 64)) for i in range(80)]
-    write_rows(tmp_path / "rows.csv", ["label", "user", "weight"], rows)
-    prepare = ("data", "prepare", "csv", "--raw", tmp_path / "rows.csv")
-    runs.done(*prepare, "--out", tmp_path / "data", "weight=weight", "--split", "time")
-    text = "data: {kind: prepared, path: %s}\nmodel: {kind: deepfm}\n"
-    config = runs.write_config(tmp_path, text % (tmp_path / "data"))
-    run = tmp_path / "run"
-    refused = runs.embark("train", config, "--workdir", run, "train.batch_size=8")
-    assert refused.code
-    assert "samples of the test set have weight 0" in refused.err

@@ -30,4 +30,4 @@ def test_their_own_seed_changes_them_and_what_a_checkpoint_belongs_to(build):
     assert (samples(first) != samples(other)).any()
     changed = {k for k in first.identity if first.identity[k] != other.identity[k]}
     assert changed == {"data_seed"}
-    assert first.data_order != other.data_order
+    assert first.facts["data"] != other.facts["data"]

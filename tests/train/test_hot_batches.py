@@ -195,7 +195,7 @@ def test_a_run_with_hot_batches(tmp_path):
     assert trainer.recompilations == 0
     assert any(kinds)
     hot_rows = {"user": 300, "items": 200, "city": 20}
-    assert setup.data_order["train"]["hot_rows"] == hot_rows
+    assert setup.facts["train"]["hot_rows"] == hot_rows
     with pytest.raises(
         ConfigError, match=r"of 3 tables 2 have no hot rows.*: user, item;"
     ):

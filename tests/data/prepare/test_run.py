@@ -246,7 +246,7 @@ def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
         config = ExperimentConfig(
             data=data, model={"kind": "dcn"}, train={"batch_size": 16}
         )
-        identities.append(experiment.build(config).data_order)
+        identities.append(experiment.build(config).facts["data"])
     assert identities[0] == identities[1] != identities[2]
 
 
