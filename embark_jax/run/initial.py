@@ -71,24 +71,17 @@ def start(
         f"starts from {saved.folder}: {parameters:,} dense parameters, "
         + (optimizers if keep else "and new optimizers")
     )
-    record: dict[str, Any] = {}
     for table in setup.tables:
-        if table.is_dynamic:
-            record[table.name] = {}
-            say(f"  table {table.name}: the rows of all keys come over")
-            continue
         count = kept.get(table.name, 0)
-        record[table.name] = {"kept": count, "new": table.rows - count}
-        say(
-            f"  table {table.name}: {count:,} rows come over, "
-            f"{table.rows - count:,} are new"
-        )
-    dropped = sorted(saved.description.tables.keys() - record.keys())
-    for name in dropped:
+        what = f"{count:,} rows come over, {table.rows - count:,} are new"
+        what = "the rows of all keys come over" if table.is_dynamic else what
+        say(f"  table {table.name}: {what}")
+    here = {table.name for table in setup.tables}
+    for name in sorted(saved.description.tables.keys() - here):
         say(f"  table {name}: is not in this model, no row comes over")
     if jax.process_index() == 0:
         begun = {"from": str(saved.folder), "first_step": trainer.step}
-        write_json(workdir / FILE, {**begun, "tables": record, "dropped": dropped})
+        write_json(workdir / FILE, {**begun, "kept_rows": kept})
 
 
 def _values(run: SavedRun, saved: SavedCheckpoint) -> TableValues | None:

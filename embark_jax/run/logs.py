@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jax.typing import ArrayLike
 from tensorboardX import SummaryWriter
 
 from embark_jax._base.errors import UserError
@@ -69,30 +67,23 @@ class MetricsLog:
             write_to_disk=writes,
         )
 
-    def write(self, step: int, values: Mapping[str, ArrayLike | str | None]) -> None:
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs values at a step.
 
         Args:
           step: number of steps applied so far.
-          values: Python numbers or scalar arrays; also strings, booleans and None,
+          values: numbers of Python, NumPy or JAX; also strings, booleans and None,
             which go into the JSON line only.
-
-        Raises:
-          ValueError: if an array is not a scalar, or a key is "step".
         """
-        if "step" in values:
-            raise ValueError(
-                "key 'step' is given as a value, must be the argument only"
-            )
-        plain = {key: _plain(key, value) for key, value in values.items()}
-        line = {"step": step, **{key: _json(value) for key, value in plain.items()}}
+        plain = {
+            key: value.item() if hasattr(value, "item") else value
+            for key, value in values.items()
+        }
+        numbers = {key: x for key, x in plain.items() if type(x) in (int, float)}
+        infinite = {key: str(x) for key, x in numbers.items() if not math.isfinite(x)}
+        line = {"step": step, **plain, **infinite}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-        numbers = {
-            key: value
-            for key, value in plain.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
         for key, value in numbers.items():
             self._events.add_scalar(key, value, step)
         for tracker in self._trackers:
@@ -110,19 +101,6 @@ class MetricsLog:
 
     def __exit__(self, *exception) -> None:
         self.close()
-
-
-def _plain(key: str, value: ArrayLike | str | None) -> bool | int | float | str | None:
-    if value is None or isinstance(value, str):
-        return value
-    array = np.asarray(value)
-    if array.ndim:
-        raise ValueError(f"{key} has shape {array.shape}, must be a scalar")
-    return array.item()
-
-
-def _json(value: bool | int | float | str | None) -> bool | int | float | str | None:
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:

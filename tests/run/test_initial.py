@@ -247,7 +247,7 @@ def test_the_command_starts_goes_on_and_resumes(yesterday, tmp_path):
     assert "table user: " in out
     record = json.loads((tmp_path / "whole" / "initial.json").read_text())
     assert record["first_step"] == 6
-    assert record["tables"]["user"]["new"] > 0
+    assert record["kept_rows"]["user"] > 0
     steps = [r["step"] for r in runs.records(tmp_path / "whole")]
     assert max(steps) == 12
     checkpoints = (tmp_path / "whole" / "checkpoints").iterdir()

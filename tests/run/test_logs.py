@@ -159,12 +159,3 @@ def test_tensorboard_hides_what_came_after_the_step_of_resume(tmp_path):
         if event.session_log.status == SessionLog.START
     ]
     assert 21 in starts
-
-
-def test_errors(tmp_path):
-    with MetricsLog(tmp_path) as log:
-        with pytest.raises(ValueError, match=r"logits has shape \(2,\), must be a sc"):
-            log.write(1, {"logits": np.zeros(2)})
-        with pytest.raises(ValueError, match="key 'step' is given"):
-            log.write(1, {"step": 2})
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
