@@ -67,8 +67,9 @@ def parts(artefact: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     for name, rest in by_name.items():
         for each in artefact if name == "*" else [name]:
             value = artefact.get(each)
-            nested = isinstance(value, Mapping) and "" not in rest
-            chosen[each] = parts(value, rest) if nested else value
+            if isinstance(value, Mapping) and "" not in rest:
+                value = parts(value, rest)
+            chosen[each] = value
     return chosen
 
 
