@@ -6,9 +6,7 @@ contract with all others, in ``plans``. ``README.md`` in this folder explains al
 page.
 """
 
-from embark_jax.planner.cost.phases import Phase, phases
-from embark_jax.planner.cost.predict import capacities, predict
-from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.pricing import PricedPlan, WorkItem, price
 from embark_jax.planner.request.table_list import (
     TableList,
     load_table_list,
@@ -19,16 +17,14 @@ from embark_jax.planner.search.advised import advised_plan, plan
 from embark_jax.planner.search.planning import plan_for
 
 __all__ = [
-    "Phase",
-    "ProgramModel",
+    "PricedPlan",
     "TableList",
+    "WorkItem",
     "Workload",
     "advised_plan",
-    "capacities",
     "load_table_list",
-    "phases",
     "plan",
     "plan_for",
-    "predict",
+    "price",
     "read_table_list",
 ]

@@ -12,6 +12,7 @@ from embark_jax.plans.clusters import (
     ExchangeProperties,
 )
 from embark_jax.plans.options import Cluster, Dtype, Evict, Exchange, Tier
+from embark_jax.plans.tables import TableSpec
 
 
 class StorageKind(NamedTuple):
@@ -68,31 +69,25 @@ class StorageKind(NamedTuple):
 
 
 def storage_kind(
+    table: TableSpec,
     cluster: Cluster,
-    dim: int,
-    column_shards: int,
-    weighted: bool,
-    exchange: Exchange,
-    tier: Tier = "device",
-    evict: Evict = "lru",
-    dynamic: str = "",
-    rule: str = "",
-    dtype: Dtype = "float32",
+    column_shards: int = 1,
+    exchange: Exchange = DIRECT,
+    weighted: bool = False,
 ) -> StorageKind:
-    """Returns the kind of storage of a table of ``dim`` columns. ``weighted`` says
-    whether some of its ids have weights; ``dynamic`` is the name of a dynamic table,
-    ``rule`` of the table's optimizer, and ``dtype`` the format of its rows."""
+    """Returns the kind of storage of a table that is laid out so; ``weighted`` says
+    whether some of its ids have weights."""
     properties = CLUSTERS[cluster]
-    on_device = properties.replicated or tier == "device"
+    on_device = properties.replicated or table.tier == "device"
     return StorageKind(
         cluster,
-        dim // column_shards,
+        table.dim // column_shards,
         split=column_shards > 1,
         weighted=weighted and properties.pools_at_owner,
         exchange=exchange,
-        tier="device" if on_device else tier,
-        evict="lru" if on_device else evict,
-        table=dynamic,
-        rule=rule,
-        dtype=dtype,
+        tier="device" if on_device else table.tier,
+        evict="lru" if on_device else table.evict,
+        table=table.name if table.is_dynamic else "",
+        rule=table.optimizer,
+        dtype=table.dtype,
     )

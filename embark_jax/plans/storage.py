@@ -276,16 +276,11 @@ def lay_out(
     groups: dict[StorageKind, list[RowRange]] = {}
     for rows in row_ranges(placements):
         kind = storage_kind(
-            cluster=rows.cluster,
-            dim=rows.table.dim,
-            column_shards=rows.column_shards,
-            weighted=rows.table.name in weighted,
-            exchange=rows.exchange,
-            tier=rows.table.tier,
-            evict=rows.table.evict,
-            dynamic=rows.table.name if rows.table.is_dynamic else "",
-            rule=rows.table.optimizer,
-            dtype=rows.table.dtype,
+            rows.table,
+            rows.cluster,
+            rows.column_shards,
+            rows.exchange,
+            rows.table.name in weighted,
         )
         groups.setdefault(kind, []).append(rows)
     storages = []

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.model import STORE
-from embark_jax.planner.cost.phases import Phase, phases
-from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.pricing import WorkItem, price
 from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.cost.work import STORE
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.clusters import Reach
 from embark_jax.plans.collectives import COMBINED_BYTES
+from embark_jax.plans.kind import StorageKind
 from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.wire import VALUE_BYTES
 from embark_jax.simulator.dense import (
@@ -133,11 +133,10 @@ def program_tasks(
       dtype: data type of the dense layers; their parameters and gradients are float32.
       dense_states: float32 values that their optimizer keeps for each parameter.
     """
-    model = ProgramModel(workload)
-    by_storage: dict[StorageKind, dict[str, list[Phase]]] = {}
-    for phase in phases(placements, features, workload, model):
-        of_storage = by_storage.setdefault(phase.storage, {})
-        of_storage.setdefault(_stage(phase), []).append(phase)
+    by_storage: dict[StorageKind, dict[str, list[WorkItem]]] = {}
+    for item in price(placements, features, workload).work_items():
+        of_storage = by_storage.setdefault(item.storage, {})
+        of_storage.setdefault(_stage(item), []).append(item)
 
     make = Tasks(Rates(workload.fleet))
     sharded = [
@@ -147,9 +146,9 @@ def program_tasks(
     routes = [] if workload.overlap else forward
     backward: list[Task] = []
     outputs: list[str] = []
-    flags: list[Phase] = []
+    flags: list[WorkItem] = []
     ids_left: list[str] = []
-    summed: list[Phase] = []
+    summed: list[WorkItem] = []
     ready: list[str] = []
     for storage in sorted(by_storage):
         stages = by_storage[storage]
@@ -193,7 +192,7 @@ def program_tasks(
     # One maximum over devices, of all capacities, of the ids out of range, and of the
     # flags of touched rows. It starts when the ids have left.
     needed_bytes = FLOAT_BYTES * (len(sharded) + 1)
-    flags_bytes = sum(phase.buffer_bytes for phase in flags)
+    flags_bytes = sum(item.buffer for item in flags)
     routes.append(make.all_reduce(CHECK, CHECK, needed_bytes + flags_bytes, ids_left))
     shared_by = 1
     if workload.dense.parallelism == "tensor":
@@ -225,7 +224,7 @@ def _update_dense(
     workload: Workload,
     network: DenseNetwork,
     states: int,
-    rows: Sequence[Phase],
+    rows: Sequence[WorkItem],
     rows_ready: Sequence[str],
 ) -> list[Task]:
     """Sums gradients over devices and updates. With ZeRO each device updates a share,
@@ -234,7 +233,7 @@ def _update_dense(
     Args:
       network: the dense layers.
       states: float32 values that their optimizer keeps for each parameter.
-      rows: phases that sum the gradients of rows which every device has.
+      rows: work that sums the gradients of rows which every device has.
       rows_ready: tasks that these wait for.
     """
     kind = workload.dense.parallelism
@@ -243,7 +242,7 @@ def _update_dense(
         parameters = device_parameters(network, workload.fleet.gpus_per_node)
     # The gradient is read; the parameter and its states are read and written.
     update_bytes = parameters * FLOAT_BYTES * (3 + 2 * states)
-    rows_bytes = sum(phase.buffer_bytes for phase in rows)
+    rows_bytes = sum(item.buffer for item in rows)
     waits = [DENSE_GRADIENTS, *rows_ready]
     if kind == "replicated":
         value_bytes = VALUE_BYTES[workload.wire.sums]
@@ -322,23 +321,23 @@ def _sums(
     return sums
 
 
-def _elsewhere(phases_of_stage: Sequence[Phase]) -> list[Phase]:
-    """Returns the work in memory of phases whose contents travel with others'."""
-    return [dataclasses.replace(phase, collective=None) for phase in phases_of_stage]
+def _elsewhere(items: Sequence[WorkItem]) -> list[WorkItem]:
+    """Returns the work in memory of items whose contents travel with others'."""
+    return [dataclasses.replace(item, collective=None) for item in items]
 
 
-def _stage(phase: Phase) -> str:
-    """Returns the stage that a phase of the cost model belongs to."""
-    if phase.name == "sort":
-        return "sort of ids" if phase.what == "ids" else "sort of slots"
-    return phase.name
+def _stage(item: WorkItem) -> str:
+    """Returns the stage that a work item belongs to."""
+    if item.phase == "sort":
+        return "sort of ids" if item.what == "ids" else "sort of slots"
+    return item.phase
 
 
 def _stage_tasks(
     make: Tasks,
     storage: StorageKind,
     stage: str,
-    phases_of_stage: list[Phase],
+    items: list[WorkItem],
     after: list[str],
 ) -> list[Task]:
     """Returns the tasks of a stage; the last one has the stage's name. A buffer is
@@ -347,37 +346,26 @@ def _stage_tasks(
     name = f"{storage.name} {stage}"
     none = np.zeros(make.rates.fleet.devices)
     if stage == STORE:
-        store_ms = sum((phase.device_ms for phase in phases_of_stage), start=none)
+        store_ms = sum((item.store_ms.sum(axis=0) for item in items), start=none)
         return [make.task(name, stage, HOST_LINK, store_ms, after)]
-    moved_bytes = sum((phase.memory_bytes for phase in phases_of_stage), start=none)
-    if all(phase.collective is None for phase in phases_of_stage):
-        return [make.memory(name, stage, moved_bytes, after, kernels=0)]
-    half = moved_bytes / 2
+    memory_ms = sum((item.memory_ms.sum(axis=0) for item in items), start=none)
+    if all(item.collective is None for item in items):
+        return [make.task(name, stage, MEMORY, memory_ms, after)]
     fleet = make.rates.fleet
     links = {
         "fleet": (make.links, fleet.devices),
         "node": (NODE_LINK, fleet.gpus_per_node),
         "rail": (NETWORK, fleet.devices),
     }
-    tasks = [make.memory(f"{name}: pack", stage, half, after, kernels=0)]
+    tasks = [make.task(f"{name}: pack", stage, MEMORY, memory_ms / 2, after)]
     back = storage.of_cluster.pools_at_owner and stage == "gradient exchange"
     for reach in FAR_FIRST if back else NEAR_FIRST:
-        sent = [
-            phase
-            for phase in phases_of_stage
-            if phase.collective and phase.reach == reach
-        ]
+        sent = [item for item in items if item.collective and item.reach == reach]
         if not sent:
             continue
-        link_ms = sum(
-            (
-                phase.device_ms - make.rates.memory_ms(phase.memory_bytes)
-                for phase in sent
-            ),
-            start=none,
-        )
+        link_ms = sum((item.travel_ms.sum(axis=0) for item in sent), start=none)
         resources, group = links[reach]
         waits = [tasks[-1].name]
         travel = f"{name}: {TRAVEL[reach]}"
         tasks.append(make.task(travel, stage, resources, link_ms, waits, group))
-    return [*tasks, make.memory(name, stage, half, [tasks[-1].name], kernels=0)]
+    return [*tasks, make.task(name, stage, MEMORY, memory_ms / 2, [tasks[-1].name])]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.cost.candidates import candidates_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.tables import FeatureSpec
@@ -105,17 +105,17 @@ def count(
         0.0,
     )
     ranges = row_ranges(placements)
-    of_ranges = shapes_of(ranges, features, workload)
+    of_ranges = candidates_of(ranges, features, workload)
     for rows, shapes in zip(ranges, of_ranges, strict=True):
         use = shapes.uses[0]
         hotness = use.hotness * use.filled
         own_ids = workload.device_batch * hotness
         if rows.cluster == "dp":
             totals["local_ids"] += own_ids
-            totals["local_values"] += own_ids * use.dim
-            totals["replicated_values"] += use.rows * use.dim
+            totals["local_values"] += own_ids * use.table.dim
+            totals["replicated_values"] += use.rows * use.table.dim
             continue
-        totals["outputs"] += use.dim * use.bags
+        totals["outputs"] += use.table.dim * use.bags
         owners = np.array(rows.devices)
         j, k = np.divmod(np.arange(len(owners)), rows.column_shards)
         # EMBark's ids are shuffled: the hottest row is on any shard of its table.
@@ -131,8 +131,8 @@ def count(
             unique = use.skew.expected_unique(use.rows, own_ids)
             totals["repeated_ids"] += own_ids
             totals["unique_ids"] += unique * rows.column_shards
-            totals["unique_values"] += unique * use.dim
-            totals["pooled_values"] += own_ids * use.dim
+            totals["unique_values"] += unique * use.table.dim
+            totals["pooled_values"] += own_ids * use.table.dim
             received = devices * unique * (shapes.shard_rows / use.rows)[j]
             add("received_ids", received)
             add("received_values", received * width)

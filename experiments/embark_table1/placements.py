@@ -73,11 +73,11 @@ def thresholds(uses: Sequence[TableUse], replicated: int, unique: int) -> list[C
 
 
 def dp_order(use: TableUse) -> tuple[float, float]:
-    return use.rows * use.dim, -use.hotness
+    return use.rows * use.table.dim, -use.hotness
 
 
 def ub_order(use: TableUse) -> tuple[float, float]:
-    return use.hotness, use.rows * use.dim
+    return use.hotness, use.rows * use.table.dim
 
 
 def embark(
@@ -159,7 +159,7 @@ class Search:
         self.gpus = fleet.gpus_per_node if fleet.nodes > 1 else 1
         self.bins = fleet.devices // self.gpus
         self.room_bytes = room_bytes * self.gpus
-        self.dims = np.array([use.dim for use in uses])
+        self.dims = np.array([use.table.dim for use in uses])
         self.hotness = np.array([use.hotness for use in uses], float)
         values = np.array([use.rows for use in uses]) * self.dims
         self.table_bytes = values * FLOAT_BYTES * (1 + workload.state_values[0])

@@ -165,7 +165,7 @@ def hot_rows(
             probability, rows = use.skew.probabilities(use.rows)
             counts.append(int(rows[probability * use.ids >= threshold].sum()))
         taken = sum(
-            4 * count * use.dim for count, use in zip(counts, uses, strict=True)
+            4 * count * use.table.dim for count, use in zip(counts, uses, strict=True)
         )
         low, high = (low, threshold) if taken < budget_bytes else (threshold, high)
     return {

@@ -240,7 +240,7 @@ def hot_within(job: Job, budget_bytes: float) -> list[int]:
         ]
 
     levels = np.sort(np.concatenate(frequency))[::-1]
-    row_bytes = np.array([FLOAT_BYTES * use.dim for use in uses])
+    row_bytes = np.array([FLOAT_BYTES * use.table.dim for use in uses])
     fitting = bisect.bisect_right(
         levels, budget_bytes, key=lambda level: row_bytes @ hot_rows(level)
     )
@@ -309,7 +309,7 @@ def parameter_server(job: Job) -> float:
     for use in table_uses(job.tables, job.features, workload):
         ids = workload.device_batch * use.hotness
         rows = use.skew.expected_unique(use.rows, ids)
-        moved += FLOAT_BYTES * use.dim * rows
+        moved += FLOAT_BYTES * use.table.dim * rows
     gpus = machines.gpus_per_node
     rate = HOST_BYTES_PER_S * machines.efficiency.memory
     link = machines.efficiency.link

@@ -20,13 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embark_jax.planner import (
-    ProgramModel,
-    Workload,
-    plan_for,
-    predict,
-    read_table_list,
-)
+from embark_jax import planner
+from embark_jax.planner import Workload, plan_for, read_table_list
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.plans.fleet import Fleet, dgx_h100
 from embark_jax.plans.storage import Placement
@@ -230,7 +225,7 @@ def _placement(table: TableSpec, planned: Mapping[str, Any]) -> Placement:
 def price(case: Case, placements: Sequence[Placement]) -> dict[str, Any]:
     """Step of a plan by the cost model of the compiled program, and whether it fits."""
     workload = case.workload
-    found = predict(placements, case.features, workload, ProgramModel(workload))
+    found = planner.price(placements, case.features, workload).prediction()
     fits = max(found.device_bytes) <= Memory(workload).limit_bytes
     return {"step_ms": found.step_ms, "fits": bool(fits)}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from embark_jax.planner.cost.phases import phases
-from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner import price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
 from embark_jax.plans import fleet
@@ -42,14 +41,14 @@ def device_ms(record: dict[str, Any]) -> float:
         TableSpec(f"t{i}", record["rows"], record["dim"])
         for i in range(record["tables"])
     ]
-    of_step = phases(
+    priced = price(
         [Placement(table, "dp") for table in tables],
         [FeatureSpec(table.name) for table in tables],
         workload,
-        ProgramModel(workload),
     )
-    chosen = (phase for phase in of_step if phase.name in PHASES[record["operation"]])
-    return float(sum(phase.device_ms.max() for phase in chosen))
+    chosen = PHASES[record["operation"]]
+    items = (item for item in priced.work_items() if item.phase in chosen)
+    return float(sum(item.step_ms.sum(axis=0).max() for item in items))
 
 
 def host_ms(record: dict[str, Any], values: int) -> float:

@@ -23,13 +23,12 @@ import jax.numpy as jnp
 from embark_kernels import Implementation
 
 from embark_jax.planner import (
-    ProgramModel,
     Workload,
-    phases,
     plan_for,
+    price,
     read_table_list,
 )
-from embark_jax.planner.cost.shapes import shapes_of
+from embark_jax.planner.cost.candidates import candidates_of
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.plan import Plan
@@ -131,7 +130,7 @@ def least_bytes(
     terms["route", "batch"] = batch * value * (ids + dense_features + 1)
     per_parameter, per_row = workload.state_values
     ranges = row_ranges(plan.placements)
-    of_ranges = shapes_of(ranges, plan.features, workload)
+    of_ranges = candidates_of(ranges, plan.features, workload)
     for rows, shapes in zip(ranges, of_ranges, strict=True):
         (dim,), (hotness,), (filled,) = shapes.dim, shapes.hotness, shapes.filled
         found = batch * hotness * filled
@@ -149,12 +148,11 @@ def least_bytes(
         if rows.cluster != "dp":
             touched /= workload.devices
         terms["update", "rows and states"] += 2 * touched * (row_bytes + value * states)
-    model = ProgramModel(workload)
-    placed = plan.placements, plan.features, workload, model, plan.capacities
-    for part in phases(*placed):
-        if part.collective is not None:
-            moved = traffic.buffer_memory_bytes(part.buffer_bytes)
-            terms[EXCHANGED_IN[part.name], part.name] += moved
+    priced = price(plan.placements, plan.features, workload)
+    for item in priced.work_items(plan.capacities):
+        if item.collective is not None:
+            moved = traffic.buffer_memory_bytes(item.buffer)
+            terms[EXCHANGED_IN[item.phase], item.phase] += moved
     _add_dense(terms, network, batch, compute_bytes)
     updated = 3 + 2 * workload.dense.states
     terms["dense_update", "parameters"] = value * updated * network.parameters

@@ -14,7 +14,7 @@ from embark_jax.config import EmbeddingOptimizerConfig
 from embark_jax.config.models import DLRMv4Config
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
-from embark_jax.planner import ProgramModel, Workload, phases
+from embark_jax.planner import Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
@@ -68,11 +68,10 @@ def compiled(plan: ej.Plan, workload: Workload):
 def planned_bytes(plan: ej.Plan, workload: Workload, parameters: int) -> Counter:
     """Buffers of a device, by kind of collective."""
     found = Counter()
-    model = ProgramModel(workload)
-    placed = plan.placements, plan.features, workload, model, plan.capacities
-    for part in phases(*placed):
-        if part.collective is not None:
-            found[part.collective.replace("_", "-")] += int(part.buffer_bytes)
+    priced = price(plan.placements, plan.features, workload)
+    for item in priced.work_items(plan.capacities):
+        if item.collective is not None:
+            found[item.collective.replace("_", "-")] += round(item.buffer)
     # Of the whole step: the capacities and whether an id was bad, gradients of the
     # dense layers, the loss, and whether the gradients of rows are finite.
     needed = len(plan.capacities) + 1

@@ -6,37 +6,37 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
+from embark_jax.planner.cost.candidates import candidates_of
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.cost.shapes import shapes_of
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans.storage import row_ranges
 
 
-def step_ms(placements, features, workload, model):
+def step_ms(placements, features, workload):
     """What a step takes at most: every phase until its fullest device is done; without
     what ``ids_travel_ms`` counts, if it is hidden."""
-    devices_ms, store_ms = times_ms(placements, features, workload, model)
+    devices_ms, store_ms = times_ms(placements, features, workload)
     if not workload.overlap:
         return devices_ms + store_ms
     return devices_ms + max(0.0, store_ms - devices_ms - products_ms(workload))
 
 
-def times_ms(placements, features, workload, model):
+def times_ms(placements, features, workload):
     """The same without row stores, and the longest time of these on any device."""
-    hides = isinstance(model, ProgramModel) and workload.dense.parameters > 0
-    if workload.overlap and hides:
+    if workload.overlap and workload.dense.parameters > 0:
         whole = dataclasses.replace(workload, overlap=False)
-        whole_ms, store_ms = times_ms(placements, features, whole, ProgramModel(whole))
+        whole_ms, store_ms = times_ms(placements, features, whole)
         hidden_ms = ids_travel_ms(placements, features, workload)
         return whole_ms - hidden_share(workload) * hidden_ms, store_ms
+    model = ProgramModel(workload)
     everywhere_ms, storages = 0.0, set()
     # By storage: sums and ids of each device; by storage and phase: ms of each device.
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     phases, nodes, update = defaultdict(Counter), defaultdict(Counter), Counter()
     store = Counter()
     for placed in row_ranges(placements):
-        (shape,) = shapes_of([placed], features, workload)
+        (shape,) = candidates_of([placed], features, workload)
         (storage,) = shape.storages
         storages.add(storage)
         everywhere_ms += float(model.everywhere_ms(shape)[0])
@@ -106,7 +106,7 @@ def ids_travel_ms(placements, features, workload):
     }
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     for placed in row_ranges(placements):
-        (shape,) = shapes_of([placed], features, workload)
+        (shape,) = candidates_of([placed], features, workload)
         (storage,) = shape.storages
         if devices > 1 and placed.cluster == "dp":
             # A flag for each row, or each id if these are fewer.

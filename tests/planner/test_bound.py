@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.planner import ProgramModel, Workload, plan_for, predict
-from embark_jax.planner.cost.candidates import KINDS
+from embark_jax.planner import Workload, plan_for, price
+from embark_jax.planner.cost.loads import KINDS
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.objective import PEAKS
 from embark_jax.planner.request.dense import DenseLoad
@@ -16,7 +16,6 @@ from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.params import SearchParams
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import searched
-from tests.planner.embark_formula import EmbarkModel
 from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
@@ -60,10 +59,7 @@ def request(seed):
         device = dataclasses.replace(machines.device, memory_bytes=memory_bytes)
         machines = dataclasses.replace(machines, device=device)
         workload = dataclasses.replace(workload, fleet=machines)
-    model = ProgramModel(workload)
-    if seed % 7 == 6:
-        model, forced = EmbarkModel(workload), {}
-    return tables, features, forced, workload, model
+    return tables, features, forced, workload
 
 
 def all_ms(instance, allowed):
@@ -139,7 +135,7 @@ def all_ms(instance, allowed):
 def in_tiers(seed):
     """The request of a seed, with tables in any tier, on a fleet whose host memory may
     be too small for all, with look-ahead or without."""
-    tables, features, forced, workload, _ = request(seed)
+    tables, features, forced, workload = request(seed)
     rng = np.random.default_rng([seed, 1])
     tables = [
         dataclasses.replace(table, tier=str(rng.choice(["auto", "auto", "host"])))
@@ -167,14 +163,14 @@ def in_tiers(seed):
         overlap=bool(rng.random() < 0.5),
         dense=DenseLoad(int(rng.choice([0, 10**4])), 1, 8.0),
     )
-    return tables, features, forced, workload, ProgramModel(workload)
+    return tables, features, forced, workload
 
 
 def check(seed, request=request):
     """How far the plan is from the best there is, as a ratio; None if that is not
     known."""
-    tables, features, forced, workload, model = request(seed)
-    instance = make_instance(tables, features, forced, workload, model, FEW_SLOTS)
+    tables, features, forced, workload = request(seed)
+    instance = make_instance(tables, features, forced, workload, FEW_SLOTS)
     optima, least_bytes = [], np.inf
     for allowed in searched(instance):
         relaxation = Relaxation(instance, allowed)
@@ -196,7 +192,6 @@ def check(seed, request=request):
                 tables,
                 features,
                 forced=forced,
-                cost_model=model,
                 params=FEW_SLOTS,
             )
         return None
@@ -206,13 +201,12 @@ def check(seed, request=request):
         tables,
         features,
         forced=forced,
-        cost_model=model,
         params=FEW_SLOTS,
     )
     found = planned.prediction
     assert found.lower_bound_ms <= min(optima) * (1 + 1e-9)
     assert found.step_ms >= min(optima) * (1 - 1e-9)
-    again = predict(planned.placements, features, workload, model)
+    again = price(planned.placements, features, workload)
     assert found.step_ms == pytest.approx(again.step_ms, rel=1e-9)
     return found.step_ms / min(optima)
 
@@ -255,8 +249,7 @@ def test_whole_tables_in_ub_are_plans_too():
         dataclasses.replace(each, row_shards=1, column_shards=1, devices=(i,))
         for i, each in enumerate(found.placements)
     ]
-    model = ProgramModel(workload)
-    whole_ms = predict(whole, features, workload, model).step_ms
+    whole_ms = price(whole, features, workload).step_ms
     assert found.prediction.lower_bound_ms <= whole_ms
     assert found.prediction.step_ms <= whole_ms * (1 + 1e-9)
 
@@ -265,13 +258,12 @@ def test_the_relaxation_counts_large_shards_where_memory_is_short():
     """Storages are as large everywhere as on the fullest device: three whole tables of
     three widths, each most of a device's memory, do not fit, though their mean does."""
     workload = Workload(ej.fleets.dgx_h100(), 65_536)
-    model = ProgramModel(workload)
     tables = [
         ej.TableSpec(f"t{width}", int(0.6 * 72e9 / (4 * (width + 1))), width)
         for width in (32, 64, 128)
     ]
     features = [ej.FeatureSpec(table.name) for table in tables]
-    instance = make_instance(tables, features, {}, workload, model)
+    instance = make_instance(tables, features, {}, workload)
     relaxed = Relaxation(instance).solve()
     assert relaxed is not None
     needed_bytes = relaxed.tables @ instance.shard_bytes

@@ -5,11 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from embark_jax.planner import plan
-from embark_jax.planner.cost.breakdown import break_down
-from embark_jax.planner.cost.candidates import candidates_of
-from embark_jax.planner.cost.predict import predict
-from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner import plan, price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.reasons import split, times
 from embark_jax.plans import fleet
@@ -18,7 +14,6 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
-from tests.planner.embark_formula import EmbarkModel
 
 TABLES = [TableSpec(name, 1000, 8) for name in ("dp", "rb", "ub", "columns")]
 FEATURES = [
@@ -43,13 +38,12 @@ def workload(nodes=2, gpus=2, optimizer="sgd"):
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_phases_and_tables_add_up_to_the_step(optimizer, exchange):
     circumstances = workload(optimizer=optimizer)
-    model = ProgramModel(circumstances)
     placed = [
         *PLACEMENTS[:1],
         *(dataclasses.replace(p, exchange=exchange) for p in PLACEMENTS[1:]),
     ]
-    found = break_down(placed, FEATURES, circumstances, model)
-    predicted = predict(placed, FEATURES, circumstances, model)
+    predicted = price(placed, FEATURES, circumstances).prediction()
+    found = predicted.breakdown
     by_phase = np.sum([*found.phase_ms.values()], axis=0)
     np.testing.assert_allclose(by_phase, predicted.device_ms)
     assert sum(found.critical_ms.values()) == pytest.approx(predicted.step_ms)
@@ -61,9 +55,7 @@ def test_phases_and_tables_add_up_to_the_step(optimizer, exchange):
 def test_ids_by_hand():
     # A device has 20 samples: 60 ids for "rb", whose halves lie on devices 1 and 3.
     circumstances = workload()
-    alone = break_down(
-        PLACEMENTS[1:2], FEATURES[1:2], circumstances, ProgramModel(circumstances)
-    )
+    alone = price(PLACEMENTS[1:2], FEATURES[1:2], circumstances).breakdown()
     asked = np.arange(1, 1001.0) ** -1.1
     of_shards = np.bincount(np.arange(1000) % 2, asked)
     even = of_shards[0] / asked.sum()
@@ -79,10 +71,6 @@ def test_a_plan_keeps_its_breakdown():
     breakdown = planned.prediction.breakdown
     assert sum(breakdown.table_ms.values()) == pytest.approx(planned.prediction.step_ms)
     assert Plan.from_json(planned.to_json()) == planned
-    request = TABLES[:3], FEATURES[:3], fleet.dgx_h100(), 80
-    formula = plan(*request, cost_model=EmbarkModel(Workload(*request[2:])))
-    assert formula.prediction.breakdown is None
-    assert Plan.from_json(formula.to_json()) == formula
 
 
 @pytest.mark.parametrize(
@@ -105,9 +93,7 @@ def test_splits_in_words(shape, owners, nodes, words):
     machines = fleet.dgx_h100(nodes, 4 // nodes)
     cluster, rows, columns = shape
     placed = Placement(TableSpec("t", 10, 8), cluster, rows, columns, owners)
-    workload = Workload(machines, 80)
-    model = ProgramModel(workload)
-    each = candidates_of(placed.row_ranges, [FeatureSpec("t")], workload, model)
+    each = price([placed], [FeatureSpec("t")], Workload(machines, 80)).candidates
     assert split(each, 0, np.array(owners), machines) == words
 
 

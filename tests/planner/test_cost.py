@@ -6,16 +6,14 @@ import itertools
 import numpy as np
 import pytest
 
-from embark_jax.planner import phases, predict
-from embark_jax.planner.cost.predict import price as priced_plan
+from embark_jax.planner import price as price_plan
+from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.program import ProgramModel
-from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.dense import DenseLoad
-from embark_jax.planner.request.workload import TableUse, Workload
+from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.planner.embark_formula import EmbarkModel
 from tests.planner.toy import DEVICE, IDEAL, MODEL, TOY, USE, WORKLOAD
 
 
@@ -57,8 +55,9 @@ def test_buffers_and_memory():
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
 def test_rows_in_16_bits_are_read_and_written_in_half_the_bytes(cluster):
     def moved(dtype):
-        use = dataclasses.replace(USE, dtype=dtype)
-        shapes = Shapes.one(use, WORKLOAD, cluster)
+        table = dataclasses.replace(USE.table, dtype=dtype)
+        use = dataclasses.replace(USE, table=table)
+        shapes = Candidates.one(use, WORKLOAD, cluster)
         works = [*MODEL.everywhere_work(shapes)]
         works += [] if cluster == "dp" else MODEL.owner_work(shapes)
         return {
@@ -120,10 +119,11 @@ def test_sums_of_a_node_are_counted_once():
     table, feature = TableSpec("t", 1000, 16), FeatureSpec("t")
     # Column shard 0 on both nodes, 1 twice on the second.
     placed = [Placement(table, "rb", 2, 2, (0, 4, 5, 6), "hierarchical")]
-    _, owners, loads, _ = priced_plan(placed, [feature], WORKLOAD, MODEL)
+    priced = price_plan(placed, [feature], WORKLOAD)
+    loads = priced.loads
     assert loads.node_sums.tolist() == [[1, 2]]
     assert loads.own[0].tolist() == [[1, 0, 0, 0, 1, 1, 1, 0]]
-    loads.add(0, owners[0], times=-1)
+    loads.add(0, priced.owners[0], times=-1)
     assert not loads.node_sums.any()
 
 
@@ -151,10 +151,10 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
     sent_bytes, step_ms = {}, {}
     for exchange in ("flat", "hierarchical"):
         placed = [Placement(table, "rb", len(devices), 1, devices, exchange)]
-        model = ProgramModel(workload)
-        parts = phases(placed, features, workload, model)
-        sent_bytes[exchange] = sum(part.network_bytes.max() for part in parts)
-        step_ms[exchange] = predict(placed, features, workload, model).step_ms
+        priced, model = price_plan(placed, features, workload), ProgramModel(workload)
+        sent = [model.link_bytes(item) for item in priced.work_items()]
+        sent_bytes[exchange] = sum(np.max(np.sum(s.network, axis=0)) for s in sent)
+        step_ms[exchange] = priced.step_ms
     assert sent_bytes["flat"] > 4 * sent_bytes["hierarchical"]
     assert step_ms["flat"] > step_ms["hierarchical"]
 
@@ -165,10 +165,10 @@ def test_owners_read_every_id_in_rb_and_update_unique_rows():
     # read and written.
     lookup_ms = gradients_ms = 120 * 32 / 1e6
     update_ms = unique * 64 / 1e6
-    found = MODEL.owner_ms(Shapes.one(USE, WORKLOAD, "rb", 2))
+    found = MODEL.owner_ms(Candidates.one(USE, WORKLOAD, "rb", 2))
     expected = np.array([[lookup_ms], [gradients_ms], [update_ms], [0.0]])
     np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
-    found = MODEL.owner_ms(Shapes.one(USE, WORKLOAD, "ub", 2))
+    found = MODEL.owner_ms(Candidates.one(USE, WORKLOAD, "ub", 2))
     expected = np.array([[0.0], [0.0], [update_ms], [0.0]])
     np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
 
@@ -182,9 +182,10 @@ def test_rows_that_slots_lack_come_over_the_host_link_and_others_leave():
     machines = dataclasses.replace(WORKLOAD.fleet, device=device)
     workload = dataclasses.replace(WORKLOAD, fleet=machines)
     for tier, evict in itertools.product(("host", "disk"), ("lru", "lfu")):
-        use = dataclasses.replace(USE, tier=tier, slots=400, evict=evict)
+        table = dataclasses.replace(USE.table, tier=tier, slots=400, evict=evict)
+        use = dataclasses.replace(USE, table=table)
         assert use.hit_rate(80) == pytest.approx(0.4, abs=0.01)
-        shape = Shapes.one(use, workload, "ub", 2)
+        shape = Candidates.one(use, workload, "ub", 2)
         *_, update_ms, store_ms = ProgramModel(workload).owner_ms(shape)
         moved = missed * 32
         # Rows of 32 bytes in and out; two programs read and write both.
@@ -201,7 +202,7 @@ def test_row_gradients_are_in_memory_only_where_rows_are_in_pieces():
     row_wise = ProgramModel(dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad"))
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240)
     for model, columns, width in ((MODEL, 2, 0), (row_wise, 1, 0), (row_wise, 2, 4)):
-        shape = Shapes.one(USE, WORKLOAD, "ub", 1, columns)
+        shape = Candidates.one(USE, WORKLOAD, "ub", 1, columns)
         _, gradients_ms, *_ = model.owner_ms(shape)
         assert gradients_ms == pytest.approx(unique * width * 4 / 1e6)
 
@@ -226,13 +227,13 @@ def test_what_every_device_does():
     ids, pooled_bytes = 10 * 3, 10 * 32
     # RB sorts 2-byte keys and handles 11 values an id, for each column shard.
     bucket_bytes = (26 + 44) * ids
-    in_rb = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb"))
+    in_rb = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "rb"))
     assert in_rb == pytest.approx((bucket_bytes + pooled_bytes) / 1e6)
-    element_wises = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "rb", 1, 2))
+    element_wises = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "rb", 1, 2))
     assert element_wises == pytest.approx((2 * bucket_bytes + pooled_bytes) / 1e6)
     # UB sorts 4-byte keys, and handles 27 values an id.
     unique_bytes = (68 + 108) * ids
-    in_ub = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "ub"))
+    in_ub = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "ub"))
     assert in_ub == pytest.approx((unique_bytes + 2 * 32 * ids + pooled_bytes) / 1e6)
 
 
@@ -246,7 +247,7 @@ def test_what_every_device_does_for_a_replicated_table():
     memory = pooled_bytes + 2 * 32 * ids + (68 + 64) * ids + (68 + 92) * 240
     memory += 4 * (told + reduced) + reduced + touched * 64
     link_ms = 2 * (told + reduced) * 7 / 8 / 2e6
-    assert MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "dp")) == pytest.approx(
+    assert MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + link_ms
     )
     # Of 100 rows it sums all, and a flag each, which the step's capacities take along.
@@ -254,7 +255,7 @@ def test_what_every_device_does_for_a_replicated_table():
     touched = 100 * (1 - (1 - 1 / 100) ** 240)
     memory = pooled_bytes + 2 * 32 * ids + (68 + 64) * ids
     memory += 100 * (4 * 36 + 32) + touched * 64
-    assert MODEL.everywhere_ms(Shapes.one(small, WORKLOAD, "dp")) == pytest.approx(
+    assert MODEL.everywhere_ms(Candidates.one(small, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + 2 * 100 * 36 * 7 / 8 / 2e6
     )
 
@@ -272,7 +273,7 @@ def test_a_look_ahead_hides_links_but_no_kernels():
         # 8 or 4 bytes of an id to 8 devices, half of which crosses the network.
         id_bytes = 8 if kind.cluster == "rb" else 4
         assert whole.id_ms - less.id_ms == pytest.approx(id_bytes * 8 / 2 / 1e6)
-    shape = Shapes.one(USE, WORKLOAD, "dp")
+    shape = Candidates.one(USE, WORKLOAD, "dp")
     # 240 ids travel in a ring, twice, on NVLink.
     link_ms = 2 * 240 * 4 * 7 / 8 / 2e6
     less_ms = MODEL.everywhere_ms(shape) - hidden.everywhere_ms(shape)
@@ -294,27 +295,14 @@ def test_a_look_ahead_hides_as_much_as_the_dense_layers_last():
 
 def test_padding_of_bags_is_sorted_but_not_read():
     half = dataclasses.replace(USE, filled=0.5)
-    full_ms = MODEL.everywhere_ms(Shapes.one(USE, WORKLOAD, "ub"))
-    half_ms = MODEL.everywhere_ms(Shapes.one(half, WORKLOAD, "ub"))
+    full_ms = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "ub"))
+    half_ms = MODEL.everywhere_ms(Candidates.one(half, WORKLOAD, "ub"))
     assert full_ms - half_ms == pytest.approx(2 * 32 * 15 / 1e6)
 
 
 def test_a_single_device_exchanges_nothing():
     alone = ProgramModel(Workload(fleet.Fleet(DEVICE, efficiency=IDEAL), 80))
     assert alone.storage_price(StorageKind("dp", 8)).fixed_ms == 0
-
-
-def test_embarks_formula():
-    # W · B · h · d / n + R · B · d, B = 80: one node, and two.
-    use = TableUse(rows=1000, dim=8, hotness=3, bags=1)
-    one_node = Workload(fleet.Fleet(DEVICE, 1, 4), 80)
-    shape = Shapes.one(use, WORKLOAD, "rb", 2)
-    expected = 4 * 80 * 3 * 8 / 2 + 50 * 80 * 8
-    found = EmbarkModel(one_node).owner_ms(shape)[2]
-    np.testing.assert_allclose(found, expected / 1e6)
-    hierarchical = 4 * 80 * 3 * 8 / 2 / 8 + 50 * 80 * 8 * 1.5 / 8
-    found = EmbarkModel(WORKLOAD).owner_ms(shape)[2]
-    np.testing.assert_allclose(found, hierarchical / 1e6)
 
 
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
@@ -327,7 +315,7 @@ def test_more_bandwidth_costs_no_plan_more(cluster, faster):
         WORKLOAD, fleet=dataclasses.replace(TOY, device=device)
     )
     new = ProgramModel(better)
-    shape = Shapes.one(USE, WORKLOAD, cluster)
+    shape = Candidates.one(USE, WORKLOAD, cluster)
     assert (new.owner_ms(shape) <= MODEL.owner_ms(shape)).all()
     assert new.everywhere_ms(shape) <= MODEL.everywhere_ms(shape)
     for price in ("fixed_ms", "sum_ms", "id_ms"):

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from embark_jax.planner import (
-    ProgramModel,
     Workload,
-    capacities,
     load_table_list,
     plan,
     plan_for,
-    predict,
+    price,
 )
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
@@ -34,9 +32,9 @@ def placed(hot_rows, cluster="rb", rows=2):
 
 
 def make_plan(placement):
-    found = capacities([placement], [FEATURE], WORKLOAD)
-    prediction = predict([placement], [FEATURE], WORKLOAD, ProgramModel(WORKLOAD))
-    return Plan((FEATURE,), (placement,), 1, 4, 400, found, prediction)
+    priced = price([placement], [FEATURE], WORKLOAD)
+    found = priced.capacities()
+    return Plan((FEATURE,), (placement,), 1, 4, 400, found, priced.prediction())
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,7 @@ def test_where_ids_are_skewed_the_planner_finds_hot_rows():
 
     skewed, workload = planned(1.1)
     assert any(each.hot_rows for each in skewed.placements)
-    again = predict(skewed.placements, features, workload, ProgramModel(workload))
+    again = price(skewed.placements, features, workload)
     assert skewed.prediction.step_ms == pytest.approx(again.step_ms, rel=1e-9)
     even, _ = planned(0.0)
     assert not any(each.hot_rows for each in even.placements)

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.planner import ProgramModel, Workload, advised_plan, plan_for
+from embark_jax.planner import Workload, advised_plan, plan_for, price
+from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.cost.predict import price
-from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.instance import make_instance
@@ -62,17 +61,20 @@ def test_what_routes_take():
 
 
 def test_what_a_table_takes_on_every_device():
-    use = TableUse(rows=1000, dim=8, hotness=3, bags=1)
+    use = TableUse(TableSpec("t", 1000, 8), rows=1000, hotness=3)
     memory = Memory(WORKLOAD)
     # 10 samples of 3 ids, and a pooled row of 8 columns.
     sample_bytes = 4 * 3 + 4 * 8
-    assert memory.everywhere_bytes(Shapes.one(use, WORKLOAD, "rb")) == 10 * sample_bytes
+    assert (
+        memory.everywhere_bytes(Candidates.one(use, WORKLOAD, "rb"))
+        == 10 * sample_bytes
+    )
     # In UB each column shard of each id has a place and a group.
-    in_ub = Shapes.one(use, WORKLOAD, "ub", 1, 2)
+    in_ub = Candidates.one(use, WORKLOAD, "ub", 1, 2)
     assert memory.everywhere_bytes(in_ub) == 10 * (sample_bytes + 2 * 4 * 3 * 2)
     # In DP rows of 9 values, and gradients with a flag of the 240 that a batch touches.
     whole = 1000 * 36 + 240 * 36
-    in_dp = memory.everywhere_bytes(Shapes.one(use, WORKLOAD, "dp"))
+    in_dp = memory.everywhere_bytes(Candidates.one(use, WORKLOAD, "dp"))
     assert in_dp == whole + 10 * (sample_bytes + 2 * 4 * 3)
 
 
@@ -105,11 +107,10 @@ def placed(cluster, rows, workload):
     """The bytes of one table of 8 columns, on all devices, and of their parts."""
     table, feature = TableSpec("a", rows, 8), FeatureSpec("a", hotness=3)
     placement = Placement(table, cluster, 8, devices=tuple(range(8)))
-    model = ProgramModel(workload)
-    _, _, loads, objective = price([placement], [feature], workload, model)
-    _, capacity, slots, *_ = objective.peaks(loads)[:, 0]
-    held = loads.everywhere_bytes + 36 * slots + 4 * 4 * 8 * capacity
-    return objective.bytes(loads), held, capacity * 8, slots
+    priced = price([placement], [feature], workload)
+    _, capacity, slots, *_ = priced.peaks[:, 0]
+    held = priced.loads.everywhere_bytes + 36 * slots + 4 * 4 * 8 * capacity
+    return priced.objective.bytes(priced.loads), held, capacity * 8, slots
 
 
 @pytest.mark.parametrize("rows", [80, 8000])
@@ -175,8 +176,7 @@ def test_no_plan_takes_less_than_the_bound_says():
     tables = [TableSpec(f"t{i}", int(rng.integers(10, 10**5)), 16) for i in range(6)]
     features = [FeatureSpec(t.name, hotness=int(rng.integers(1, 20))) for t in tables]
     workload = dataclasses.replace(WORKLOAD, batch_size=800, dense=DENSE)
-    model = ProgramModel(workload)
-    instance = make_instance(tables, features, {}, workload, model)
+    instance = make_instance(tables, features, {}, workload)
     relaxation = Relaxation(instance)
     found = plan_for(workload, tables, features).prediction
     assert 0 < relaxation.least_bytes() <= found.device_bytes[0]

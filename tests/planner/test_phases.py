@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from embark_jax.planner import ProgramModel, Workload, phases, plan, predict
-from embark_jax.planner.cost.phases import critical_ms
+from embark_jax.planner import Workload, plan, price
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -29,20 +28,19 @@ PLACEMENTS = [
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_phases_add_up_to_the_prediction(nodes, optimizer):
     workload = Workload(fleet.dgx_h100(nodes, 8 // nodes), 800, 1.1, 1.25, optimizer)
-    model = ProgramModel(workload)
-    predicted = predict(PLACEMENTS, FEATURES, workload, model)
-    found = phases(PLACEMENTS, FEATURES, workload, model)
-    device_ms = sum(phase.device_ms for phase in found)
+    priced = price(PLACEMENTS, FEATURES, workload)
+    predicted, found = priced.prediction(), priced.work_items()
+    device_ms = sum(item.step_ms.sum(axis=0) for item in found)
     np.testing.assert_allclose(device_ms, predicted.device_ms, rtol=1e-12)
-    assert predicted.step_ms == pytest.approx(sum(critical_ms(found).values()))
+    lasts = predicted.breakdown.critical_ms
+    assert predicted.step_ms == pytest.approx(sum(lasts.values()))
     assert predicted.step_ms >= np.max(device_ms)
     assert len(set(predicted.device_ms)) > 1
-    names = {phase.name for phase in found}
+    names = {item.phase for item in found}
     assert names >= {"id exchange", "row exchange", "gradient exchange", "update"}
-    for phase in found:
-        sent_bytes = phase.node_link_bytes + phase.network_bytes
-        travels = phase.collective is not None
-        assert (sent_bytes + phase.latency_ms > 0).all() == travels
+    for item in found:
+        travels = item.collective is not None
+        assert (item.travel_ms.sum(axis=0) > 0).all() == travels
 
 
 def test_a_plan_is_predicted_as_the_search_predicted_it():
@@ -50,9 +48,7 @@ def test_a_plan_is_predicted_as_the_search_predicted_it():
     machines = fleet.dgx_h100(2)
     planned = plan(tables, features, machines, 65_536, zipf_exponent=1.1)
     workload = Workload(machines, 65_536, 1.1, overlap=True)
-    again = predict(
-        planned.placements, planned.features, workload, ProgramModel(workload)
-    )
+    again = price(planned.placements, planned.features, workload).prediction()
     assert planned.prediction is not None
     assert again.step_ms == pytest.approx(planned.prediction.step_ms)
     assert again.device_ms == pytest.approx(planned.prediction.device_ms)
@@ -63,4 +59,4 @@ def test_a_plan_is_predicted_as_the_search_predicted_it():
 def test_impossible_placements_are_refused():
     workload = Workload(fleet.dgx_h100(1, 4), 800)
     with pytest.raises(ValueError, match=r"table 'a': devices \[5\] must lie in 0..3"):
-        predict(PLACEMENTS[:1], FEATURES, workload, ProgramModel(workload))
+        price(PLACEMENTS[:1], FEATURES, workload)

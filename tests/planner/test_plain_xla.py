@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.program import ProgramModel
-from embark_jax.planner.cost.shapes import Shapes
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import StorageKind
 from tests.planner.toy import DEVICE, IDEAL, MODEL, USE, WORKLOAD
@@ -45,7 +45,7 @@ def test_owners_sum_row_gradients_in_plain_xla(rows, sums):
     """Two row shards of 120 ids each, with slack for 150; few rows have fewer sums."""
     use = dataclasses.replace(USE, rows=rows)
     kernels, plain, row_wise = (
-        model.owner_ms(Shapes.one(use, WORKLOAD, "rb", 2))[:, 0]
+        model.owner_ms(Candidates.one(use, WORKLOAD, "rb", 2))[:, 0]
         for model in (MODEL, XLA, XLA_ROW_WISE)
     )
     # They are read in the update, and for mean squares.
@@ -56,7 +56,7 @@ def test_owners_sum_row_gradients_in_plain_xla(rows, sums):
 
 def test_owners_in_ub_sum_what_devices_send_in_plain_xla():
     sent = 8 * 1000 * (1 - (1 - 1 / 1000) ** 30)
-    shape = Shapes.one(USE, WORKLOAD, "ub")
+    shape = Candidates.one(USE, WORKLOAD, "ub")
     kernels, plain = (model.owner_ms(shape)[1, 0] for model in (MODEL, XLA))
     sums = 1.25 * sent
     more = added_bytes(sent, sums, 8) + sums * 32
@@ -72,7 +72,7 @@ def test_every_device_sums_the_gradients_that_it_sends_in_plain_xla(
     lookup = (kernels_of_bag - 1) * 2 * 10 * 32
     unique = 1000 * (1 - (1 - 1 / 1000) ** (10 * ids))
     for cluster, sums in (("ub", unique), ("dp", min(1000, 80 * ids))):
-        shape = Shapes.one(use, WORKLOAD, cluster)
+        shape = Candidates.one(use, WORKLOAD, cluster)
         kernels, plain = (rows_bytes(model, shape) for model in (MODEL, XLA))
         # Zeroes are written to what is sent; the kernels write DP's apart from that.
         counted = 2 if cluster == "dp" else 1
@@ -102,6 +102,6 @@ def test_one_device_sums_row_gradients_in_plain_xla():
         ProgramModel(dataclasses.replace(alone, kernels=name))
         for name in ("mosaic_gpu", "xla")
     )
-    shape = Shapes.one(USE, alone, "dp")
+    shape = Candidates.one(USE, alone, "dp")
     more = rows_bytes(plain, shape) - rows_bytes(kernels, shape)
     assert more == added_bytes(240, 240, 8) + 240 * 32

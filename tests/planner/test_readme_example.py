@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import embark_jax.planner
-from embark_jax.planner import ProgramModel, Workload, plan_for
-from embark_jax.planner.cost.predict import price
+from embark_jax.planner import Workload, plan_for, price
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -36,9 +35,9 @@ def row(beginning):
 
 
 def test_every_number_of_the_example():
-    model = ProgramModel(WORKLOAD)
-    each, _, loads, objective = price(PLACEMENTS, FEATURES, WORKLOAD, model)
-    peaks, rb = objective.peaks(loads)[:, 1], 1
+    priced = price(PLACEMENTS, FEATURES, WORKLOAD)
+    each, loads, objective = priced.candidates, priced.loads, priced.objective
+    peaks, rb = priced.peaks[:, 1], 1
     assert row("| everywhere")[0].endswith(
         "`user` {:.4f}, `item` {:.4f}, `country` {:.4f}".format(*each.everywhere_ms)
     )

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.planner import plan, read_table_list
-from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report.plan_record import plan_record
 from tests.planner import published
-from tests.planner.embark_formula import EmbarkModel
 from tests.thorough import thorough
 
 BATCH = 65_536
@@ -47,21 +45,14 @@ def requests(draw):
     machines = fleet.dgx_h100(
         draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 4]))
     )
-    zipf = draw(st.sampled_from([0.0, 1.1]))
-    models = [None, EmbarkModel(Workload(machines, 1200, zipf))]
-    if any(feature.sequence for feature in features):
-        models.pop()  # whose one cluster takes none
-    model = draw(st.sampled_from(models))
-    return tables, features, machines, zipf, model
+    return tables, features, machines, draw(st.sampled_from([0.0, 1.1]))
 
 
 @hypothesis.given(requests())
 @hypothesis.settings(max_examples=15)
 def test_every_cell_of_every_table_has_one_place(request):
-    tables, features, machines, zipf, model = request
-    planned = plan(
-        tables, features, machines, 1200, zipf_exponent=zipf, cost_model=model
-    )
+    tables, features, machines, zipf = request
+    planned = plan(tables, features, machines, 1200, zipf_exponent=zipf)
     assert planned.tables == tuple(tables)
     found: dict[tuple[str, int], int] = {}
     for shard in plan_record(planned)["shards"]:

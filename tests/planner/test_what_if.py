@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.planner import Workload
-from embark_jax.planner.cost.predict import predict
-from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner import Workload, price
 from embark_jax.report import summary
 from embark_jax.report.page import plan_page
 from embark_jax.report.plan_record import plan_record
@@ -42,7 +40,7 @@ def priced_without(planned: ej.Plan, names: set[str]) -> float:
     workload = Workload(H100, BATCH, kernels="xla")
     placements = [p for p in planned.placements if p.table.name not in names]
     features = [f for f in planned.features if f.table not in names]
-    return predict(placements, features, workload, ProgramModel(workload)).step_ms
+    return price(placements, features, workload).step_ms
 
 
 def test_the_step_without_a_table_is_that_of_a_model_without_it(uneven):

@@ -3,6 +3,7 @@
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.plans import fleet
+from embark_jax.plans.tables import TableSpec
 
 # 1e9 bytes/s of memory and links: a million bytes last a millisecond.
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
@@ -10,4 +11,4 @@ IDEAL = fleet.Efficiency(1.0, 1.0, 1.0, 10.0, node_hop_us=1.0, network_hop_us=5.
 TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4, efficiency=IDEAL)
 WORKLOAD = Workload(TOY, batch_size=80, optimizer="sgd", kernels="mosaic_gpu")
 MODEL = ProgramModel(WORKLOAD)
-USE = TableUse(rows=1000, dim=8, hotness=3, bags=1)
+USE = TableUse(TableSpec("t", 1000, 8), rows=1000, hotness=3)

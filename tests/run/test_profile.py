@@ -10,7 +10,7 @@ import pytest
 
 from embark_jax._base.config import ConfigError
 from embark_jax.launch.stopping import Stop
-from embark_jax.planner.cost.phases import PHASES, STORE
+from embark_jax.planner.cost.work import PHASES, STORE
 from embark_jax.run import profile as profiles
 from embark_jax.run.profile import StepProfile
 from embark_jax.train.loop import Loop

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from embark_jax import planner
+from embark_jax.planner.cost.candidates import uses_of
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.cost.shapes import uses_of
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import SortedBatch, table_uses
 from embark_jax.plans import fleet
@@ -38,9 +38,7 @@ def test_serial_embedding_tasks_take_as_long_as_the_planner_predicts():
     tasks = of_program(workload.fleet, PLACEMENTS)
     dense = ("dense", "all-reduce", "capacity check")
     device_ms = sum(task.ms for task in tasks if task.phase not in dense)
-    predicted = planner.predict(
-        PLACEMENTS, FEATURES, workload, planner.ProgramModel(workload)
-    )
+    predicted = planner.price(PLACEMENTS, FEATURES, workload).prediction()
     # Gradients of the replicated table's 50 rows of 16 values travel with the dense
     # ones, flags of its rows with the capacities: twice around rings of 4 devices and 2
     # nodes.

@@ -9,7 +9,7 @@ from scipy.special import comb
 
 from embark_jax._base.config import ConfigError
 from embark_jax.planner import plan
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -150,12 +150,15 @@ def test_each_table_has_its_own_skew_and_padding_is_not_sent():
     workload = Workload(fleet.dgx_h100(), 80, 0.5, 1.0, statistics=STATISTICS)
     seen, unseen = table_uses(TABLES, FEATURES, workload)
     assert seen == TableUse(
-        **{"rows": 1000, "dim": 8, "hotness": 4, "bags": 1, "filled": 1.5 / 4},
+        dataclasses.replace(TABLES[0], name="alike"),
+        rows=1000,
+        hotness=4,
+        filled=1.5 / 4,
         skew=STATISTICS.tables["a"].histogram,
     )
     assert unseen.skew == Zipf(0.5)
     # 10 samples a device have 15 ids on average, all of which the one owner gets.
-    shape = Shapes.one(seen, workload, "rb")
+    shape = Candidates.one(seen, workload, "rb")
     certain, expected = shape.sent_ids
     np.testing.assert_allclose([certain, expected], [[0], [15]])
     np.testing.assert_allclose(shape.batch_ids, [120])

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
-from embark_jax.planner import Phase, ProgramModel, Workload, phases
+from embark_jax.planner import WorkItem, Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.capacities import events_capacity, events_of
 from embark_jax.plans.plan import Plan
@@ -119,7 +119,7 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
     return Plan(tuple(features), tuple(placements), nodes, gpus, batch, capacities)
 
 
-def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[Phase]:
+def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[WorkItem]:
     """The collectives of the cost model, for what the embeddings move."""
     machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
     accesses = {
@@ -134,9 +134,8 @@ def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[Phase]:
         wire=wire,
         statistics=Statistics(features=accesses),
     )
-    model = ProgramModel(workload)
-    parts = phases(plan.placements, plan.features, workload, model, plan.capacities)
-    return [part for part in parts if part.buffer_bytes]
+    items = price(plan.placements, plan.features, workload).work_items(plan.capacities)
+    return [item for item in items if item.buffer]
 
 
 def request(seed: int) -> tuple[Plan, str, Wire, set[str]]:
@@ -176,9 +175,9 @@ def compile_and_predict(
     expected = Counter()
     for part in predicted(plan, name, wire):
         if (part.collective, part.what) == ("all_reduce", "touched rows"):
-            needed += int(part.buffer_bytes)  # in one buffer with the capacities
+            needed += round(part.buffer)  # in one buffer with the capacities
         else:
-            expected.update([(part.collective, int(part.buffer_bytes))])
+            expected.update([(part.collective, round(part.buffer))])
     expected.update(("all_reduce", 4 * size) for size in parameters)
     expected.update([("all_reduce", 4), ("all_reduce", 4)])
     expected.update([("all_reduce", needed)])

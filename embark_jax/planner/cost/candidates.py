@@ -1,7 +1,9 @@
-"""Candidates: shapes of any cluster, with what they add to the loads of devices.
+"""Candidates as arrays, and the ids and rows that fall on their row shards.
 
-A candidate with hot rows is the candidate of its cold rows. The time and memory of the
-hot rows, which lie in DP, are added to what it costs everywhere.
+A *candidate* is a cluster, a split and an exchange of a table, before its shards have
+owners. Those of one ``Candidates`` share cluster and exchange. Values that differ
+between the row shards of a candidate are in *flat* arrays, candidate by candidate: for
+2 and 3 row shards ``[a0, a1, b0, b1, b2]``.
 """
 
 from __future__ import annotations
@@ -9,235 +11,244 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.cost.model import CostModel
-from embark_jax.planner.cost.shapes import Shapes, uses_of
-from embark_jax.planner.request.workload import TableUse, Workload
-from embark_jax.plans.clusters import CLUSTERS, EXCHANGES
+from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans.clusters import CLUSTERS, DIRECT, ClusterProperties
+from embark_jax.plans.kind import StorageKind, storage_kind
 from embark_jax.plans.options import Cluster, Exchange
-from embark_jax.plans.storage import RowRange, StorageKind
+from embark_jax.plans.storage import Placement, RowRange, row_ranges
 from embark_jax.plans.tables import FeatureSpec
-
-CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
-EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
-POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values()])
-"""``[clusters]`` whether tables of each make partial sums."""
-KINDS = 9
-(
-    SUMS,
-    CERTAIN,
-    EXPECTED,
-    ROWS,
-    LOOKUP_MS,
-    GRADIENTS_MS,
-    UPDATE_MS,
-    STORE_MS,
-    STORED_BYTES,
-) = range(KINDS)
-"""Loads that a row shard adds to its owner: partial sums a sample; ids that a device
-sends it, certain and expected; rows; time in ``OWNER_PHASES``; and bytes of rows in the
-tier of its storage, if that is not the device."""
+from embark_jax.plans.wire import VALUE_BYTES
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidates of some tables, as arrays.
+    """Candidates of one cluster and one exchange.
 
     Attributes:
+      workload: circumstances of the plan.
       uses: the use of each table.
+      cluster, exchange: those of all candidates.
       table: ``[candidates]`` table of each, a number in ``uses``.
-      cluster, exchange: ``[candidates]`` numbers in ``CLUSTER_NAMES`` and
-        ``EXCHANGE_NAMES``.
-      row_shards, column_shards: ``[candidates]``; both 1 for DP.
-      hot_rows: ``[candidates]`` rows of the table that lie in DP.
-      slots: ``[candidates]`` slots of its cold rows; 0 where they lie on devices.
-      storages: all storages of the candidates.
-      storage: ``[candidates]`` storage of each.
-      hot_storage: ``[candidates]`` storage of its hot rows; -1 if it has none.
-      everywhere_ms, everywhere_bytes: ``[candidates]`` time and memory that every
-        device spends on it.
-      loads: ``[KINDS, row shards]`` loads that each row shard adds to its owner,
-        candidate by candidate; DP has no row shards here.
-      first: ``[candidates + 1]`` number of each candidate's first row shard.
+      row_shards, column_shards, width: ``[candidates]`` of each.
+      rows, hotness, bags, weighted, filled: ``[candidates]`` as in ``TableUse``.
+      dim, value_bytes: ``[candidates]`` columns, and bytes of a parameter.
+      cached, on_disk, dynamic, forgets: ``[candidates]`` whether each has fewer slots
+        than rows; has room for all rows on a disk; has rows by key; and forgets rows
+        that leave its slots.
+      candidate, row_shard: flat, the candidate of each row shard, and its number there.
     """
 
-    uses: Sequence[TableUse]
-    table: np.ndarray
-    cluster: np.ndarray
-    exchange: np.ndarray
-    row_shards: np.ndarray
-    column_shards: np.ndarray
-    hot_rows: np.ndarray
-    slots: np.ndarray
-    storages: tuple[StorageKind, ...]
-    storage: np.ndarray
-    hot_storage: np.ndarray
-    everywhere_ms: np.ndarray
-    everywhere_bytes: np.ndarray
-    loads: np.ndarray
-    first: np.ndarray
+    def __init__(
+        self,
+        workload: Workload,
+        uses: Sequence[TableUse],
+        cluster: Cluster,
+        exchange: Exchange,
+        table: np.ndarray,
+        row_shards: np.ndarray,
+        column_shards: np.ndarray,
+    ):
+        self.workload, self.uses = workload, uses
+        self.cluster: Cluster = cluster
+        self.exchange: Exchange = exchange
+        self.table = table
+        self.row_shards, self.column_shards = row_shards, column_shards
+
+        def of_tables(values: list) -> np.ndarray:
+            return np.array(values)[table]
+
+        specs = [use.table for use in uses]
+        self.rows = of_tables([use.rows for use in uses])
+        self.hotness = of_tables([use.hotness for use in uses])
+        self.bags = of_tables([use.bags for use in uses])
+        self.weighted = of_tables([use.weighted for use in uses])
+        self.filled = of_tables([use.filled for use in uses])
+        self.dim = of_tables([spec.dim for spec in specs])
+        self.value_bytes = of_tables([VALUE_BYTES[spec.dtype] for spec in specs])
+        self.cached = of_tables([spec.cached for spec in specs])
+        self.on_disk = of_tables([spec.tier == "disk" for spec in specs])
+        self.dynamic = of_tables([spec.is_dynamic for spec in specs])
+        self.forgets = of_tables([spec.discard for spec in specs])
+        self.width = self.dim // column_shards
+        self.candidate = np.repeat(np.arange(len(table)), row_shards)
+        first = np.cumsum(row_shards) - row_shards
+        self.row_shard = np.arange(row_shards.sum()) - first[self.candidate]
+
+    @classmethod
+    def one(
+        cls,
+        use: TableUse,
+        workload: Workload,
+        cluster: Cluster,
+        row_shards: int = 1,
+        column_shards: int = 1,
+        exchange: Exchange = DIRECT,
+    ) -> Candidates:
+        """Returns a single candidate."""
+        arrays = np.array([[0], [row_shards], [column_shards]])
+        return cls(workload, [use], cluster, exchange, *arrays)
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def shard_loads(self, candidate: int) -> np.ndarray:
-        """Returns ``[KINDS, row_shards]`` loads of one candidate."""
-        return self.loads[:, self.first[candidate] : self.first[candidate + 1]]
-
-    def shards(self, candidate: int) -> int:
-        """Returns the number of shards that have owners: none in DP."""
-        row_shards = self.first[candidate + 1] - self.first[candidate]
-        return int(row_shards * self.column_shards[candidate])
+    @property
+    def of_cluster(self) -> ClusterProperties:
+        """Properties of the cluster."""
+        return CLUSTERS[self.cluster]
 
     @functools.cached_property
-    def pooled(self) -> np.ndarray:
-        """``[candidates]`` whether owners pool."""
-        return POOLS_AT_OWNER[self.cluster]
+    def storages(self) -> list[StorageKind]:
+        """``[candidates]`` the storage that each would lie in."""
+        pairs = list(zip(self.table.tolist(), self.column_shards.tolist(), strict=True))
+        kinds = {
+            (table, columns): storage_kind(
+                self.uses[table].table,
+                self.cluster,
+                columns,
+                self.exchange,
+                self.uses[table].weighted,
+            )
+            for table, columns in set(pairs)
+        }
+        return [kinds[pair] for pair in pairs]
+
+    # Flat arrays, one element for each row shard.
 
     @functools.cached_property
-    def staged(self) -> np.ndarray:
-        """``[candidates]`` whether partial sums are added up inside nodes."""
-        staged = [storage.of_exchange.staged for storage in self.storages]
-        return np.array(staged)[self.storage]
+    def shard_rows(self) -> np.ndarray:
+        """Rows of each row shard: they go round robin."""
+        row_shards = self.row_shards[self.candidate]
+        rows = self.rows[self.candidate]
+        return (rows - self.row_shard + row_shards - 1) // row_shards
 
-    def reduced(self, operation: np.ufunc, values: np.ndarray) -> np.ndarray:
-        """Reduces ``[..., row shards]`` to ``[..., candidates]`` by sum or maximum."""
-        reduced = np.zeros((*values.shape[:-1], len(self)))
-        sharded = np.flatnonzero(np.diff(self.first))
-        if len(sharded):
-            first = self.first[sharded]
-            reduced[..., sharded] = operation.reduceat(values, first, axis=-1)
-        return reduced
+    @functools.cached_property
+    def shard_slots(self) -> np.ndarray:
+        """Slots of each row shard: one a row, or its share of a cached table's
+        slots."""
+        slots = [use.table.slots or use.rows for use in self.uses]
+        shares = -(-np.array(slots)[self.table] // self.row_shards)
+        return np.minimum(self.shard_rows, shares[self.candidate])
 
+    @functools.cached_property
+    def shares(self) -> np.ndarray:
+        """Share of its table's ids that fall on each row shard."""
+        pairs = list(zip(self.table.tolist(), self.row_shards.tolist(), strict=True))
+        shares: dict[tuple[int, int], np.ndarray] = {}
+        for table, shards in dict.fromkeys(pairs):  # table by table: skews keep some
+            use = self.uses[table]
+            shares[table, shards] = use.skew.row_shard_shares(use.rows, shards)
+        return np.concatenate([np.zeros(0), *(shares[pair] for pair in pairs)])
 
-def weigh(
-    uses: Sequence[TableUse],
-    choices: np.ndarray,
-    workload: Workload,
-    model: CostModel,
-    memory: Memory,
-) -> Candidates:
-    """Returns the candidates of all choices, priced at once.
-
-    Args:
-      uses: the use of each table.
-      choices: ``[candidates, 5]`` table, cluster, exchange, row shards, column shards.
-      workload, model, memory: circumstances of the plan, and prices of time and memory.
-    """
-    choices = np.asarray(choices, np.int64).reshape(-1, 5)
-    table, cluster, exchange, row_shards, column_shards = choices.T
-    replicated = np.array([cluster.replicated for cluster in CLUSTERS.values()])
-    owned_shards = np.where(replicated[cluster], 0, row_shards)
-    first = np.concatenate([[0], np.cumsum(owned_shards)])
-    number = len(table)
-    everywhere_ms, everywhere_bytes = np.zeros((2, number))
-    loads = np.zeros((KINDS, first[-1]))
-    kinds: dict[int, StorageKind] = {}
-    pairs = zip(cluster.tolist(), exchange.tolist(), strict=True)
-    for of_cluster, of_exchange in sorted(set(pairs)):
-        alike = np.flatnonzero((cluster == of_cluster) & (exchange == of_exchange))
-        shapes = Shapes(
-            workload=workload,
-            uses=uses,
-            cluster=CLUSTER_NAMES[of_cluster],
-            exchange=EXCHANGE_NAMES[of_exchange],
-            table=table[alike],
-            row_shards=row_shards[alike],
-            column_shards=column_shards[alike],
+    @functools.cached_property
+    def sent_ids(self) -> tuple[np.ndarray, np.ndarray]:
+        """``(certain, expected)`` ids that a device sends to each row shard: the most
+        that are possible, where slack would go beyond them, or else the expectation."""
+        possible = self.workload.device_batch * self.hotness[self.candidate].astype(
+            float
         )
-        everywhere_ms[alike] = model.everywhere_ms(shapes)
-        everywhere_bytes[alike] = memory.everywhere_bytes(shapes)
-        kinds.update(zip(alike.tolist(), shapes.storages, strict=True))
-        if not shapes.of_cluster.replicated:
-            flat = first[alike][shapes.shape] + shapes.row_shard
-            loads[:, flat] = _shard_loads(shapes, model, memory)
-    storages = tuple(sorted(set(kinds.values())))
-    numbers = {kind: s for s, kind in enumerate(storages)}
-    return Candidates(
-        uses=uses,
-        table=table,
-        cluster=cluster,
-        exchange=exchange,
-        row_shards=row_shards,
-        column_shards=column_shards,
-        hot_rows=np.zeros(number, np.int64),
-        slots=np.array([use.slots or 0 for use in uses], np.int64)[table],
-        storages=storages,
-        storage=np.array([numbers[kinds[i]] for i in range(number)], np.int64),
-        hot_storage=np.full(number, -1),
-        everywhere_ms=everywhere_ms,
-        everywhere_bytes=everywhere_bytes,
-        loads=loads,
-        first=first,
-    )
+        if self.of_cluster.unique_ids:
+            possible = np.minimum(possible, self.shard_rows)
+        likely = self.likely_ids
+        certain = likely * self.workload.capacity_slack >= possible
+        return np.where(certain, possible, 0.0), np.where(certain, 0.0, likely)
+
+    @functools.cached_property
+    def likely_ids(self) -> np.ndarray:
+        """Ids that a device is expected to send to each row shard: in RB every id, in
+        UB every unique id."""
+        likely = self._ids_of(self.workload.device_batch) * self.shares
+        if self.of_cluster.unique_ids:
+            unique = self.expected_unique(self.workload.device_batch) / self.row_shards
+            likely = np.minimum(likely, unique[self.candidate])
+        return likely
+
+    @functools.cached_property
+    def batch_ids(self) -> np.ndarray:
+        """Ids of the whole batch that fall on each row shard."""
+        return self._ids_of(self.workload.batch_size) * self.shares
+
+    @functools.cached_property
+    def batch_unique(self) -> np.ndarray:
+        """Rows of each row shard that the whole batch touches: in proportion to its
+        rows, since round robin spreads touched rows evenly except the hottest few."""
+        unique = self.expected_unique(self.workload.batch_size) / self.rows
+        return unique[self.candidate] * self.shard_rows
+
+    @functools.cached_property
+    def missed_rows(self) -> np.ndarray:
+        """Rows of each row shard that come into slots for a batch, in proportion to its
+        rows."""
+        missed = self._of_uses("missed_rows", self.workload.batch_size) / self.rows
+        return missed[self.candidate] * self.shard_rows
+
+    def expected_unique(self, samples: int) -> np.ndarray:
+        """Returns ``[candidates]`` expected number of unique rows in these samples."""
+        return self._of_uses("unique_rows", samples)
+
+    def _ids_of(self, samples: int) -> np.ndarray:
+        """Returns the ids of these samples, without padding, for each row shard all of
+        its table's."""
+        return (samples * (self.hotness * self.filled))[self.candidate]
+
+    def _of_uses(self, method: str, argument: Any) -> np.ndarray:
+        """Returns ``[candidates]`` what a method of their tables' uses returns."""
+        values = np.zeros(len(self.uses))
+        for i in np.unique(self.table):
+            values[i] = getattr(self.uses[i], method)(argument)
+        return values[self.table]
 
 
-def with_hot_rows(
-    cold: Candidates, hot: Candidates, table: np.ndarray, hot_rows: np.ndarray
-) -> Candidates:
-    """Joins candidates of cold rows and of hot rows to candidates of whole tables.
+def uses_of(
+    ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
+) -> list[TableUse]:
+    """Returns the use of each row range by ``features``."""
+    uses = table_uses([rows.table for rows in ranges], features, workload)
+    of_ranges = []
+    for use, rows in zip(uses, ranges, strict=True):
+        of_range = use.of_rows(rows.begin, rows.end)
+        if workload.sorted_batch is not None:
+            share = of_range.filled / use.filled
+            share = workload.sorted_batch.ids_share(share, rows.replicated)
+            of_range = dataclasses.replace(of_range, filled=share * use.filled)
+        of_ranges.append(of_range)
+    return of_ranges
 
-    Args:
-      cold: candidates of cold rows; ``cold.table`` numbers the ways to cut a table in
-        two.
-      hot: candidates of hot rows in DP, one for each way, in their order.
-      table: ``[ways]`` table of each way.
-      hot_rows: ``[ways]`` number of hot rows; 0 where all rows are cold.
+
+def ranges_of(placements: Sequence[Placement], workload: Workload) -> list[RowRange]:
+    """Returns the row ranges that a batch reads: all, or those of hot rows.
+
+    Raises:
+      ValueError: if all ids of a batch are of hot rows, and a table has none.
     """
-    way = cold.table
-    has_hot = hot_rows[way] > 0
-    taken = {hot.storages[s] for s in hot.storage[hot_rows > 0]}
-    storages = tuple(sorted({*cold.storages, *taken}))
-    numbers = {kind: s for s, kind in enumerate(storages)}
-    of_cold = np.array([numbers[kind] for kind in cold.storages], np.int64)
-    of_hot = np.array([numbers.get(kind, -1) for kind in hot.storages], np.int64)
-    return dataclasses.replace(
-        cold,
-        table=table[way],
-        hot_rows=hot_rows[way],
-        storages=storages,
-        storage=of_cold[cold.storage],
-        hot_storage=np.where(has_hot, of_hot[hot.storage[way]], -1),
-        everywhere_ms=cold.everywhere_ms + has_hot * hot.everywhere_ms[way],
-        everywhere_bytes=cold.everywhere_bytes + has_hot * hot.everywhere_bytes[way],
-    )
-
-
-def _shard_loads(shapes: Shapes, model: CostModel, memory: Memory) -> np.ndarray:
-    """Returns ``[KINDS, row shards]`` loads."""
-    certain, expected = shapes.sent_ids
-    sums = shapes.bags * shapes.of_cluster.pools_at_owner
-    return np.stack(
-        [
-            sums[shapes.shape],
-            certain,
-            expected,
-            shapes.shard_slots,
-            *model.owner_ms(shapes),
-            memory.stored_bytes(shapes),
-        ]
-    )
+    ranges = row_ranges(placements)
+    if workload.sorted_batch is None or not workload.sorted_batch.all_hot:
+        return ranges
+    without = [p.table.name for p in placements if not p.replicated_rows]
+    if without:
+        raise ValueError(
+            f"{len(without)} of {len(placements)} tables have no hot rows, such as "
+            f"{without[0]!r}, so no batch is of hot rows alone; give them hot rows, "
+            "as embedding.hot_budget does"
+        )
+    return [rows for rows in ranges if rows.replicated]
 
 
 def candidates_of(
-    ranges: Sequence[RowRange],
-    features: Sequence[FeatureSpec],
-    workload: Workload,
-    model: CostModel,
-) -> Candidates:
-    """Returns one candidate for each row range, in their order."""
+    ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
+) -> list[Candidates]:
+    """Returns the candidate of each row range, on its own."""
     uses = uses_of(ranges, features, workload)
-    choices = [
-        (
-            i,
-            CLUSTER_NAMES.index(rows.cluster),
-            EXCHANGE_NAMES.index(rows.exchange),
+    return [
+        Candidates.one(
+            use,
+            workload,
+            rows.cluster,
             rows.row_shards,
             rows.column_shards,
+            rows.exchange,
         )
-        for i, rows in enumerate(ranges)
+        for use, rows in zip(uses, ranges, strict=True)
     ]
-    return weigh(uses, np.array(choices), workload, model, Memory(workload))

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.shapes import Shapes
+from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
+from embark_jax.plans.kind import StorageKind
 from embark_jax.plans.options import Tier
-from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.tables import TableSpec
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -106,15 +106,15 @@ class Memory:
         disk_bytes = DISK_SHARE * (fleet.device.disk_memory_bytes or math.inf)
         return fleet.gpus_per_node * np.array([host_bytes, disk_bytes])
 
-    def stored_bytes(self, shapes: Shapes) -> np.ndarray:
+    def stored_bytes(self, candidates: Candidates) -> np.ndarray:
         """Returns ``[row shards]`` bytes of all rows of a column shard, if they have
         room elsewhere than on the device. A checkpoint brings those in slots there,
         too; a dynamic table that forgets rows has no others."""
-        row_bytes = self.row_bytes(shapes.width, shapes.value_bytes)
-        row_bytes = row_bytes + STORED_KEY_BYTES * shapes.dynamic
-        of_slots = shapes.forgets[shapes.shape]
-        rows = np.where(of_slots, shapes.shard_slots, shapes.shard_rows)
-        return (row_bytes * shapes.cached)[shapes.shape] * rows
+        row_bytes = self.row_bytes(candidates.width, candidates.value_bytes)
+        row_bytes = row_bytes + STORED_KEY_BYTES * candidates.dynamic
+        of_slots = candidates.forgets[candidates.candidate]
+        rows = np.where(of_slots, candidates.shard_slots, candidates.shard_rows)
+        return (row_bytes * candidates.cached)[candidates.candidate] * rows
 
     def row_bytes(self, width: Any, value_bytes: Any = traffic.VALUE_BYTES) -> Any:
         """Returns the bytes of a row's parameters, of ``value_bytes`` each, and of its
@@ -144,23 +144,28 @@ class Memory:
         values = RECEIVED_ROUTE_VALUES + storage.weighted + squares
         return self.routed * traffic.id_buffer_bytes(values, self.workload.devices)
 
-    def everywhere_bytes(self, shapes: Shapes) -> np.ndarray:
-        """Returns ``[shapes]`` bytes of each table on every device: its ids; the pooled
-        rows of their bags or the gradients of those; if rows are pooled here, how; and
-        if it is replicated, the whole table and the buffer that sums its gradients."""
+    def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
+        """Returns ``[candidates]`` bytes of each table on every device: its ids; the
+        pooled rows of their bags or the gradients of those; if rows are pooled here,
+        how; and if it is replicated, the whole table and the buffer that sums its
+        gradients."""
         workload = self.workload
-        per_sample = shapes.hotness * (1 + shapes.weighted)
-        if not shapes.of_cluster.pools_at_owner:
-            own_ids = shapes.hotness * shapes.column_shards
+        per_sample = candidates.hotness * (1 + candidates.weighted)
+        if not candidates.of_cluster.pools_at_owner:
+            own_ids = candidates.hotness * candidates.column_shards
             per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
         ids_bytes = self.routed * traffic.VALUE_BYTES * per_sample
-        pooled_bytes = traffic.rows_bytes(shapes.bags, shapes.dim)
+        pooled_bytes = traffic.rows_bytes(candidates.bags, candidates.dim)
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
-        if not shapes.of_cluster.replicated:
+        if not candidates.of_cluster.replicated:
             return held_bytes
-        rows = np.minimum(shapes.rows, np.rint(workload.batch_size * shapes.hotness))
-        gradient_bytes = traffic.replicated_gradient_bytes(rows, shapes.dim)
-        table_bytes = shapes.rows * self.row_bytes(shapes.dim, shapes.value_bytes)
+        rows = np.minimum(
+            candidates.rows, np.rint(workload.batch_size * candidates.hotness)
+        )
+        gradient_bytes = traffic.replicated_gradient_bytes(rows, candidates.dim)
+        table_bytes = candidates.rows * self.row_bytes(
+            candidates.dim, candidates.value_bytes
+        )
         return held_bytes + table_bytes + gradient_bytes
 
     def sum_bytes(self, storage: StorageKind) -> float:

@@ -29,30 +29,28 @@ Search, bound, report and simulator ask this module; a few lines in
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import (
+from embark_jax.planner.cost.loads import (
     CERTAIN,
     EXPECTED,
     GRADIENTS_MS,
-    KINDS,
     LOOKUP_MS,
     ROWS,
     STORE_MS,
     STORED_BYTES,
     SUMS,
     UPDATE_MS,
-    Candidates,
+    Loads,
 )
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
-from embark_jax.planner.cost.model import CostModel
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.capacities import capacity_of
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.kind import StorageKind
 
 PEAKS = range(6)
 PEAK_SUMS, PEAK_IDS, PEAK_ROWS, PEAK_LOOKUP, PEAK_GRADIENTS, PEAK_NODE = PEAKS
@@ -62,77 +60,6 @@ AMOUNTS = 7
 AMOUNT_UPDATE, AMOUNT_STORE = 5, 6
 """What ``Objective.counted`` returns after the first five peaks: ms of the update and
 of row stores."""
-
-
-class Loads:
-    """The loads of the shards on each device; tables can be added and removed.
-
-    Attributes:
-      own: ``[KINDS, storages, devices]`` loads by the kinds in ``candidates``.
-      node_sums: ``[storages, nodes]`` partial sums of nodes, if they are added up
-        there.
-      tables: ``[storages]`` number of tables in each.
-      everywhere_ms, everywhere_bytes: time and memory of every device alike.
-    """
-
-    def __init__(self, candidates: Candidates, workload: Workload):
-        fleet = workload.fleet
-        storages = len(candidates.storages)
-        self.candidates = candidates
-        self.gpus_per_node = fleet.gpus_per_node
-        self.own = np.zeros((KINDS, storages, fleet.devices))
-        self.node_sums = np.zeros((storages, fleet.nodes))
-        self.tables = np.zeros(storages, int)
-        self.everywhere_ms = self.everywhere_bytes = 0.0
-
-    def add(self, candidate: int, owners: np.ndarray, times: int = 1) -> None:
-        """Adds a table whose shard (j, k) lies on ``owners[j * column_shards + k]``;
-        with ``times`` -1 removes it."""
-        candidates = self.candidates
-        s = candidates.storage[candidate]
-        self.tables[s] += times
-        if candidates.hot_rows[candidate]:
-            self.tables[candidates.hot_storage[candidate]] += times
-        self.everywhere_ms += times * candidates.everywhere_ms[candidate]
-        self.everywhere_bytes += times * candidates.everywhere_bytes[candidate]
-        if not len(owners):
-            return
-        columns = candidates.column_shards[candidate]
-        loads = np.repeat(times * candidates.shard_loads(candidate), columns, axis=1)
-        # A device may own several shards: bincount adds them up, one kind of load
-        # after the other.
-        kinds = len(loads)
-        devices = self.own.shape[2]
-        index = (np.arange(kinds)[:, None] * devices + owners).reshape(-1)
-        added = np.bincount(index, loads.reshape(-1), kinds * devices)
-        self.own[:, s] += added.reshape(kinds, devices)
-        if candidates.staged[candidate]:
-            self.node_sums[s] += times * self.of_nodes(candidate, owners)
-
-    def of_nodes(self, candidate: int, owners: np.ndarray) -> np.ndarray:
-        """Returns ``[nodes]`` partial sums of a table whose shards lie on ``owners``:
-        one for each column shard of which a node has a row shard."""
-        columns = int(self.candidates.column_shards[candidate])
-        held = np.zeros((self.node_sums.shape[1], columns), bool)
-        held[owners // self.gpus_per_node, np.arange(len(owners)) % columns] = True
-        return self.candidates.shard_loads(candidate)[SUMS].max() * held.sum(axis=1)
-
-    def copy(self) -> Loads:
-        """Returns independent loads that are equal to these."""
-        other = copy.copy(self)
-        for name in ("own", "node_sums", "tables"):
-            setattr(other, name, getattr(self, name).copy())
-        return other
-
-    @property
-    def update_ms(self) -> np.ndarray:
-        """Returns ``[devices]`` time in the update."""
-        return self.own[UPDATE_MS].sum(axis=0)
-
-    @property
-    def store_ms(self) -> np.ndarray:
-        """Returns ``[devices]`` time of row stores."""
-        return self.own[STORE_MS].sum(axis=0)
 
 
 class Objective:
@@ -151,18 +78,13 @@ class Objective:
       dense_ms: time of the dense layers, beside which look-ahead lets row stores work.
     """
 
-    def __init__(
-        self,
-        storages: Sequence[StorageKind],
-        workload: Workload,
-        model: CostModel,
-        memory: Memory,
-    ):
+    def __init__(self, storages: Sequence[StorageKind], workload: Workload):
         self.storages = tuple(storages)
         self.workload = workload
-        self.memory = memory
+        self.memory = memory = Memory(workload)
         self.slack = workload.capacity_slack
         self.devices = workload.devices
+        model = ProgramModel(workload)
         prices = [model.storage_price(storage) for storage in storages]
         self.fixed_ms = np.array([price.fixed_ms for price in prices])
         self.prices, self.held_bytes, self.update_bytes = np.zeros(

@@ -9,13 +9,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from embark_jax.planner.cost.model import OWNER_PHASES, STORE, StoragePrice
+from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.cost.shapes import Shapes
-from embark_jax.planner.cost.work import Unit, Work
+from embark_jax.planner.cost.work import OWNER_PHASES, STORE, Unit, Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
-from embark_jax.plans.clusters import CLUSTERS
 from embark_jax.plans.collectives import (
     ROW_SUM,
     Collective,
@@ -23,8 +21,7 @@ from embark_jax.plans.collectives import (
     storage_collectives,
     summed_whole,
 )
-from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.kind import StorageKind
 
 AHEAD = "id exchange"
 """The phase whose collectives run beside the dense layers of the step before, if that
@@ -36,6 +33,23 @@ DISK_BLOCK_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
+class StoragePrice:
+    """The cost of one storage to a step.
+
+    Attributes:
+      fixed_ms: time if any table lies in it.
+      sum_ms, node_sum_ms: time for each partial sum a sample of the device, or node,
+        that makes the most.
+      id_ms: time for each id that a device can send to another: the capacity.
+    """
+
+    fixed_ms: float = 0.0
+    sum_ms: float = 0.0
+    node_sum_ms: float = 0.0
+    id_ms: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class ProgramModel:
     """Prices what the compiled train step really moves, padding included.
 
@@ -44,11 +58,10 @@ class ProgramModel:
     """
 
     workload: Workload
-    name = "program"
 
-    @property
-    def clusters(self) -> tuple[Cluster, ...]:
-        return tuple(CLUSTERS)
+    @functools.cached_property
+    def rates(self) -> Rates:
+        return Rates(self.workload.fleet)
 
     def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
         """Yields the work of every device in a storage's exchanges, for a unit of
@@ -99,42 +112,46 @@ class ProgramModel:
             squares_bytes = traffic.index_bytes(slots, traffic.SQUARE_VALUES)
             yield "id", Work("gradients", "squares", squares_bytes)
 
-    def owner_work(self, shapes: Shapes) -> Iterator[Work]:
+    def owner_work(self, candidates: Candidates) -> Iterator[Work]:
         """Yields the work of the owners of row shards, in each column shard."""
-        row_bytes = traffic.rows_bytes(1, shapes.width)[shapes.shape]
-        if shapes.of_cluster.pools_at_owner:
-            read_bytes = traffic.rows_bytes(1, shapes.width, shapes.value_bytes)
-            yield Work("lookup", "rows", read_bytes[shapes.shape] * shapes.batch_ids)
-            yield Work("gradients", "bag gradients", row_bytes * shapes.batch_ids)
+        row_bytes = traffic.rows_bytes(1, candidates.width)[candidates.candidate]
+        if candidates.of_cluster.pools_at_owner:
+            read_bytes = traffic.rows_bytes(1, candidates.width, candidates.value_bytes)
+            yield Work(
+                "lookup",
+                "rows",
+                read_bytes[candidates.candidate] * candidates.batch_ids,
+            )
+            yield Work("gradients", "bag gradients", row_bytes * candidates.batch_ids)
         if self.in_xla:
-            ids = shapes.batch_ids
-            if shapes.of_cluster.unique_ids:
-                ids = shapes.likely_ids * self.workload.devices
+            ids = candidates.batch_ids
+            if candidates.of_cluster.unique_ids:
+                ids = candidates.likely_ids * self.workload.devices
             capacity = self.workload.capacity_slack * ids
-            sums = np.minimum(capacity, shapes.shard_slots)
-            yield self._sums(ids, sums, shapes.width[shapes.shape])
+            sums = np.minimum(capacity, candidates.shard_slots)
+            yield self._sums(ids, sums, candidates.width[candidates.candidate])
         elif self.workload.row_wise:
-            split = (shapes.column_shards > 1)[shapes.shape]
-            touched_bytes = row_bytes * split * shapes.batch_unique
+            split = (candidates.column_shards > 1)[candidates.candidate]
+            touched_bytes = row_bytes * split * candidates.batch_unique
             yield Work("gradients", "row gradients", touched_bytes)
-        yield self._update(shapes, shapes.shape)
-        if shapes.cached.any():
-            yield from self._store_work(shapes)
+        yield self._update(candidates, candidates.candidate)
+        if candidates.cached.any():
+            yield from self._store_work(candidates)
 
-    def _store_work(self, shapes: Shapes) -> Iterator[Work]:
+    def _store_work(self, candidates: Candidates) -> Iterator[Work]:
         """Yields the work of rows that come into slots, and of as many that leave:
         these were updated since they came. Two programs read and write both."""
-        moved = shapes.missed_rows * shapes.cached[shapes.shape]
+        moved = candidates.missed_rows * candidates.cached[candidates.candidate]
         row_bytes = traffic.update_rows_bytes(
-            1, shapes.width, *self.workload.state_values, shapes.value_bytes
-        )[shapes.shape]
+            1, candidates.width, *self.workload.state_values, candidates.value_bytes
+        )[candidates.candidate]
         blocks = np.maximum(row_bytes, 2 * DISK_BLOCK_BYTES)
         yield Work("update", "rows of slots", 2 * moved * row_bytes)
         yield Work(
             STORE,
             "rows of slots",
             host_bytes=moved * row_bytes,
-            disk_bytes=moved * blocks * shapes.on_disk[shapes.shape],
+            disk_bytes=moved * blocks * candidates.on_disk[candidates.candidate],
         )
 
     @property
@@ -150,90 +167,92 @@ class ProgramModel:
         sums_bytes = traffic.sums_bytes(ids, sums, width)
         return Work("gradients", "row gradients", sums_bytes + read_bytes)
 
-    def _update(self, shapes: Shapes, shape: np.ndarray) -> Work:
-        """Returns the work of updating the touched rows of shapes, one or several
+    def _update(self, candidates: Candidates, candidate: np.ndarray) -> Work:
+        """Returns the work of updating the touched rows of candidates, one or several
         times each."""
         row_bytes = traffic.update_rows_bytes(
-            1, shapes.width, *self.workload.state_values, shapes.value_bytes
+            1, candidates.width, *self.workload.state_values, candidates.value_bytes
         )
-        return Work("update", "rows", row_bytes[shape] * shapes.batch_unique)
+        return Work("update", "rows", row_bytes[candidate] * candidates.batch_unique)
 
-    def everywhere_work(self, shapes: Shapes) -> Iterator[Work]:
+    def everywhere_work(self, candidates: Candidates) -> Iterator[Work]:
         """Yields the work of every device, wherever the shards are."""
         workload = self.workload
-        ids = workload.device_batch * shapes.hotness
-        bags = workload.device_batch * shapes.bags
-        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, shapes.dim))
-        properties = shapes.of_cluster
+        ids = workload.device_batch * candidates.hotness
+        bags = workload.device_batch * candidates.bags
+        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, candidates.dim))
+        properties = candidates.of_cluster
         if not properties.pools_at_owner:
-            pooled_ids = ids * shapes.filled
+            pooled_ids = ids * candidates.filled
             # Rows that travelled have arrived as float32.
             value_bytes = traffic.VALUE_BYTES
             if properties.replicated:
-                value_bytes = shapes.value_bytes
-            read_bytes = traffic.rows_bytes(pooled_ids, shapes.dim, value_bytes)
+                value_bytes = candidates.value_bytes
+            read_bytes = traffic.rows_bytes(pooled_ids, candidates.dim, value_bytes)
             yield Work("lookup", "rows", read_bytes)
-            gradients_bytes = traffic.rows_bytes(pooled_ids, shapes.dim)
+            gradients_bytes = traffic.rows_bytes(pooled_ids, candidates.dim)
             yield Work("gradients", "bag gradients", gradients_bytes)
             if self.in_xla:
                 kernels = np.ceil(ids / bags / traffic.ROWS_AT_ONCE)
-                sums_bytes = 2 * (kernels - 1) * traffic.rows_bytes(bags, shapes.dim)
+                sums_bytes = (
+                    2 * (kernels - 1) * traffic.rows_bytes(bags, candidates.dim)
+                )
                 yield Work("lookup", "partial sums", sums_bytes)
         if properties.unique_ids and self.in_xla:
-            unique = shapes.expected_unique(workload.device_batch)
-            yield self._sums_sent(pooled_ids, unique, shapes)
+            unique = candidates.expected_unique(workload.device_batch)
+            yield self._sums_sent(pooled_ids, unique, candidates)
         own = properties.ids[workload.kernels]
         keys_bytes = _ids_bytes(
-            ids * shapes.column_shards, own.own_key_bytes, own.own_values
+            ids * candidates.column_shards, own.own_key_bytes, own.own_values
         )
         what = "slots" if properties.replicated else "ids"
         yield Work("sort", what, keys_bytes)
         if properties.replicated:
-            yield from self._replicated_work(shapes)
+            yield from self._replicated_work(candidates)
 
-    def _sums_sent(self, ids: Any, sums: Any, shapes: Shapes) -> Work:
+    def _sums_sent(self, ids: Any, sums: Any, candidates: Candidates) -> Work:
         """Returns the work of summing row gradients in plain XLA, in a buffer whose
         exchange counts that they are written."""
-        sums_bytes = traffic.sums_bytes(ids, sums, shapes.dim)
-        written_bytes = traffic.rows_bytes(sums, shapes.dim)
+        sums_bytes = traffic.sums_bytes(ids, sums, candidates.dim)
+        written_bytes = traffic.rows_bytes(sums, candidates.dim)
         return Work("gradients", "row gradients", sums_bytes - written_bytes)
 
-    def _replicated_work(self, shapes: Shapes) -> Iterator[Work]:
+    def _replicated_work(self, candidates: Candidates) -> Iterator[Work]:
         workload = self.workload
-        batch_ids = np.rint(workload.batch_size * shapes.hotness)
-        # Collectives of one kind carry the work of all shapes together, as arrays.
+        batch_ids = np.rint(workload.batch_size * candidates.hotness)
+        # Collectives of one kind carry the work of all candidates together, as arrays.
         buffer_bytes: dict[Collective, np.ndarray] = {}
-        for i in range(len(shapes)):
+        for i in range(len(candidates)):
             for collective in replicated_collectives(
-                int(shapes.rows[i]),
-                int(shapes.dim[i]),
+                int(candidates.rows[i]),
+                int(candidates.dim[i]),
                 int(batch_ids[i]),
                 workload.devices,
                 workload.wire.sums,
             ):
                 sized = dataclasses.replace(collective, fixed_bytes=0.0)
-                of_shapes = buffer_bytes.setdefault(sized, np.zeros(len(shapes)))
-                of_shapes[i] += collective.fixed_bytes
+                of_each = buffer_bytes.setdefault(sized, np.zeros(len(candidates)))
+                of_each[i] += collective.fixed_bytes
         for collective, collective_bytes in buffer_bytes.items():
             yield self._moved(collective, collective_bytes)
-        own_ids = workload.device_batch * shapes.hotness * shapes.filled
-        ids = shapes.of_cluster.ids[workload.kernels]
+        own_ids = workload.device_batch * candidates.hotness * candidates.filled
+        ids = candidates.of_cluster.ids[workload.kernels]
         id_bytes = _ids_bytes(1, ids.received_key_bytes, ids.received_values)
         if workload.devices > 1:
-            gathered = np.where(summed_whole(shapes.rows, batch_ids), 0, batch_ids)
+            gathered = np.where(summed_whole(candidates.rows, batch_ids), 0, batch_ids)
             yield Work("sort", "gathered slots", id_bytes * gathered)
             # The buffer of row gradients is zeroed, and read once more for squares.
-            summed = np.minimum(shapes.rows, batch_ids)
+            summed = np.minimum(candidates.rows, batch_ids)
             if self.in_xla:
-                yield self._sums_sent(own_ids, summed, shapes)
+                yield self._sums_sent(own_ids, summed, candidates)
             passes = (not self.in_xla) + workload.row_wise
-            summed_bytes = passes * traffic.rows_bytes(summed, shapes.dim)
+            summed_bytes = passes * traffic.rows_bytes(summed, candidates.dim)
             yield Work("gradients", "row gradients", summed_bytes)
         elif self.in_xla:
             yield Work("sort", "slots", id_bytes * batch_ids)
-            sums = np.minimum(shapes.rows, batch_ids)
-            yield self._sums(own_ids, sums, shapes.dim)
-        yield self._update(shapes, np.arange(len(shapes)))
+            sums = np.minimum(candidates.rows, batch_ids)
+            yield self._sums(own_ids, sums, candidates.dim)
+        yield self._update(candidates, np.arange(len(candidates)))
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:
         ms = dict.fromkeys(get_args(Unit), 0.0)
@@ -241,15 +260,18 @@ class ProgramModel:
             ms[unit] += float(self.step_ms(work))
         return StoragePrice(*ms.values())
 
-    def owner_ms(self, shapes: Shapes) -> np.ndarray:
-        ms = np.zeros((len(OWNER_PHASES), len(shapes.shape)))
-        for work in self.owner_work(shapes):
+    def owner_ms(self, candidates: Candidates) -> np.ndarray:
+        """Returns ``[OWNER_PHASES, row shards]`` time of the owner of one column shard
+        of each row shard."""
+        ms = np.zeros((len(OWNER_PHASES), len(candidates.candidate)))
+        for work in self.owner_work(candidates):
             ms[OWNER_PHASES.index(work.phase)] += self.step_ms(work)
         return ms
 
-    def everywhere_ms(self, shapes: Shapes) -> np.ndarray:
-        works = self.everywhere_work(shapes)
-        return sum((self.step_ms(work) for work in works), np.zeros(len(shapes)))
+    def everywhere_ms(self, candidates: Candidates) -> np.ndarray:
+        """Returns ``[candidates]`` time of every device alike."""
+        works = self.everywhere_work(candidates)
+        return sum((self.step_ms(work) for work in works), np.zeros(len(candidates)))
 
     def step_ms(self, work: Work) -> Any:
         """Returns the time that the step takes for work: of memory, links and latency,
@@ -272,19 +294,19 @@ class ProgramModel:
         ids = workload.capacity_slack * workload.device_batch * workload.sample_ids
         ids_bytes = ids * ID_VALUES * traffic.VALUE_BYTES
         sent = traffic.all_to_all_bytes(ids_bytes, fleet.nodes, fleet.gpus_per_node)
-        ids_ms = float(Rates(fleet).links_ms(sent))
+        ids_ms = float(self.rates.links_ms(sent))
         dense_ms = workload.dense.products_ms(fleet, workload.device_batch)
         return min(1.0, dense_ms / ids_ms) if ids_ms else 1.0
 
     def memory_ms(self, work: Work) -> Any:
-        return Rates(self.workload.fleet).memory_ms(work.memory_bytes)
+        return self.rates.memory_ms(work.memory_bytes)
 
     def store_ms(self, work: Work) -> Any:
-        return Rates(self.workload.fleet).store_ms(work.host_bytes, work.disk_bytes)
+        return self.rates.store_ms(work.host_bytes, work.disk_bytes)
 
     def travel_ms(self, work: Work) -> Any:
         """Returns the time of links and latency."""
-        rates = Rates(self.workload.fleet)
+        rates = self.rates
         return rates.links_ms(self.link_bytes(work)) + work.latency_ms
 
     def link_bytes(self, work: Work) -> traffic.LinkBytes:
@@ -309,7 +331,7 @@ class ProgramModel:
         )
 
     def _latency(self, collective: Collective) -> Work:
-        rates = Rates(self.workload.fleet)
+        rates = self.rates
         latency_us = rates.reduce_us
         if collective.kind == "all_to_all":
             latency_us = {

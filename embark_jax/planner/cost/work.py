@@ -15,7 +15,27 @@ Unit = Literal["storage", "sum", "node_sum", "id"]
 that the fullest device, or node, makes; each id of its capacity."""
 
 
-@dataclasses.dataclass(frozen=True)
+STORE = "row store"
+"""The phase in which rows of cached tables come into slots from host memory or a disk,
+and others leave. Look-ahead hides it behind the rest of the step before."""
+OWNER_PHASES = "lookup", "gradients", "update", STORE
+"""Phases in which owners work on their own shards. Lookup and gradients of a storage
+lie between its exchanges; the update of all follows the last exchange of a step."""
+PHASES = (
+    "sort",
+    "id exchange",
+    "lookup",
+    "row exchange",
+    "gradients",
+    "gradient exchange",
+    "square exchange",
+    "update",
+    STORE,
+)
+"""Names of the phases, in the order of the step."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Work:
     """One kind of work of a phase of the step.
 

@@ -12,9 +12,9 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 from embark_jax.planner.request.dense import NO_DENSE, DenseLoad
 from embark_jax.plans.capacities import events_capacity
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import Dtype, Evict, Kernels, Tier
+from embark_jax.plans.options import Kernels, Tier
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.plans.wire import FLOAT32, VALUE_BYTES, Wire
+from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 from embark_jax.statistics.misses import missed_rows
 from embark_jax.statistics.skew import UNIFORM, Skew, Zipf
@@ -158,10 +158,11 @@ def looks_ahead(overlap: bool | None, fleet: Fleet) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TableUse:
-    """All properties of a table that affect its cost; tables with equal ones are alike.
+    """All that affects the cost of a table; tables with equal uses are alike.
 
     Attributes:
-      rows, dim: size of the table.
+      table: the table, without what no cost depends on.
+      rows: number of rows, of all the table's, that this is the use of.
       hotness: ids a sample at most, over all its features; of sequences those that a
         device has room for, as a mean over its samples.
       bags: rows a sample after pooling: one for a pooled feature, ``hotness`` for a
@@ -171,33 +172,16 @@ class TableUse:
       filled: mean ids a sample, as a share of ``hotness``; the rest is padding, which
         is not sent.
       skew: distribution of the ids over its rows.
-      tier, slots, evict: as in ``TableSpec``.
-      dynamic: name of a dynamic table, which is like no other.
-      forgets: whether rows that leave its slots are nowhere.
-      rule: name of its optimizer's rule, as in ``TableSpec.optimizer``.
-      dtype: number format of its rows.
     """
 
+    table: TableSpec
     rows: int
-    dim: int
     hotness: float
-    bags: int
+    bags: int = 1
     sequence: bool = False
     weighted: bool = False
     filled: float = 1.0
     skew: Skew = UNIFORM
-    tier: Tier = "device"
-    slots: int | None = None
-    evict: Evict = "lru"
-    dynamic: str = ""
-    forgets: bool = False
-    rule: str = ""
-    dtype: Dtype = "float32"
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of a parameter."""
-        return VALUE_BYTES[self.dtype]
 
     @property
     def ids(self) -> float:
@@ -210,15 +194,21 @@ class TableUse:
 
     def missed_rows(self, samples: int) -> float:
         """Returns those of them that are not in slots when the samples come."""
-        if self.slots is None:
+        slots, evict = self.table.slots, self.table.evict
+        if slots is None:
             return 0.0
         ids = float(samples * self.ids)
-        return missed_rows(self.skew, self.rows, self.slots, ids, self.evict)
+        return missed_rows(self.skew, self.rows, slots, ids, evict)
 
     def hit_rate(self, samples: int) -> float:
         """Returns the share of them that are in slots when the samples come."""
         unique = self.unique_rows(samples)
         return 1 - self.missed_rows(samples) / unique if unique else 1.0
+
+    def in_tier(self, tier: Tier, slots: int | None) -> TableUse:
+        """Returns the use of the same rows where all have room in this tier."""
+        table = dataclasses.replace(self.table, tier=tier, slots=slots)
+        return dataclasses.replace(self, table=table)
 
     def of_rows(self, begin: int, end: int) -> TableUse:
         """Returns the use of only rows ``[begin, end)``, for which the ids of all other
@@ -247,24 +237,24 @@ def table_uses(
         hotness = sum(_room(feature, workload) for feature in own_features)
         uses.append(
             TableUse(
+                _without_names(table),
                 table.rows,
-                table.dim,
                 hotness,
                 bags=sum(f.hotness if f.sequence else 1 for f in own_features),
                 sequence=any(feature.sequence for feature in own_features),
                 weighted=any(feature.weighted for feature in own_features),
                 filled=sum(map(statistics.mean_hotness, own_features)) / hotness,
                 skew=statistics.skew(table) or zipf,
-                tier=table.tier,
-                slots=table.slots,
-                evict=table.evict,
-                dynamic=table.name if table.is_dynamic else "",
-                forgets=table.discard,
-                rule=table.optimizer,
-                dtype=table.dtype,
             )
         )
     return uses
+
+
+def _without_names(table: TableSpec) -> TableSpec:
+    """Returns the table without what no cost depends on: its initial values, and its
+    name, unless it is dynamic and like no other."""
+    name = table.name if table.is_dynamic else "alike"
+    return dataclasses.replace(table, name=name, init_scale=None, initializer="uniform")
 
 
 def events_of_device(feature: FeatureSpec, workload: Workload) -> int:

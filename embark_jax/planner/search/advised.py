@@ -10,9 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from embark_jax.planner.cost.model import CostModel
-from embark_jax.planner.cost.predict import predict
-from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload, looks_ahead
 from embark_jax.planner.search.planning import bound_ms, plan_for
 from embark_jax.planner.search.solve import DoesNotFitError
@@ -47,7 +45,6 @@ def plan(
     zipf_exponent: float = 0.0,
     capacity_slack: float = 1.25,
     optimizer: str = "rowwise_adagrad",
-    cost_model: CostModel | None = None,
     statistics: Statistics = NO_STATISTICS,
     wire: Wire = FLOAT32,
     overlap: bool | None = None,
@@ -64,8 +61,6 @@ def plan(
       zipf_exponent: skew of ids within their table; 0 is uniform.
       capacity_slack: multiple of the expected ids that exchange buffers hold.
       optimizer: optimizer of the embedding rows; its state takes memory in addition.
-      cost_model: your own cost model, which plans without advice; None prices what the
-        compiled step moves.
       statistics: statistics of a sample of the data; ``zipf_exponent`` is then for the
         tables that are not in it.
       wire: the formats in which rows and gradients travel.
@@ -93,10 +88,6 @@ def plan(
         memory_gb=memory_gb,
         kernels=kernels,
     )
-    if cost_model is not None:
-        return plan_for(
-            workload, tables, features, forced=forced, cost_model=cost_model
-        )
     return advised_plan(workload, tables, features, forced=forced)
 
 
@@ -235,7 +226,7 @@ def _in_16_bits(request: _Request, made: Plan) -> Plan | None:
     if wire == workload.wire or workload.devices == 1 or dynamic:
         return None
     narrow = dataclasses.replace(workload, wire=wire)
-    priced = predict(made.placements, request.features, narrow, ProgramModel(narrow))
+    priced = price(made.placements, request.features, narrow).prediction()
     assert prediction is not None
     if priced.step_ms > (1 - WORTHWHILE) * prediction.step_ms:
         return None

@@ -8,8 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import CLUSTER_NAMES, EXCHANGE_NAMES, ROWS
-from embark_jax.planner.cost.objective import Loads
+from embark_jax.planner.cost.loads import (
+    CLUSTER_NAMES,
+    EXCHANGE_NAMES,
+    ROWS,
+    Loads,
+)
 from embark_jax.planner.search.instance import Instance
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.storage import Placement

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import (
+from embark_jax.planner.cost.loads import (
     CERTAIN,
     EXPECTED,
     KINDS,

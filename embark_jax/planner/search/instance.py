@@ -8,17 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import (
+from embark_jax.planner.cost.loads import (
     CLUSTER_NAMES,
     EXCHANGE_NAMES,
     ROWS,
     STORED_BYTES,
-    Candidates,
-    weigh,
+    PricedCandidates,
+    price_candidates,
     with_hot_rows,
 )
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.cost.model import CostModel, StoragePrice
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.planner.search.params import DEFAULT, SearchParams
@@ -34,7 +33,7 @@ from embark_jax.plans.clusters import (
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.plan import MAX_SLOTS
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 MIN_WIDTH = 8
@@ -47,7 +46,7 @@ class Instance:
     """The search's form of one request.
 
     Attributes:
-      workload, model, memory, objective: circumstances of the plan, and what prices it.
+      workload, objective: circumstances of the plan, and what prices it.
       tables: tables of the model.
       group: ``[tables]`` number of the group of alike tables: equal in use, and in what
         is forced.
@@ -60,16 +59,18 @@ class Instance:
     """
 
     workload: Workload
-    model: CostModel
-    memory: Memory
     objective: Objective
     tables: Sequence[TableSpec]
     group: np.ndarray
     counts: np.ndarray
     uses: Sequence[TableUse]
     forced: Sequence[ForcedPlacement]
-    candidates: Candidates
+    candidates: PricedCandidates
     params: SearchParams = DEFAULT
+
+    @property
+    def memory(self) -> Memory:
+        return self.objective.memory
 
     @property
     def owners(self) -> list[np.ndarray | None]:
@@ -108,14 +109,13 @@ def make_instance(
     features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement],
     workload: Workload,
-    model: CostModel,
     params: SearchParams = DEFAULT,
 ) -> Instance:
     """Makes the instance of one request.
 
     Args:
       tables, features, forced: as for ``plan``.
-      workload, model: circumstances of the plan, and what prices it.
+      workload: circumstances of the plan.
       params: how much is tried.
     """
     memory = Memory(workload)
@@ -139,11 +139,10 @@ def make_instance(
     ways = [
         (g, force, way)
         for g, (use, force) in enumerate(numbers)
-        for way in ways_of(use, force, workload, tiers, model.clusters, params, coarse)
+        for way in ways_of(use, force, workload, tiers, params, coarse)
     ]
     exchanges: dict[Cluster, Sequence[Exchange]] = {
-        cluster: worthwhile_exchanges(cluster, workload, model)
-        for cluster in model.clusters
+        cluster: worthwhile_exchanges(cluster, workload) for cluster in CLUSTERS
     }
     choices = [
         (number, *choice)
@@ -152,19 +151,14 @@ def make_instance(
     ]
     in_dp = [(number, *HELD_BY_ALL) for number in range(len(ways))]
     candidates = with_hot_rows(
-        weigh(
-            [way.cold for *_, way in ways], np.array(choices), workload, model, memory
-        ),
-        weigh([way.hot for *_, way in ways], np.array(in_dp), workload, model, memory),
+        price_candidates([way.cold for *_, way in ways], np.array(choices), workload),
+        price_candidates([way.hot for *_, way in ways], np.array(in_dp), workload),
         table=np.array([g for g, *_ in ways]),
         hot_rows=np.array([way.hot_rows for *_, way in ways]),
     )
-    objective = Objective(candidates.storages, workload, model, memory)
     return Instance(
         workload=workload,
-        model=model,
-        memory=memory,
-        objective=objective,
+        objective=Objective(candidates.storages, workload),
         tables=tables,
         group=group,
         counts=np.bincount(group),
@@ -201,7 +195,7 @@ def _choices(
         clusters = tuple(cluster for cluster in clusters if cluster in FOR_SEQUENCES)
     if force.cluster is not None:
         clusters = (force.cluster,)
-    elif force.sharded or way.hot_rows or way.cold.slots:
+    elif force.sharded or way.hot_rows or way.cold.table.slots:
         clusters = tuple(cluster for cluster in clusters if cluster in SHARDED)
     elif row_splits[-1] == 1 and REPLICATED in clusters:  # a single device
         clusters = (REPLICATED,)
@@ -220,33 +214,29 @@ def _choices(
         worthwhile = exchanges.get(cluster, (DIRECT,))
         for exchange in worthwhile if force.exchange is None else (force.exchange,):
             numbers = CLUSTER_NAMES.index(cluster), EXCHANGE_NAMES.index(exchange)
-            splits = _splits(way.cold.dim, cold_rows, force, row_splits)
+            splits = _splits(way.cold.table.dim, cold_rows, force, row_splits)
             choices += [(*numbers, rows, columns) for rows, columns in splits]
-    numbered_rows = cached_rows if way.cold.slots else cold_rows
+    numbered_rows = cached_rows if way.cold.table.slots else cold_rows
     numbered = [
         choice for choice in choices if -(-numbered_rows // choice[2]) <= MAX_SLOTS
     ]
     return numbered or choices
 
 
-def worthwhile_exchanges(
-    cluster: Cluster, workload: Workload, model: CostModel
-) -> list[Exchange]:
+def worthwhile_exchanges(cluster: Cluster, workload: Workload) -> list[Exchange]:
     """Returns the exchanges of a cluster that may be worth their price: those that go
     inside nodes first only where they add up partial sums on the way."""
-    fleet = workload.fleet
-    properties = CLUSTERS[cluster]
-    of_price: dict[StoragePrice, Exchange] = {}
-    for exchange in properties.exchanges:
-        of_exchange = EXCHANGES[exchange]
-        stages = of_exchange.reaches(fleet.nodes, fleet.gpus_per_node)
-        adds_up = properties.pools_at_owner and len(stages) > 1
-        if adds_up or not of_exchange.staged:
-            price = model.storage_price(
-                StorageKind(cluster, MIN_WIDTH, exchange=exchange)
-            )
-            of_price.setdefault(price, exchange)
-    return list(of_price.values())
+    fleet, properties = workload.fleet, CLUSTERS[cluster]
+
+    def adds_up(exchange: Exchange) -> bool:
+        stages = EXCHANGES[exchange].reaches(fleet.nodes, fleet.gpus_per_node)
+        return properties.pools_at_owner and len(stages) > 1
+
+    return [
+        exchange
+        for exchange in properties.exchanges
+        if adds_up(exchange) or not EXCHANGES[exchange].staged
+    ]
 
 
 def _splits(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embark_jax._base.config import nearest
-from embark_jax.planner.cost.breakdown import break_down
-from embark_jax.planner.cost.model import CostModel
-from embark_jax.planner.cost.predict import capacities, predict
-from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
 from embark_jax.planner.search.instance import Instance, forced_problems, make_instance
@@ -33,7 +29,6 @@ def plan_for(
     features: Sequence[FeatureSpec],
     *,
     forced: Mapping[str, ForcedPlacement] | None = None,
-    cost_model: CostModel | None = None,
     params: SearchParams = DEFAULT,
 ) -> Plan:
     """Places every table of a model, for a step that a workload describes.
@@ -42,7 +37,6 @@ def plan_for(
       workload: circumstances of the step.
       tables, features: the model.
       forced: forced placements by table name.
-      cost_model: your own cost model; None prices what the compiled step moves.
       params: how much is tried.
 
     Raises:
@@ -50,7 +44,7 @@ def plan_for(
       ValueError: if the model is inconsistent, a forced placement impossible, or the
         statistics are of another model.
     """
-    instance = _instance(workload, tables, features, forced, cost_model, params)
+    instance = _instance(workload, tables, features, forced, params)
     return _as_plan(solve(instance), tables, features)
 
 
@@ -67,7 +61,7 @@ def bound_ms(
     Raises:
       ValueError: as ``plan_for``, but if the tables do not fit.
     """
-    instance = _instance(workload, tables, features, forced, None, DEFAULT)
+    instance = _instance(workload, tables, features, forced, DEFAULT)
     relaxed = Relaxation(instance).solve()
     return None if relaxed is None else relaxed.bound_ms
 
@@ -77,7 +71,6 @@ def _instance(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement] | None,
-    cost_model: CostModel | None,
     params: SearchParams,
 ) -> Instance:
     """Returns the instance of a request, which is checked."""
@@ -85,11 +78,10 @@ def _instance(
     forced = dict(forced or {})
     grown = fully_grown(tables)
     all_forced = forced | spread(grown, forced, workload.devices)
-    model = cost_model or ProgramModel(workload)
-    _check_request(grown, features, all_forced, workload, model)
+    _check_request(grown, features, all_forced, workload)
     if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
-    return make_instance(grown, features, all_forced, workload, model, params)
+    return make_instance(grown, features, all_forced, workload, params)
 
 
 def _as_plan(
@@ -99,28 +91,21 @@ def _as_plan(
 ) -> Plan:
     assignment = result.assignment
     workload = assignment.instance.workload
-    model = assignment.instance.model
     if result.bound_ms > result.step_ms:
         raise RuntimeError(
             f"the bound of {result.bound_ms} ms is above the plan's {result.step_ms} "
             "ms: one of them is wrong; please report this request"
         )
     placements = assignment.placements(reasons(assignment))
+    priced = price(placements, features, workload)
     return Plan(
         features=tuple(features),
         placements=with_tables(placements, tables),
         nodes=workload.fleet.nodes,
         gpus_per_node=workload.fleet.gpus_per_node,
         batch_size=workload.batch_size,
-        capacities=capacities(placements, features, workload),
-        prediction=dataclasses.replace(
-            predict(placements, features, workload, model),
-            lower_bound_ms=float(result.bound_ms),
-            breakdown=break_down(placements, features, workload, model)
-            if isinstance(model, ProgramModel)
-            else None,
-            placeholders=workload.fleet.placeholders,
-        ),
+        capacities=priced.capacities(),
+        prediction=priced.prediction(float(result.bound_ms)),
     )
 
 
@@ -129,7 +114,6 @@ def _check_request(
     features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement],
     workload: Workload,
-    model: CostModel,
 ) -> None:
     batch = workload.batch_size
     unknown = sorted(set(forced) - {table.name for table in tables})
@@ -149,8 +133,6 @@ def _check_request(
         for problem in forced_problems(table, forced[table.name], workload.devices)
     ]
     clusters = {name: force.cluster for name, force in forced.items() if force.cluster}
-    if len(model.clusters) == 1:  # which are then in the only one that has a price
-        clusters = dict.fromkeys([t.name for t in tables], *model.clusters) | clusters
     problems += sequence_problems(clusters, features)
     if whole("batch size", batch, MOST_BATCH) % workload.devices:
         problems.append(

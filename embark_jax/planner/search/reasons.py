@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from embark_jax.planner.cost import candidates as kinds
-from embark_jax.planner.cost.candidates import CLUSTER_NAMES, STORE_MS, Candidates
+from embark_jax.planner.cost.loads import (
+    CERTAIN,
+    CLUSTER_NAMES,
+    EXPECTED,
+    STORE_MS,
+    PricedCandidates,
+)
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -62,7 +65,7 @@ def in_slots(instance: Instance, use: TableUse, candidate: int) -> str:
     slots = int(candidates.slots[candidate])
     hot_rows = int(candidates.hot_rows[candidate])
     cold = use.of_rows(hot_rows, use.rows)
-    cold = dataclasses.replace(cold, slots=slots)
+    cold = cold.in_tier(storage.tier, slots)
     share = min(1.0, slots / cold.rows)
     sentence = f"slots for {share:.1%} of its rows in {storage.tier}"
     missed = cold.missed_rows(workload.batch_size) / workload.devices
@@ -78,7 +81,9 @@ def in_slots(instance: Instance, use: TableUse, candidate: int) -> str:
     )
 
 
-def split(candidates: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet) -> str:
+def split(
+    candidates: PricedCandidates, chosen: int, owners: np.ndarray, fleet: Fleet
+) -> str:
     """Describes a split, such as "row-wise inside a node"."""
     if not len(owners):
         return "replicated"
@@ -98,9 +103,7 @@ def split(candidates: Candidates, chosen: int, owners: np.ndarray, fleet: Fleet)
     if candidates.pooled[chosen]:
         if candidates.staged[chosen]:
             how = ", added up inside each" if nodes > 1 else ", added up there"
-        ids = candidates.shard_loads(chosen)[[kinds.CERTAIN, kinds.EXPECTED]].sum(
-            axis=0
-        )
+        ids = candidates.shard_loads(chosen)[[CERTAIN, EXPECTED]].sum(axis=0)
         hottest = ids.max() / ids.mean()
         if hottest >= NOTABLE:
             how += f", the hottest {times(hottest)} the mean"

@@ -15,6 +15,7 @@ from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.ways import fewest_slots
 from embark_jax.plans.plan import MAX_SLOTS
+from embark_jax.plans.wire import VALUE_BYTES
 
 
 class DoesNotFitError(ValueError):
@@ -226,7 +227,7 @@ def table_bytes(instance: Instance) -> float:
     total = sum(
         count
         * _least_rows(instance, use)
-        * instance.memory.row_bytes(use.dim, use.value_bytes)
+        * instance.memory.row_bytes(use.table.dim, VALUE_BYTES[use.table.dtype])
         for count, use in zip(instance.counts, instance.uses, strict=True)
     )
     return total / instance.workload.devices
@@ -234,9 +235,9 @@ def table_bytes(instance: Instance) -> float:
 
 def _least_rows(instance: Instance, use: TableUse) -> int:
     """Returns the fewest rows of a table that are in device memory."""
-    if use.tier == "device":
+    if use.table.tier == "device":
         return use.rows
-    return use.slots or fewest_slots(use, instance.workload, instance.params)
+    return use.table.slots or fewest_slots(use, instance.workload, instance.params)
 
 
 def _shortage(instance: Instance) -> str:
@@ -267,7 +268,7 @@ def _many_rows(instance: Instance) -> str:
     that may lie in it do; "" if none are."""
     rows: dict[tuple[int, str, str], int] = {}
     for count, use in zip(instance.counts.tolist(), instance.uses, strict=True):
-        kind = use.dim, use.dtype, use.rule
+        kind = use.table.dim, use.table.dtype, use.table.optimizer
         rows[kind] = rows.get(kind, 0) + count * _least_rows(instance, use)
     (dim, *_), most = max(rows.items(), key=lambda of_kind: of_kind[1])
     devices = instance.workload.devices

@@ -13,7 +13,7 @@ import dataclasses
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import STORED_BYTES
+from embark_jax.planner.cost.loads import STORED_BYTES
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.objective import (
     PEAK_IDS,

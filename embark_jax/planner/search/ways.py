@@ -7,7 +7,6 @@ memory on every device, a slot on one.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.planner.search.params import SearchParams
 from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.options import Cluster, Tier
+from embark_jax.plans.options import Tier
 from embark_jax.plans.tables import TableSpec
 
 
@@ -57,7 +56,6 @@ def ways_of(
     force: ForcedPlacement,
     workload: Workload,
     tiers: Sequence[Tier],
-    clusters: Sequence[Cluster],
     params: SearchParams,
     coarse: bool,
 ) -> list[Way]:
@@ -67,7 +65,6 @@ def ways_of(
       use, force: use of the table, and what the user fixes.
       workload: circumstances of the plan.
       tiers: tiers that the planner may choose.
-      clusters: clusters that can be priced.
       params: how many are tried.
       coarse: whether only the least and the largest number of hot rows is tried, and a
         quarter of the numbers of slots.
@@ -75,20 +72,19 @@ def ways_of(
     shares = params.hot_shares
     if coarse:
         shares = sorted({min(shares), max(shares)})
-    may_have_hot = workload.devices > 1 and REPLICATED in clusters
     ways = []
-    for hot_rows in _hot_rows(use, force, may_have_hot, shares):
+    for hot_rows in _hot_rows(use, force, shares if workload.devices > 1 else ()):
         # A use without hot rows must still have a row to weigh.
         hot = use.of_rows(0, max(1, hot_rows))
         cold = use.of_rows(hot_rows, use.rows)
-        if use.tier != "auto":
-            choices: Sequence[Tier] = [use.tier]
+        if use.table.tier != "auto":
+            choices: Sequence[Tier] = [use.table.tier]
         elif force.cluster == REPLICATED:
             choices = ["device"]
         else:
             choices = tiers
         ways += [
-            Way(hot_rows, hot, dataclasses.replace(cold, tier=tier, slots=slots))
+            Way(hot_rows, hot, cold.in_tier(tier, slots))
             for tier in choices
             for slots in _slots(cold, tier, workload, params, coarse)
         ]
@@ -107,27 +103,27 @@ def _slots(
     """Returns numbers of slots: those of the user, or from the fewest to all rows."""
     if tier == "device":
         return [None]
-    if use.slots is not None:
-        return [use.slots]
+    if use.table.slots is not None:
+        return [use.table.slots]
     fewest = fewest_slots(use, workload, params)
     steps = math.ceil(math.log(use.rows / fewest) / math.log(params.slot_ratio))
     if coarse:
         steps = -(-steps // 4)
     slots = np.geomspace(fewest, use.rows, steps + 1).astype(np.int64)
-    if use.tier == "auto" and steps:  # with a slot for each row it is on devices
+    if use.table.tier == "auto" and steps:  # with a slot for each row it is on devices
         slots = slots[:-1]
     return np.unique(slots).tolist()
 
 
 def _hot_rows(
-    use: TableUse, force: ForcedPlacement, may_have_hot: bool, shares: Sequence[float]
+    use: TableUse, force: ForcedPlacement, shares: Sequence[float]
 ) -> list[int]:
     """Returns the numbers of hot rows that are worth a try: none, and as many as take
     certain shares of the ids, if those are few and rows are numbered by frequency. A
     table whose shards are forced in any way has as many as are forced."""
     if force.hot_rows is not None:
         return [force.hot_rows]
-    if force.is_fixed or not (may_have_hot and use.skew.in_order):
+    if force.is_fixed or not use.skew.in_order:
         return [0]
 
     def share_of(hot_rows: int) -> float:

@@ -1,0 +1,316 @@
+"""Candidates of any cluster with what they cost, and the loads of devices.
+
+A candidate with hot rows is the candidate of its cold rows. The time and memory of the
+hot rows, which lie in DP, are added to what it costs everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from embark_jax.planner.cost.candidates import Candidates
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.request.workload import TableUse, Workload
+from embark_jax.plans.clusters import CLUSTERS, EXCHANGES
+from embark_jax.plans.kind import StorageKind
+from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.storage import RowRange
+
+CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
+EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
+POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values()])
+"""``[clusters]`` whether tables of each make partial sums."""
+KINDS = 9
+(
+    SUMS,
+    CERTAIN,
+    EXPECTED,
+    ROWS,
+    LOOKUP_MS,
+    GRADIENTS_MS,
+    UPDATE_MS,
+    STORE_MS,
+    STORED_BYTES,
+) = range(KINDS)
+"""Loads that a row shard adds to its owner: partial sums a sample; ids that a device
+sends it, certain and expected; rows; time in ``OWNER_PHASES``; and bytes of rows in the
+tier of its storage, if that is not the device."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PricedCandidates:
+    """Candidates of some tables, as arrays, with what each costs.
+
+    Attributes:
+      uses: the use of each table.
+      table: ``[candidates]`` table of each, a number in ``uses``.
+      cluster, exchange: ``[candidates]`` numbers in ``CLUSTER_NAMES`` and
+        ``EXCHANGE_NAMES``.
+      row_shards, column_shards: ``[candidates]``; both 1 for DP.
+      hot_rows: ``[candidates]`` rows of the table that lie in DP.
+      slots: ``[candidates]`` slots of its cold rows; 0 where they lie on devices.
+      storages: all storages of the candidates.
+      storage: ``[candidates]`` storage of each.
+      hot_storage: ``[candidates]`` storage of its hot rows; -1 if it has none.
+      everywhere_ms, everywhere_bytes: ``[candidates]`` time and memory that every
+        device spends on it.
+      loads: ``[KINDS, row shards]`` loads that each row shard adds to its owner,
+        candidate by candidate; DP has no row shards here.
+      first: ``[candidates + 1]`` number of each candidate's first row shard.
+    """
+
+    uses: Sequence[TableUse]
+    table: np.ndarray
+    cluster: np.ndarray
+    exchange: np.ndarray
+    row_shards: np.ndarray
+    column_shards: np.ndarray
+    hot_rows: np.ndarray
+    slots: np.ndarray
+    storages: tuple[StorageKind, ...]
+    storage: np.ndarray
+    hot_storage: np.ndarray
+    everywhere_ms: np.ndarray
+    everywhere_bytes: np.ndarray
+    loads: np.ndarray
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def shard_loads(self, candidate: int) -> np.ndarray:
+        """Returns ``[KINDS, row_shards]`` loads of one candidate."""
+        return self.loads[:, self.first[candidate] : self.first[candidate + 1]]
+
+    def shards(self, candidate: int) -> int:
+        """Returns the number of shards that have owners: none in DP."""
+        row_shards = self.first[candidate + 1] - self.first[candidate]
+        return int(row_shards * self.column_shards[candidate])
+
+    @functools.cached_property
+    def pooled(self) -> np.ndarray:
+        """``[candidates]`` whether owners pool."""
+        return POOLS_AT_OWNER[self.cluster]
+
+    @functools.cached_property
+    def staged(self) -> np.ndarray:
+        """``[candidates]`` whether partial sums are added up inside nodes."""
+        staged = [storage.of_exchange.staged for storage in self.storages]
+        return np.array(staged)[self.storage]
+
+    def reduced(self, operation: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """Reduces ``[..., row shards]`` to ``[..., candidates]`` by sum or maximum."""
+        reduced = np.zeros((*values.shape[:-1], len(self)))
+        sharded = np.flatnonzero(np.diff(self.first))
+        if len(sharded):
+            first = self.first[sharded]
+            reduced[..., sharded] = operation.reduceat(values, first, axis=-1)
+        return reduced
+
+
+def price_candidates(
+    uses: Sequence[TableUse], layouts: np.ndarray, workload: Workload
+) -> PricedCandidates:
+    """Returns candidates with what they cost, priced at once.
+
+    Args:
+      uses: the use of each table.
+      layouts: ``[candidates, 5]`` table, cluster, exchange, row shards, column shards.
+      workload: circumstances of the plan.
+    """
+    layouts = np.asarray(layouts, np.int64).reshape(-1, 5)
+    model, memory = ProgramModel(workload), Memory(workload)
+    table, cluster, exchange, row_shards, column_shards = layouts.T
+    replicated = np.array([cluster.replicated for cluster in CLUSTERS.values()])
+    owned_shards = np.where(replicated[cluster], 0, row_shards)
+    first = np.concatenate([[0], np.cumsum(owned_shards)])
+    number = len(table)
+    everywhere_ms, everywhere_bytes = np.zeros((2, number))
+    loads = np.zeros((KINDS, first[-1]))
+    kinds: dict[int, StorageKind] = {}
+    pairs = zip(cluster.tolist(), exchange.tolist(), strict=True)
+    for of_cluster, of_exchange in sorted(set(pairs)):
+        alike = np.flatnonzero((cluster == of_cluster) & (exchange == of_exchange))
+        candidates = Candidates(
+            workload,
+            uses,
+            CLUSTER_NAMES[of_cluster],
+            EXCHANGE_NAMES[of_exchange],
+            table[alike],
+            row_shards[alike],
+            column_shards[alike],
+        )
+        everywhere_ms[alike] = model.everywhere_ms(candidates)
+        everywhere_bytes[alike] = memory.everywhere_bytes(candidates)
+        kinds.update(zip(alike.tolist(), candidates.storages, strict=True))
+        if not candidates.of_cluster.replicated:
+            flat = first[alike][candidates.candidate] + candidates.row_shard
+            loads[:, flat] = _shard_loads(candidates, model, memory)
+    storages = tuple(sorted(set(kinds.values())))
+    numbers = {kind: s for s, kind in enumerate(storages)}
+    return PricedCandidates(
+        uses=uses,
+        table=table,
+        cluster=cluster,
+        exchange=exchange,
+        row_shards=row_shards,
+        column_shards=column_shards,
+        hot_rows=np.zeros(number, np.int64),
+        slots=np.array([use.table.slots or 0 for use in uses], np.int64)[table],
+        storages=storages,
+        storage=np.array([numbers[kinds[i]] for i in range(number)], np.int64),
+        hot_storage=np.full(number, -1),
+        everywhere_ms=everywhere_ms,
+        everywhere_bytes=everywhere_bytes,
+        loads=loads,
+        first=first,
+    )
+
+
+def with_hot_rows(
+    cold: PricedCandidates,
+    hot: PricedCandidates,
+    table: np.ndarray,
+    hot_rows: np.ndarray,
+) -> PricedCandidates:
+    """Joins candidates of cold rows and of hot rows to candidates of whole tables.
+
+    Args:
+      cold: candidates of cold rows; ``cold.table`` numbers the cuts of tables in two.
+      hot: candidates of hot rows in DP, one for each cut, in their order.
+      table: ``[cuts]`` table of each cut.
+      hot_rows: ``[cuts]`` number of hot rows; 0 where all rows are cold.
+    """
+    cut = cold.table
+    has_hot = hot_rows[cut] > 0
+    taken = {hot.storages[s] for s in hot.storage[hot_rows > 0]}
+    storages = tuple(sorted({*cold.storages, *taken}))
+    numbers = {kind: s for s, kind in enumerate(storages)}
+    of_cold = np.array([numbers[kind] for kind in cold.storages], np.int64)
+    of_hot = np.array([numbers.get(kind, -1) for kind in hot.storages], np.int64)
+    return dataclasses.replace(
+        cold,
+        table=table[cut],
+        hot_rows=hot_rows[cut],
+        storages=storages,
+        storage=of_cold[cold.storage],
+        hot_storage=np.where(has_hot, of_hot[hot.storage[cut]], -1),
+        everywhere_ms=cold.everywhere_ms + has_hot * hot.everywhere_ms[cut],
+        everywhere_bytes=cold.everywhere_bytes + has_hot * hot.everywhere_bytes[cut],
+    )
+
+
+def _shard_loads(
+    candidates: Candidates, model: ProgramModel, memory: Memory
+) -> np.ndarray:
+    """Returns ``[KINDS, row shards]`` loads."""
+    certain, expected = candidates.sent_ids
+    sums = candidates.bags * candidates.of_cluster.pools_at_owner
+    return np.stack(
+        [
+            sums[candidates.candidate],
+            certain,
+            expected,
+            candidates.shard_slots,
+            *model.owner_ms(candidates),
+            memory.stored_bytes(candidates),
+        ]
+    )
+
+
+def priced_ranges(
+    ranges: Sequence[RowRange], uses: Sequence[TableUse], workload: Workload
+) -> PricedCandidates:
+    """Returns one candidate for each row range, in their order."""
+    layouts = [
+        (
+            i,
+            CLUSTER_NAMES.index(rows.cluster),
+            EXCHANGE_NAMES.index(rows.exchange),
+            rows.row_shards,
+            rows.column_shards,
+        )
+        for i, rows in enumerate(ranges)
+    ]
+    return price_candidates(uses, np.array(layouts), workload)
+
+
+class Loads:
+    """The loads of the shards on each device; tables can be added and removed.
+
+    Attributes:
+      own: ``[KINDS, storages, devices]`` loads.
+      node_sums: ``[storages, nodes]`` partial sums of nodes, if they are added up
+        there.
+      tables: ``[storages]`` number of tables in each.
+      everywhere_ms, everywhere_bytes: time and memory of every device alike.
+    """
+
+    def __init__(self, candidates: PricedCandidates, workload: Workload):
+        fleet = workload.fleet
+        storages = len(candidates.storages)
+        self.candidates = candidates
+        self.gpus_per_node = fleet.gpus_per_node
+        self.own = np.zeros((KINDS, storages, fleet.devices))
+        self.node_sums = np.zeros((storages, fleet.nodes))
+        self.tables = np.zeros(storages, int)
+        self.everywhere_ms = self.everywhere_bytes = 0.0
+
+    def add(self, candidate: int, owners: np.ndarray, times: int = 1) -> None:
+        """Adds a table whose shard (j, k) lies on ``owners[j * column_shards + k]``;
+        with ``times`` -1 removes it."""
+        candidates = self.candidates
+        s = candidates.storage[candidate]
+        self.tables[s] += times
+        if candidates.hot_rows[candidate]:
+            self.tables[candidates.hot_storage[candidate]] += times
+        self.everywhere_ms += times * candidates.everywhere_ms[candidate]
+        self.everywhere_bytes += times * candidates.everywhere_bytes[candidate]
+        if not len(owners):
+            return
+        self.own[:, s] += times * self.of_devices(candidate, owners)
+        if candidates.staged[candidate]:
+            self.node_sums[s] += times * self.of_nodes(candidate, owners)
+
+    def of_devices(self, candidate: int, owners: np.ndarray) -> np.ndarray:
+        """Returns ``[KINDS, devices]`` loads of a table whose shards lie on
+        ``owners``."""
+        columns = self.candidates.column_shards[candidate]
+        loads = np.repeat(self.candidates.shard_loads(candidate), columns, axis=1)
+        # A device may own several shards: bincount adds them up, one kind of load
+        # after the other.
+        devices = self.own.shape[2]
+        index = (np.arange(KINDS)[:, None] * devices + owners).reshape(-1)
+        added = np.bincount(index, loads.reshape(-1), KINDS * devices)
+        return added.reshape(KINDS, devices)
+
+    def of_nodes(self, candidate: int, owners: np.ndarray) -> np.ndarray:
+        """Returns ``[nodes]`` partial sums of a table whose shards lie on ``owners``:
+        one for each column shard of which a node has a row shard."""
+        columns = int(self.candidates.column_shards[candidate])
+        held = np.zeros((self.node_sums.shape[1], columns), bool)
+        held[owners // self.gpus_per_node, np.arange(len(owners)) % columns] = True
+        return self.candidates.shard_loads(candidate)[SUMS].max() * held.sum(axis=1)
+
+    def copy(self) -> Loads:
+        """Returns independent loads that are equal to these."""
+        other = copy.copy(self)
+        for name in ("own", "node_sums", "tables"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    @property
+    def update_ms(self) -> np.ndarray:
+        """Returns ``[devices]`` time in the update."""
+        return self.own[UPDATE_MS].sum(axis=0)
+
+    @property
+    def store_ms(self) -> np.ndarray:
+        """Returns ``[devices]`` time of row stores."""
+        return self.own[STORE_MS].sum(axis=0)
