@@ -9,12 +9,14 @@ gradients and the dense layers are float16. Kernels are counted as they are laun
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
-from embark_jax.simulator.tasks import Tasks
+from embark_jax.plans import traffic
+from embark_jax.simulator.tasks import NETWORK, NODE_LINK, Amount, Tasks
 from embark_jax.simulator.timeline import Task
 from experiments.embark_table1.loads import Loads
 
@@ -39,6 +41,76 @@ def index_bytes(key_bytes: int) -> int:
     return (2 * SORT_PASSES + 1) * pair + 6 * INDEX_BYTES
 
 
+class Messages(Tasks):
+    """Tasks of messages that are as many as each device has."""
+
+    def exchange(
+        self,
+        name: str,
+        phase: str,
+        message_bytes: Amount,
+        after: Iterable[str],
+        times: int = 1,
+    ) -> Task:
+        """Messages between all devices, in ``times`` all-to-alls. ``message_bytes`` of
+        a device counts its messages to all devices, itself included."""
+        fleet = self.rates.fleet
+        sent = traffic.LinkBytes(0.0, 0.0)
+        if np.any(message_bytes):
+            sent = traffic.all_to_all_bytes(
+                message_bytes,  # pyright: ignore[reportArgumentType] arrays do as well
+                fleet.nodes,
+                fleet.gpus_per_node,
+            )
+        return self._collective(
+            name,
+            phase,
+            self.links,
+            sent,
+            after,
+            fleet.devices,
+            latency_us=times * self.rates.exchange_us,
+        )
+
+    def inside_nodes(
+        self, name: str, phase: str, message_bytes: Amount, after: Iterable[str]
+    ) -> Task:
+        """Messages between the devices of each node, written into each other's memory;
+        bytes include what a device keeps."""
+        gpus = self.rates.fleet.gpus_per_node
+        ms = self.rates.links_ms(
+            traffic.LinkBytes(message_bytes * (gpus - 1) / gpus, 0.0)  # pyright: ignore
+        )
+        return self.task(name, phase, NODE_LINK, ms, after, gpus)
+
+    def along_rails(
+        self, name: str, phase: str, message_bytes: Amount, after: Iterable[str]
+    ) -> Task:
+        """Messages between the devices of equal rank in their nodes; bytes include what
+        a device keeps."""
+        fleet = self.rates.fleet
+        sent = traffic.LinkBytes(
+            0.0,
+            message_bytes * (fleet.nodes - 1) / fleet.nodes,  # pyright: ignore
+        )
+        return self._collective(
+            name,
+            phase,
+            NETWORK,
+            sent,
+            after,
+            fleet.devices,
+            latency_us=self.rates.rail_exchange_us,
+        )
+
+    def _collective(
+        self, name, phase, resources, sent: traffic.LinkBytes, after, group, latency_us
+    ) -> Task:
+        some = np.any(sent.node_link) or np.any(sent.network)
+        ms = self.rates.links_ms(sent, latency_us if some else 0.0)
+        return self.task(name, phase, resources, ms, after, group)
+
+
 @dataclasses.dataclass(frozen=True)
 class EmbarkStep:
     """Makes the tasks of a step.
@@ -51,7 +123,7 @@ class EmbarkStep:
       key_bytes: bytes of an id.
     """
 
-    make: Tasks
+    make: Messages
     workload: Workload
     loads: Loads
     network: DenseNetwork

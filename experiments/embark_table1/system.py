@@ -11,7 +11,6 @@ from embark_jax.planner.request.workload import TableUse, table_uses
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement
 from embark_jax.simulator import Job, Simulation, Task, schedule, serial
-from embark_jax.simulator.tasks import Tasks
 from experiments.embark_table1.loads import count
 from experiments.embark_table1.placements import (
     TABLE_BYTES,
@@ -22,7 +21,7 @@ from experiments.embark_table1.placements import (
     thresholds,
     ub_order,
 )
-from experiments.embark_table1.step import EmbarkStep
+from experiments.embark_table1.step import EmbarkStep, Messages
 
 WIDE_ROWS = 2**32
 """With a larger table, all ids of HugeCTR have 64 bits: its ``i64_input_key``."""
@@ -48,7 +47,7 @@ def simulate_embark(
       arrange: ``serial`` lets nothing overlap.
     """
     step = EmbarkStep(
-        Tasks(Rates(job.workload.fleet)),
+        Messages(Rates(job.workload.fleet)),
         job.workload,
         count(placements, job.features, job.workload),
         job.network,

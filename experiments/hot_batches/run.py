@@ -25,8 +25,8 @@ from embark_jax import planner, simulator
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import WINDOW_BATCHES
 from embark_jax.planner.request.workload import Workload, table_uses
+from embark_jax.planner.search.layouts import fewest_slots
 from embark_jax.planner.search.params import DEFAULT
-from embark_jax.planner.search.ways import fewest_slots
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Tier

@@ -15,7 +15,7 @@ from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.params import SearchParams
 from embark_jax.planner.search.relaxation import Relaxation
-from embark_jax.planner.search.solve import searched
+from embark_jax.planner.search.solve import least_bytes, searched
 from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
@@ -171,13 +171,12 @@ def check(seed, request=request):
     known."""
     tables, features, forced, workload = request(seed)
     instance = make_instance(tables, features, forced, workload, FEW_SLOTS)
-    optima, least_bytes = [], np.inf
+    optima = []
     for allowed in searched(instance):
         relaxation = Relaxation(instance, allowed)
         ms = all_ms(instance, allowed)
         if ms is None:
             return None
-        least_bytes = min(least_bytes, relaxation.least_bytes())
         relaxed = relaxation.solve()
         if len(ms):
             assert relaxed is not None
@@ -195,7 +194,7 @@ def check(seed, request=request):
                 params=FEW_SLOTS,
             )
         return None
-    assert least_bytes <= instance.memory.limit_bytes
+    assert least_bytes(instance) <= instance.memory.limit_bytes
     planned = plan_for(
         workload,
         tables,

@@ -196,26 +196,18 @@ class Memory:
             return 0.0
         return 2 * traffic.row_buffer_bytes(storage.width, self.workload.devices)
 
-    def shortage(self, needed_bytes: float) -> str:
-        """Says what is short, by how much, and where.
-
-        Args:
-          needed_bytes: bytes needed on each device, at least.
-        """
-        fleet = self.workload.fleet
+    def shortage(self, least_bytes: float) -> str:
+        """Says what is short of these bytes, which each device needs at least."""
+        fleet, limit_bytes = self.workload.fleet, self.limit_bytes
         where = "the device" if fleet.devices == 1 else f"all {fleet.devices} devices"
-        contents = "tables, optimizer state and exchange buffers"
-        if self.dense_bytes:
-            contents = "tables, optimizer state, exchange buffers and dense layers"
-        source = f"{MEMORY_SHARE:.0%} of its memory"
-        if self.limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE:
-            source = "the memory_gb asked for"
-        lacking_bytes = needed_bytes - self.limit_bytes
-        lacking = f"{lacking_bytes / 1e9:.2f} GB short"
-        if lacking_bytes <= 0:
-            lacking = "but no plan was found that fits"
+        asked = limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE
+        source = "the memory_gb asked for" if asked else f"{MEMORY_SHARE:.0%} of it"
+        lacking = "and no plan was found that fits"
+        if least_bytes > limit_bytes:
+            lacking = f"{(least_bytes - limit_bytes) / 1e9:.2f} GB short"
         return (
-            f"memory is short on {where}: {contents} need "
-            f"{needed_bytes / 1e9:.2f} GB on each, {fleet.device.name} has "
-            f"{self.limit_bytes / 1e9:.2f} GB for them ({source}), {lacking}"
+            f"memory is short on {where}: tables, optimizer state, exchange buffers "
+            f"and dense layers need {least_bytes / 1e9:.2f} GB or more on each, "
+            f"{fleet.device.name} has {limit_bytes / 1e9:.2f} GB for them ({source}), "
+            f"{lacking}"
         )

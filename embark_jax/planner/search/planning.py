@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embark_jax._base.config import nearest
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
-from embark_jax.planner.search.instance import Instance, forced_problems, make_instance
+from embark_jax.planner.search.instance import Instance, make_instance
 from embark_jax.planner.search.params import DEFAULT, SearchParams
 from embark_jax.planner.search.reasons import reasons
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import SearchResult, solve
+from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.counts import MOST_BATCH, whole
 from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.options import Cluster
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import sequence_problems
+from embark_jax.plans.storage import Placement, sequence_problems
 from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
 
 MAX_VALUES = 2**56
@@ -130,7 +133,7 @@ def _check_request(
         problem
         for table in tables
         if table.name in forced
-        for problem in forced_problems(table, forced[table.name], workload.devices)
+        for problem in _forced_problems(table, forced[table.name], workload.devices)
     ]
     clusters = {name: force.cluster for name, force in forced.items() if force.cluster}
     problems += sequence_problems(clusters, features)
@@ -148,3 +151,33 @@ def _check_request(
             f"batch size {batch:,}: a step reads {values:,} values of rows, must be at "
             f"most {MAX_VALUES:,}; lower it, or hotness"
         )
+
+
+def _forced_problems(
+    table: TableSpec, force: ForcedPlacement, devices: int
+) -> list[str]:
+    """Lists what is impossible about a forced placement."""
+    columns = 1 if force.column_shards is None else force.column_shards
+    rows = force.row_shards
+    owners = force.devices
+    exchange = force.exchange or DIRECT
+    able: list[Cluster] = [
+        name for name in SHARDED if exchange in CLUSTERS[name].exchanges
+    ]
+    cluster = force.cluster or (able or list(SHARDED))[0]
+    if rows is None:
+        rows = max(1, len(owners or ()) // max(1, columns))
+    if owners is None:
+        owners = () if cluster == REPLICATED else (0,) * (rows * columns)
+    if table.tier == "auto":
+        table = dataclasses.replace(table, tier="device", slots=None)
+    placement = Placement(
+        table=table,
+        cluster=cluster,
+        row_shards=rows,
+        column_shards=columns,
+        devices=owners,
+        exchange=exchange,
+        hot_rows=force.hot_rows or 0,
+    )
+    return placement.problems(devices)

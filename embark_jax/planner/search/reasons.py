@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import (
-    CERTAIN,
-    CLUSTER_NAMES,
-    EXPECTED,
-    STORE_MS,
-    PricedCandidates,
-)
-from embark_jax.planner.request.workload import TableUse
+from embark_jax.planner.cost.loads import CLUSTER_NAMES
 from embark_jax.planner.search.assignment import Assignment
-from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.spread import spread_evenly
 from embark_jax.plans.fleet import Fleet
 
@@ -25,89 +17,62 @@ def reasons(assignment: Assignment) -> list[str]:
     """Says for each table how it is split, and the cost of the other clusters for it
     alone, with all devices evenly loaded."""
     instance = assignment.instance
-    candidates = instance.candidates
-    fleet, ms = instance.workload.fleet, spread_evenly(instance).alone_ms
-    dearer: list[dict[str, int]] = [{} for _ in instance.counts]
+    candidates, fleet = instance.candidates, instance.workload.fleet
+    ms = spread_evenly(instance).alone_ms
+    best: list[dict[str, float]] = [{} for _ in instance.counts]
     for c in np.argsort(ms, kind="stable").tolist():
-        dearer[candidates.table[c]].setdefault(CLUSTER_NAMES[candidates.cluster[c]], c)
+        best[candidates.table[c]].setdefault(
+            CLUSTER_NAMES[candidates.cluster[c]], ms[c]
+        )
     all_reasons = []
     for table, chosen in enumerate(assignment.candidate.tolist()):
-        group = instance.group[table]
-        how = split(candidates, chosen, assignment.owners[table], fleet)
-        hot_rows = int(candidates.hot_rows[chosen])
-        if hot_rows:
+        how = split(
+            int(candidates.row_shards[chosen]),
+            int(candidates.column_shards[chosen]),
+            assignment.owners[table],
+            fleet,
+        )
+        if hot_rows := int(candidates.hot_rows[chosen]):
             how = f"all but {hot_rows:,} hot rows {how}"
-        if fleet.devices == 1:
-            how = "one device: nothing to exchange"
-        if candidates.slots[chosen]:
-            how = f"{in_slots(instance, instance.uses[group], chosen)}; {how}"
-        if fleet.devices == 1:
-            all_reasons.append(how)
-        elif instance.forced[group].cluster is not None:
-            all_reasons.append(f"forced, {how}")
-        else:
-            others = [
-                f"{cluster.upper()} {times(float(ms[other] / ms[chosen]))}"
-                for cluster, other in sorted(dearer[group].items())
-                if cluster != CLUSTER_NAMES[candidates.cluster[chosen]]
-                and ms[other] > NOTABLE * ms[chosen] > 0
-            ]
-            slower = "; alone it would take longer in " * bool(others)
-            all_reasons.append(how + slower + ", ".join(others))
+        if slots := int(candidates.slots[chosen]):
+            storage = candidates.storages[candidates.storage[chosen]]
+            cold_rows = instance.tables[table].rows - hot_rows
+            share = min(1.0, slots / cold_rows)
+            how = f"slots for {share:.1%} of its rows in {storage.tier}; {how}"
+        if fleet.devices > 1:
+            group = instance.group[table]
+            if instance.forced[group].cluster is not None:
+                how = f"forced, {how}"
+            else:
+                how += _slower(best[group], float(ms[chosen]))
+        all_reasons.append(how)
     return all_reasons
 
 
-def in_slots(instance: Instance, use: TableUse, candidate: int) -> str:
-    """Says how many rows are in slots, how many of a batch's rows are among them, and
-    how long the others take to come to a device."""
-    candidates, workload = instance.candidates, instance.workload
-    storage = candidates.storages[candidates.storage[candidate]]
-    slots = int(candidates.slots[candidate])
-    hot_rows = int(candidates.hot_rows[candidate])
-    cold = use.of_rows(hot_rows, use.rows)
-    cold = cold.in_tier(storage.tier, slots)
-    share = min(1.0, slots / cold.rows)
-    sentence = f"slots for {share:.1%} of its rows in {storage.tier}"
-    missed = cold.missed_rows(workload.batch_size) / workload.devices
-    if not missed:
-        return sentence
-    hits = cold.hit_rate(workload.batch_size)
-    shards = max(1, min(workload.devices, candidates.shards(candidate)))
-    store_ms = candidates.shard_loads(candidate)[STORE_MS].sum()
-    store_ms *= candidates.column_shards[candidate] / shards
-    return (
-        f"{sentence}, {hits:.0%} of those that a batch asks for; {missed:,.0f} rows a "
-        f"step come to a device, in {store_ms:.2g} ms"
-    )
+def _slower(best: dict[str, float], ms: float) -> str:
+    """Says which clusters would take notably longer than these ms."""
+    others = [
+        f"{cluster.upper()} {times(other / ms)}"
+        for cluster, other in sorted(best.items())
+        if other > NOTABLE * ms > 0
+    ]
+    slower = "; alone it would take longer in " * bool(others)
+    return slower + ", ".join(others)
 
 
-def split(
-    candidates: PricedCandidates, chosen: int, owners: np.ndarray, fleet: Fleet
-) -> str:
+def split(rows: int, columns: int, owners: np.ndarray, fleet: Fleet) -> str:
     """Describes a split, such as "row-wise inside a node"."""
-    if not len(owners):
-        return "replicated"
-    if len(owners) == 1:
-        return "whole on one device"
-    rows, columns = (
-        int(candidates.row_shards[chosen]),
-        int(candidates.column_shards[chosen]),
-    )
-    ways = [way for way, n in (("row", rows), ("column", columns)) if n > 1]
+    if fleet.devices == 1:
+        return "one device: nothing to exchange"
+    if len(owners) < 2:
+        return "whole on one device" if len(owners) else "replicated"
+    axes = [axis for axis, n in (("row", rows), ("column", columns)) if n > 1]
     devices = len(set(owners.tolist()))
     nodes = len(set((owners // fleet.gpus_per_node).tolist()))
     where = f"over {devices} devices" if devices > 1 else "on one device"
     if fleet.nodes > 1 and devices > 1:
         where = f"{where} of {nodes} nodes" if nodes > 1 else "inside a node"
-    how = ""
-    if candidates.pooled[chosen]:
-        if candidates.staged[chosen]:
-            how = ", added up inside each" if nodes > 1 else ", added up there"
-        ids = candidates.shard_loads(chosen)[[CERTAIN, EXPECTED]].sum(axis=0)
-        hottest = ids.max() / ids.mean()
-        if hottest >= NOTABLE:
-            how += f", the hottest {times(hottest)} the mean"
-    return f"{'- and '.join(ways)}-wise {where}{how}"
+    return f"{'- and '.join(axes)}-wise {where}"
 
 
 def times(ratio: float) -> str:

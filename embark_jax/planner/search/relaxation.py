@@ -122,14 +122,10 @@ class Relaxation:
         matrix.eliminate_zeros()
         return matrix
 
-    def solve(
-        self, objective: np.ndarray | None = None, crowding: float = 0.0
-    ) -> Solution | None:
+    def solve(self, crowding: float = 0.0) -> Solution | None:
         """Returns the optimum; None if memory does not suffice.
 
         Args:
-          objective: ``[live + rows]`` objective instead of time, without a memory
-            limit.
           crowding: share of the largest shard that is added to the mean as the least
             peak. Above 0 the result bounds nothing, but its candidates are easier to
             place: placing ends up to one shard above the mean.
@@ -139,8 +135,7 @@ class Relaxation:
         number = len(self.live)
         rows = self.spread.rows
         extra = rows * bool(crowding)  # the largest shard is one more variable of a row
-        cost = self.cost if objective is None else objective
-        cost = np.append(cost, np.zeros(extra))
+        cost = np.append(self.cost, np.zeros(extra))
         scale = max(float(cost.max()), TINY)
         upper = np.append(counts[self.group], np.full(rows + extra, np.inf))
         tables = sparse.csr_matrix(
@@ -148,13 +143,11 @@ class Relaxation:
         )
         program = LinearProgram(cost / scale, upper, tables, counts.astype(float))
         program.add_rows(self._peak_rows(crowding), np.zeros(rows + extra))
-        if objective is None:
-            matrix, limits = self._limit_rows()
-            program.add_rows(
-                sparse.csr_matrix(np.pad(matrix, [(0, 0), (0, extra)])), limits
-            )
+        matrix, limits = self._limit_rows()
+        matrix = sparse.csr_matrix(np.pad(matrix, [(0, 0), (0, extra)]))
+        program.add_rows(matrix, limits)
         per_share = self.memory()[0][1] / instance.memory.limit_bytes
-        worth = self.worth / scale if objective is None else program.cost
+        worth = self.worth / scale
         keys = self._added_keys
         program.add_rows(self._largest_rows(keys, extra), np.zeros(len(keys)))
         while True:
@@ -178,7 +171,7 @@ class Relaxation:
         self._added_keys = keys
         # No step gains more than it waits for row stores.
         multipliers = optimum.multipliers.copy()
-        if objective is None and self.has_stores:
+        if self.has_stores:
             last = (1 + bool(crowding)) * rows + len(limits) - 1
             multipliers[last] = min(multipliers[last], 1.0)
         rates = program.cost + program.matrix.T @ multipliers
@@ -216,17 +209,6 @@ class Relaxation:
             np.maximum.at(of_group, self.group[loads.indices], loads.data)
             highest[r] = counts @ of_group
         return float(counts @ self._least_of_groups(rates) + below @ highest)
-
-    def least_bytes(self) -> float:
-        """Returns a bound of memory: no plan takes less on every device."""
-        in_bytes, fixed_bytes = self.memory()
-        scale = self.instance.memory.limit_bytes
-        least = [self.solve(objective=of_time / scale) for of_time in in_bytes]
-        return max(
-            solution.bound_ms * scale + fixed
-            for solution, fixed in zip(least, fixed_bytes, strict=True)
-            if solution is not None
-        )
 
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns ``[2, live + rows]`` bytes in backward of the dense layers and in the

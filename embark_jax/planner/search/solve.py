@@ -11,9 +11,9 @@ from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
+from embark_jax.planner.search.layouts import fewest_slots
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
-from embark_jax.planner.search.ways import fewest_slots
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -50,12 +50,11 @@ def solve(instance: Instance) -> SearchResult:
     Raises:
       DoesNotFitError: if the tables do not fit.
     """
-    enough = table_bytes(instance) <= instance.memory.limit_bytes
-    if lacking := _lacking_numbers(instance, enough):
-        raise DoesNotFitError(lacking)
-    result = _search(instance) if enough else None
+    lacking = _lacking(instance)
+    result = None if lacking else _search(instance)
     if result is None:
-        raise DoesNotFitError(_shortage(instance))
+        lacking = lacking or instance.memory.shortage(least_bytes(instance))
+        raise DoesNotFitError(lacking)
     return result
 
 
@@ -221,84 +220,50 @@ def _whole(values: np.ndarray, total: int) -> np.ndarray:
     return whole
 
 
-def table_bytes(instance: Instance) -> float:
-    """Returns a device's least bytes of tables and optimizer state, if each row lies on
-    one device: its fair share."""
-    total = sum(
+def least_bytes(instance: Instance) -> float:
+    """Returns the bytes that every plan takes on each device: its fair share of the
+    rows, each on one device, with their optimizer state; and the dense layers."""
+    rows_bytes = sum(
         count
         * _least_rows(instance, use)
         * instance.memory.row_bytes(use.table.dim, VALUE_BYTES[use.table.dtype])
         for count, use in zip(instance.counts, instance.uses, strict=True)
     )
-    return total / instance.workload.devices
+    return rows_bytes / instance.workload.devices + instance.objective.fixed_bytes.max()
 
 
 def _least_rows(instance: Instance, use: TableUse) -> int:
     """Returns the fewest rows of a table that are in device memory."""
-    if use.table.tier == "device":
+    if not use.table.cached:
         return use.rows
     return use.table.slots or fewest_slots(use, instance.workload, instance.params)
 
 
-def _shortage(instance: Instance) -> str:
-    """Says what is short, by how much, and where."""
-    if lacking := _lacking_stores(instance):
-        return lacking
-    least_bytes = Relaxation(instance).least_bytes()
-    if least_bytes <= instance.memory.limit_bytes and (many := _many_rows(instance)):
-        return many
-    return instance.memory.shortage(least_bytes)
-
-
-def _lacking_numbers(instance: Instance, enough: bool) -> str:
-    """Says which tables have more rows than devices can number, if any have; of tables
-    on devices only where these have enough memory for them."""
-    devices = instance.workload.devices
-    return "; ".join(
-        f"table {table.name!r} has {table.rows:,} rows on {devices} device"
-        f"{'s' * (devices > 1)}, and a device numbers at most {MAX_SLOTS:,} rows of "
-        "a table"
-        for table in instance.tables
-        if table.rows > devices * MAX_SLOTS and (enough or table.tier != "device")
-    )
-
-
-def _many_rows(instance: Instance) -> str:
-    """Says which rows of one storage are more than a device can number, if all tables
-    that may lie in it do; "" if none are."""
-    rows: dict[tuple[int, str, str], int] = {}
-    for count, use in zip(instance.counts.tolist(), instance.uses, strict=True):
-        kind = use.table.dim, use.table.dtype, use.table.optimizer
-        rows[kind] = rows.get(kind, 0) + count * _least_rows(instance, use)
-    (dim, *_), most = max(rows.items(), key=lambda of_kind: of_kind[1])
-    devices = instance.workload.devices
-    if most <= devices * MAX_SLOTS:
-        return ""
-    return (
-        f"tables of width {dim} have {most:,} rows on {devices} device"
-        f"{'s' * (devices > 1)}, {most // devices:,} on each, and a device numbers at "
-        f"most {MAX_SLOTS:,} rows of a storage; no plan was found that fits"
-    )
-
-
-def _lacking_stores(instance: Instance) -> str:
-    """Says what row stores lack if cached tables fit neither them nor the devices."""
+def _lacking(instance: Instance) -> str:
+    """Says what every plan lacks: device memory, numbers of rows, or room in row
+    stores; "" if it lacks nothing."""
     memory, workload = instance.memory, instance.workload
-    tables = [table for table in instance.tables if table.tier != "device"]
-    rows_bytes = memory.rows_bytes(tables)
-    tiers = {storage.tier for storage in instance.candidates.storages}
-    stores_bytes = workload.fleet.nodes * sum(
-        limit_bytes
-        for tier, limit_bytes in zip(
-            STORED_TIERS, memory.stored_limit_bytes, strict=True
+    if (least := least_bytes(instance)) > memory.limit_bytes:
+        return memory.shortage(least)
+    devices = workload.devices
+    many = [table for table in instance.tables if table.rows > devices * MAX_SLOTS]
+    if many:
+        return (
+            f"table {many[0].name!r} has {many[0].rows:,} rows on {devices} device"
+            f"{'s' * (devices > 1)}, and a device numbers at most {MAX_SLOTS:,} rows "
+            "of a table"
         )
-        if tier in tiers
-    )
-    devices_bytes = workload.devices * memory.limit_bytes
+    cached = [table for table in instance.tables if table.cached]
+    rows_bytes = memory.rows_bytes(cached)
+    tiers = {storage.tier for storage in instance.candidates.storages}
+    of_tiers = zip(STORED_TIERS, memory.stored_limit_bytes, strict=True)
+    stores_bytes = sum(room for tier, room in of_tiers if tier in tiers)
+    stores_bytes *= workload.fleet.nodes
+    devices_bytes = devices * memory.limit_bytes
     if rows_bytes <= stores_bytes + devices_bytes:
         return ""
     return (
-        f"rows of {len(tables)} cached tables and their optimizer state take "
+        f"rows of {len(cached)} cached tables and their optimizer state take "
         f"{rows_bytes / 1e9:,.0f} GB, but host memory and disks have room for "
         f"{stores_bytes / 1e9:,.0f} GB and devices for {devices_bytes / 1e9:,.0f}"
     )
