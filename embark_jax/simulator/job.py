@@ -17,9 +17,8 @@ from embark_jax.planner.request.dense import (
 from embark_jax.planner.request.table_list import TableList, dense_optimizer_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import Kernels
+from embark_jax.plans.options import Dtype, Kernels
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_width
-from embark_jax.simulator.dense import DType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Job:
     features: Sequence[FeatureSpec]
     workload: Workload
     network: DenseNetwork
-    dtype: DType
+    dtype: Dtype
     dense_optimizer: str
 
 

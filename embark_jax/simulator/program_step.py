@@ -18,22 +18,20 @@ import numpy as np
 from embark_jax.planner.cost.pricing import WorkItem, price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import STORE
-from embark_jax.planner.request.dense import DenseNetwork
-from embark_jax.planner.request.workload import Workload
-from embark_jax.plans.clusters import Reach
-from embark_jax.plans.collectives import COMBINED_BYTES
-from embark_jax.plans.kind import StorageKind
-from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec
-from embark_jax.plans.wire import VALUE_BYTES
-from embark_jax.simulator.dense import (
-    FLOAT_BYTES,
-    DType,
+from embark_jax.planner.request.dense import (
+    DenseNetwork,
     device_parameters,
     inputs_width,
 )
-from embark_jax.simulator.dense import VALUE_BYTES as DTYPE_BYTES
+from embark_jax.planner.request.workload import Workload
+from embark_jax.plans import traffic
+from embark_jax.plans.clusters import Reach
+from embark_jax.plans.collectives import COMBINED_BYTES
+from embark_jax.plans.kind import StorageKind
+from embark_jax.plans.options import Cluster, Dtype
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec
+from embark_jax.plans.wire import VALUE_BYTES
 from embark_jax.simulator.tasks import (
     HOST_LINK,
     MEMORY,
@@ -118,7 +116,7 @@ def program_tasks(
     features: Sequence[FeatureSpec],
     workload: Workload,
     network: DenseNetwork,
-    dtype: DType,
+    dtype: Dtype,
     dense_states: int,
 ) -> list[Task]:
     """Returns the tasks of a step, in an order in which they could run one after the
@@ -191,14 +189,14 @@ def program_tasks(
             raise ValueError(f"storage {storage.name}: no place for {sorted(stages)}")
     # One maximum over devices, of all capacities, of the ids out of range, and of the
     # flags of touched rows. It starts when the ids have left.
-    needed_bytes = FLOAT_BYTES * (len(sharded) + 1)
+    needed_bytes = traffic.VALUE_BYTES * (len(sharded) + 1)
     flags_bytes = sum(item.buffer for item in flags)
     routes.append(make.all_reduce(CHECK, CHECK, needed_bytes + flags_bytes, ids_left))
     shared_by = 1
     if workload.dense.parallelism == "tensor":
         shared_by = workload.fleet.gpus_per_node
         # Each device of a node gets the inputs of all of its samples.
-        samples_bytes = shared_by * workload.device_batch * DTYPE_BYTES[dtype]
+        samples_bytes = shared_by * workload.device_batch * VALUE_BYTES[dtype]
         gather_ms = make.rates.node.all_gather_ms(samples_bytes * inputs_width(network))
         forward.append(make.on_node_links(GATHER, GATHER, [gather_ms], outputs))
         outputs = [GATHER]
@@ -241,7 +239,7 @@ def _update_dense(
     if kind == "tensor":
         parameters = device_parameters(network, workload.fleet.gpus_per_node)
     # The gradient is read; the parameter and its states are read and written.
-    update_bytes = parameters * FLOAT_BYTES * (3 + 2 * states)
+    update_bytes = parameters * traffic.VALUE_BYTES * (3 + 2 * states)
     rows_bytes = sum(item.buffer for item in rows)
     waits = [DENSE_GRADIENTS, *rows_ready]
     if kind == "replicated":
@@ -250,10 +248,10 @@ def _update_dense(
         sums = _sums(make, ready, rows_bytes, waits)
         names = [task.name for task in sums]
         return [*sums, make.memory(APPLIED, "dense", update_bytes, names)]
-    moved_bytes = parameters * FLOAT_BYTES
+    moved_bytes = parameters * traffic.VALUE_BYTES
     share = f"{APPLIED}: share"
     # Devices tell each other whether the shares are finite.
-    applied = make.all_reduce(APPLIED, CHECK, FLOAT_BYTES, [share])
+    applied = make.all_reduce(APPLIED, CHECK, traffic.VALUE_BYTES, [share])
     if kind == "tensor":
         rail_ms = make.rates.rail.all_reduce_ms(moved_bytes)
         along = "dense sums over nodes"

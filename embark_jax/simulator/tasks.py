@@ -8,15 +8,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.request.dense import DenseNetwork
-from embark_jax.simulator.dense import (
-    FLOAT_BYTES,
-    VALUE_BYTES,
+from embark_jax.planner.request.dense import (
+    DenseNetwork,
     DeviceProduct,
-    DType,
     device_products,
-    product_ms,
 )
+from embark_jax.plans import traffic
+from embark_jax.plans.options import Dtype
+from embark_jax.plans.wire import VALUE_BYTES
 from embark_jax.simulator.timeline import LINKS, Resource, Task
 
 MEMORY: frozenset[Resource] = frozenset({"memory"})
@@ -97,7 +96,7 @@ class Tasks:
         self,
         network: DenseNetwork,
         batch: int,
-        dtype: DType,
+        dtype: Dtype,
         bottom_after: Iterable[str],
         top_after: Iterable[str],
         resources: frozenset[Resource] = TENSOR_CORES,
@@ -121,7 +120,7 @@ class Tasks:
 
         def products_ms(products: Iterable[DeviceProduct]) -> float:
             return sum(
-                product_ms(self.rates, batch, made.product, dtype) for made in products
+                self.rates.product_ms(batch, *made.product, dtype) for made in products
             )
 
         bottom_ms, cross_ms, top_ms = map(products_ms, (bottom, cross_products, top))
@@ -137,7 +136,7 @@ class Tasks:
 
         def compute(name: str, ms: float, after: Iterable[str], sums: Iterable[int]):
             sums_ms = [
-                self.rates.node.all_reduce_ms(FLOAT_BYTES * batch * values)
+                self.rates.node.all_reduce_ms(traffic.VALUE_BYTES * batch * values)
                 for values in sums
             ]
             if not any(sums_ms):

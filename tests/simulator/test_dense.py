@@ -7,7 +7,6 @@ import pytest
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.plans import fleet
 from embark_jax.simulator import dlrm, dlrm_dcnv2, job_of_list
-from embark_jax.simulator.dense import product_ms
 from tests.planner import published
 
 # EMBark's Table 1, millions a sample.
@@ -42,14 +41,14 @@ def test_the_time_of_a_product():
     rates = Rates(fleet.Fleet(device, efficiency=efficiency))
     # 2 · 100 · 20 · 30 operations at 5e8 a second are 240 µs; the 2 · (100 · 20 +
     # 20 · 30 + 100 · 30) bytes at 5e8 a second only 22.4.
-    product = product_ms(rates, 100, (20, 30), "bfloat16")
+    product = rates.product_ms(100, 20, 30)
     assert product == pytest.approx(0.240 + 0.007)
     # TF32 at half the rate.
-    wide = product_ms(rates, 100, (20, 30), "float32")
+    wide = rates.product_ms(100, 20, 30, "float32")
     assert wide == pytest.approx(0.480 + 0.007)
     # By a column of one: 2 · 100 operations, but 2 · 201 bytes.
-    thin = product_ms(rates, 100, (1, 1), "bfloat16")
+    thin = rates.product_ms(100, 1, 1)
     assert thin == pytest.approx(402 / 5e8 * 1e3 + 0.007)
     ideal = dataclasses.replace(efficiency, kernel_us=0.0)
     faster = Rates(fleet.Fleet(device, efficiency=ideal))
-    assert product_ms(faster, 100, (20, 30), "bfloat16") == pytest.approx(0.240)
+    assert faster.product_ms(100, 20, 30) == pytest.approx(0.240)

@@ -16,8 +16,7 @@ import embark_jax as ej
 from embark_jax import simulator
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload
-from embark_jax.planner.request.dense import DenseLoad
-from embark_jax.simulator.dense import device_products
+from embark_jax.planner.request.dense import DenseLoad, device_products
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step

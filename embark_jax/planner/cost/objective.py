@@ -109,9 +109,7 @@ class Objective:
         self.stored_weights = np.where(
             self.tier >= 0, memory.limit_bytes / limits[self.tier], 0.0
         )
-        self.dense_ms = workload.dense.products_ms(
-            workload.fleet, workload.device_batch
-        )
+        self.dense_ms = model.rates.dense_ms(workload.dense, workload.device_batch)
         self.fixed_bytes = memory.dense_bytes + np.array(
             [memory.activation_bytes, memory.dense_gradient_bytes]
         )
@@ -168,15 +166,6 @@ class Objective:
         """Returns the share of their time in which a step waits for row stores."""
         store_ms = float(loads.store_ms.max())
         return self.exposed_store_ms(loads) / store_ms if store_ms > 0 else 0.0
-
-    def device_ms(self, loads: Loads) -> np.ndarray:
-        """Returns ``[devices]`` busy time of each; in the rest of a step it waits."""
-        peaks = self.peaks(loads)
-        waits_ms = peaks[[PEAK_LOOKUP, PEAK_GRADIENTS]].sum() + loads.update_ms.max()
-        waits_ms += self.exposed_store_ms(loads)
-        own_ms = loads.own[[LOOKUP_MS, GRADIENTS_MS, UPDATE_MS]].sum(axis=(0, 1))
-        own_ms += self.exposed_store_share(loads) * loads.store_ms
-        return self.step_ms(loads) - waits_ms + own_ms
 
     def unit_bytes(self, loads: Loads) -> np.ndarray:
         """Returns ``[peaks, storages]`` bytes that one more unit of each peak takes."""

@@ -130,14 +130,16 @@ class PricedPlan:
         objective, loads = self.objective, self.loads
         stored_bytes = objective.stored_bytes(loads).tolist()
         of_tiers = zip(STORED_TIERS, stored_bytes, strict=True)
+        breakdown = self.breakdown()
+        device_ms = np.sum([*breakdown.phase_ms.values()], axis=0)
         return Prediction(
             COST_MODEL,
             self.step_ms,
             lower_bound_ms,
-            device_ms=tuple(map(float, objective.device_ms(loads))),
+            device_ms=tuple(device_ms.tolist()),
             device_bytes=(objective.bytes(loads),) * self.workload.devices,
             stored_bytes={tier: size for tier, size in of_tiers if size},
-            breakdown=self.breakdown(),
+            breakdown=breakdown,
             placeholders=self.workload.fleet.placeholders,
             kernels=self.workload.kernels,
             overlap=self.workload.overlap,

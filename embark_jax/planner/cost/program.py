@@ -295,7 +295,7 @@ class ProgramModel:
         ids_bytes = ids * ID_VALUES * traffic.VALUE_BYTES
         sent = traffic.all_to_all_bytes(ids_bytes, fleet.nodes, fleet.gpus_per_node)
         ids_ms = float(self.rates.links_ms(sent))
-        dense_ms = workload.dense.products_ms(fleet, workload.device_batch)
+        dense_ms = self.rates.dense_ms(workload.dense, workload.device_batch)
         return min(1.0, dense_ms / ids_ms) if ids_ms else 1.0
 
     def memory_ms(self, work: Work) -> Any:

@@ -7,8 +7,15 @@ import math
 
 import numpy as np
 
+from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.options import Dtype
 from embark_jax.plans.traffic import LinkBytes, all_gather_bytes, all_reduce_bytes
+from embark_jax.plans.wire import VALUE_BYTES
+
+SLOWDOWN: dict[Dtype, int] = {"float32": 2, "bfloat16": 1, "float16": 1}
+"""Time of a matrix product relative to bfloat16: float32 runs as TF32
+(https://www.nvidia.com/en-us/data-center/h100/)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +44,22 @@ class Rates:
         efficiency = self.fleet.efficiency
         rate = self.fleet.device.memory_bytes_per_s * efficiency.memory
         return 1e3 * moved_bytes / rate + kernels * efficiency.kernel_us / 1e3
+
+    def product_ms(
+        self, samples: int, inputs: float, outputs: float, dtype: Dtype = "bfloat16"
+    ) -> float:
+        """Returns the time of the matrix product ``[samples, inputs]`` by ``[inputs,
+        outputs]`` on one device. Each of the two products of backward, which have the
+        same three sizes in another order, takes as long."""
+        moved = samples * inputs + inputs * outputs + samples * outputs
+        flops_per_s = self.fleet.device.flops_per_s * self.fleet.efficiency.flops
+        flops = SLOWDOWN[dtype] * 2 * samples * inputs * outputs
+        moving_ms = self.memory_ms(moved * VALUE_BYTES[dtype])
+        return max(1e3 * flops / flops_per_s, moving_ms) + self.memory_ms(0.0, 1)
+
+    def dense_ms(self, dense: DenseLoad, samples: int) -> float:
+        """Returns the time of forward and backward of the dense layers' products."""
+        return 3 * sum(self.product_ms(samples, *each) for each in dense.products)
 
     def links_ms(self, sent: LinkBytes, latency_us: float = 0.0):
         """Returns the time of a collective; both kinds of links work at once."""

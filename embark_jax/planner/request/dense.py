@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -11,9 +12,6 @@ from embark_jax.plans.options import DenseParallelism
 
 VALUE_BYTES = 4
 """Bytes of a float32."""
-PRODUCT_FLOPS = 6
-"""Operations for a parameter and a sample: a product and a sum, once forward, twice
-backward."""
 
 Product = tuple[int, int]
 """Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""
@@ -40,18 +38,20 @@ class DenseNetwork:
         return len(self.cross) // 2
 
     @property
+    def products(self) -> tuple[Product, ...]:
+        return (*self.bottom, *self.cross, *self.top)
+
+    @property
     def parameters(self) -> int:
         """Weights of all products; biases are left out."""
-        products = (*self.bottom, *self.cross, *self.top)
-        return sum(inputs * outputs for inputs, outputs in products)
+        return sum(inputs * outputs for inputs, outputs in self.products)
 
     @property
     def kept_values(self) -> int:
         """Values a sample that backward needs from forward: the joined values; the
         output of each product; and the output of each cross layer, which is more than
         its products: ``x0 * (W (V x) + b) + x``."""
-        products = (*self.bottom, *self.cross, *self.top)
-        made = sum(outputs for _, outputs in products)
+        made = sum(outputs for _, outputs in self.products)
         return made + self.width * (1 + self.cross_layers)
 
     @property
@@ -87,17 +87,21 @@ class DenseLoad:
       states: number of float32 values that the optimizer keeps for each parameter.
       activation_bytes: bytes of activations a sample.
       parallelism: layout of the dense layers on the devices.
+      known_products: products of the layers, if they are known.
     """
 
     parameters: int
     states: int
     activation_bytes: float
     parallelism: DenseParallelism = "replicated"
+    known_products: tuple[Product, ...] = ()
 
-    def products_ms(self, fleet: Fleet, samples: int) -> float:
-        """Returns the time of the matrix products of these samples on one device."""
-        flops_per_s = fleet.device.flops_per_s * fleet.efficiency.flops
-        return 1e3 * PRODUCT_FLOPS * self.parameters * samples / flops_per_s
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Products of the layers; of unknown ones a square product of as many
+        weights."""
+        side = math.sqrt(self.parameters)
+        return self.known_products or ((side, side),) * (self.parameters > 0)
 
     def held_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of parameters and their states."""
@@ -194,3 +198,69 @@ def _parallel(width: int, top: Sequence[int]) -> tuple[Product, ...]:
 
 def _products(inputs: int, widths: Sequence[int]) -> Iterator[Product]:
     return pairwise((inputs, *widths))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceProduct:
+    """A product as one device of a node computes it.
+
+    Attributes:
+      product: the device's part of it, or all of it.
+      forward_sum, backward_sum: values a sample of the node's batch that its devices
+        sum, after the product and after its gradient by the inputs.
+    """
+
+    product: Product
+    forward_sum: int = 0
+    backward_sum: int = 0
+
+
+def inputs_width(network: DenseNetwork) -> int:
+    """Returns the values of a sample that come from outside the layers: dense features,
+    embeddings and a label."""
+    if not network.bottom:
+        return network.width + 1
+    made = network.bottom[-1][1]
+    return network.bottom[0][0] + network.width - made + 1
+
+
+def device_parameters(network: DenseNetwork, gpus_per_node: int) -> int:
+    """Returns the weights on a device where layers are split inside nodes."""
+    return sum(
+        math.prod(made.product)
+        for products in device_products(network, gpus_per_node)
+        for made in products
+    )
+
+
+def device_products(
+    network: DenseNetwork, gpus_per_node: int
+) -> tuple[list[DeviceProduct], list[DeviceProduct], list[DeviceProduct]]:
+    """Returns the products of bottom, cross layers and top where layers are split
+    inside nodes (``models.layers``): two successive ones, the first by columns, the
+    second by rows, if their width can be divided. Only the second's output needs a sum,
+    and backward the gradient by the first's inputs, unless they are the data.
+
+    Args:
+      network: the layers.
+      gpus_per_node: devices that share them; 1 leaves them whole.
+    """
+    bottom = _in_pairs(network.bottom, gpus_per_node)
+    if bottom:
+        bottom[0] = dataclasses.replace(bottom[0], backward_sum=0)
+    cross = _in_pairs(network.cross, gpus_per_node)
+    return bottom, cross, _in_pairs(network.top, gpus_per_node)
+
+
+def _in_pairs(products: Sequence[Product], gpus: int) -> list[DeviceProduct]:
+    made: list[DeviceProduct] = []
+    rest = list(products)
+    while rest:
+        inputs, width = rest.pop(0)
+        if gpus > 1 and width % gpus == 0 and rest and rest[0][0] == width:
+            _, outputs = rest.pop(0)
+            made.append(DeviceProduct((inputs, width // gpus), backward_sum=inputs))
+            made.append(DeviceProduct((width // gpus, outputs), forward_sum=outputs))
+        else:
+            made.append(DeviceProduct((inputs, width)))
+    return made

@@ -172,7 +172,11 @@ class TableList(Config):
             network = self.dense.network(tables, features)
             states = STATE_VALUES[dense_optimizer_of(optimizer)][0]
             dense = DenseLoad(
-                network.parameters, states, network.activation_bytes, parallelism
+                network.parameters,
+                states,
+                network.activation_bytes,
+                parallelism,
+                network.products,
             )
         return Workload(
             fleet,

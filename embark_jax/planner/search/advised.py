@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from embark_jax.planner.cost.pricing import price
+from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import Workload, looks_ahead
 from embark_jax.planner.search.planning import bound_ms, plan_for
 from embark_jax.planner.search.solve import DoesNotFitError
@@ -207,7 +208,9 @@ def _faster(request: _Request, made: Plan) -> Iterator[str]:
         workload, fleet = request.workload, request.workload.fleet
         if workload.dense.parameters:
             here_ms, there_ms = (
-                workload.dense.products_ms(each, workload.batch_size // each.devices)
+                Rates(each).dense_ms(
+                    workload.dense, workload.batch_size // each.devices
+                )
                 for each in (fleet, dataclasses.replace(fleet, nodes=fewer.nodes))
             )
             text += (

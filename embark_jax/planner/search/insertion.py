@@ -40,7 +40,7 @@ LEAST_LOAD = 1e-9
 error."""
 
 
-class Shortlist:
+class Tried:
     """Some candidates of alike tables, by positions.
 
     Attributes:
@@ -170,26 +170,26 @@ class Insertion:
         powers = _power(1 / longer, self.power) + _power(ratio / longer, self.power)
         return step_ms * (longer * powers ** (1 / self.power) - 1)
 
-    def best(self, shortlist: Shortlist) -> tuple[float, int, np.ndarray]:
+    def best(self, tried: Tried) -> tuple[float, int, np.ndarray]:
         """Returns ``(growth of the smooth cost, candidate, owners)`` for the candidate
-        of the shortlist that adds least."""
+        of the tried that adds least."""
         loads, power = self.assignment.loads, self.power
-        s = shortlist.storage
+        s = tried.storage
         own = loads.own[:, s]
         own[UPDATE_MS] = loads.update_ms
         own[STORE_MS] = loads.store_ms
-        with_largest = own + shortlist.largest[:, :, None]
+        with_largest = own + tried.largest[:, :, None]
         held = self._objective.counted(np.stack([own, with_largest], axis=1))
         scale = np.maximum(held[:, 1].max(axis=2, keepdims=True), LEAST_LOAD)
         powers = _power(held / scale[:, None], power)
         prices = self._prices[:, s] * scale[:, :, 0]
         scores = np.einsum("kc,kcd->cd", prices, powers[:, 1] - powers[:, 0])
         devices = np.argsort(scores, axis=1, kind="stable")
-        costs = self._everywhere(shortlist)
-        if len(shortlist.staged):
-            self._choose_nodes(shortlist, scores, costs, devices)
+        costs = self._everywhere(tried)
+        if len(tried.staged):
+            self._choose_nodes(tried, scores, costs, devices)
         of_all = np.arange(len(s))[:, None]
-        after = own[:, of_all, devices] + shortlist.loads
+        after = own[:, of_all, devices] + tried.loads
         after = self._objective.counted(after) / scale
         growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
         costs += (prices * growth)[:AMOUNT_STORE].sum(axis=0)
@@ -199,68 +199,68 @@ class Insertion:
             memory_ms = (self._memory_prices[:, s] * scale[:PEAK_NODE, :, 0]) * growth[
                 :PEAK_NODE
             ]
-            longer_ms = costs - memory_ms.sum(axis=0) - self._held_ms(shortlist)
+            longer_ms = costs - memory_ms.sum(axis=0) - self._held_ms(tried)
             before_ms = self._devices_ms()
             costs += self._exposed(before_ms + longer_ms, store_ms + store_growth)
             costs -= self._exposed(before_ms, store_ms)
         best = int(np.argmin(costs))
-        owners = devices[best][shortlist.positions[best]]
-        if not self.assignment.instance.candidates.shards(int(shortlist.chosen[best])):
+        owners = devices[best][tried.positions[best]]
+        if not self.assignment.instance.candidates.shards(int(tried.chosen[best])):
             owners = owners[:0]
-        return float(costs[best]), int(shortlist.chosen[best]), owners
+        return float(costs[best]), int(tried.chosen[best]), owners
 
     def _choose_nodes(
         self,
-        shortlist: Shortlist,
+        tried: Tried,
         scores: np.ndarray,
         costs: np.ndarray,
         devices: np.ndarray,
     ) -> None:
         """Adds the cost of node sums to ``costs`` for candidates that are added up
         inside nodes, and orders ``devices`` node by node."""
-        staged, power = shortlist.staged, self.power
-        s = shortlist.storage[staged]
+        staged, power = tried.staged, self.power
+        s = tried.storage[staged]
         held = self.assignment.loads.node_sums[s]
-        largest = shortlist.node_sums.max(axis=1, keepdims=True)
+        largest = tried.node_sums.max(axis=1, keepdims=True)
         scale = np.maximum((held + largest).max(axis=1, keepdims=True), LEAST_LOAD)
         before = _power(held / scale, power)
         prices = self._node_prices[s] * scale[:, 0]
         of_nodes = scores[staged].reshape(len(s), held.shape[1], -1)
         inside = np.argsort(of_nodes, axis=2, kind="stable")
         best = np.take_along_axis(of_nodes, inside, axis=2)
-        node_scores = np.einsum("cng,cg->cn", best, shortlist.in_node)
+        node_scores = np.einsum("cng,cg->cn", best, tried.in_node)
         node_scores += prices[:, None] * (
             _power((held + largest) / scale, power) - before
         )
         nodes = np.argsort(node_scores, axis=1, kind="stable")
         of_all = np.arange(len(s))[:, None]
-        after = _power((held[of_all, nodes] + shortlist.node_sums) / scale, power)
+        after = _power((held[of_all, nodes] + tried.node_sums) / scale, power)
         costs[staged] += prices * (_root(after, power) - _root(before, power))
         gpus = of_nodes.shape[2]
         by_node = inside[of_all, nodes] + nodes[:, :, None] * gpus
         devices[staged] = by_node.reshape(len(s), -1)
 
-    def _everywhere(self, shortlist: Shortlist) -> np.ndarray:
+    def _everywhere(self, tried: Tried) -> np.ndarray:
         """Returns ``[candidates]`` costs that arise wherever their shards lie."""
         instance, loads = self.assignment.instance, self.assignment.loads
         candidates = instance.candidates
-        hot = candidates.hot_storage[shortlist.chosen]
-        opened = loads.tables[shortlist.storage] == 0
+        hot = candidates.hot_storage[tried.chosen]
+        opened = loads.tables[tried.storage] == 0
         opened_hot = (hot >= 0) & (loads.tables[hot] == 0)
         fixed_ms = instance.objective.fixed_ms
         return (
-            candidates.everywhere_ms[shortlist.chosen]
-            + fixed_ms[shortlist.storage] * opened
+            candidates.everywhere_ms[tried.chosen]
+            + fixed_ms[tried.storage] * opened
             + fixed_ms[hot] * opened_hot
-            + self._held_ms(shortlist)
+            + self._held_ms(tried)
         )
 
-    def _held_ms(self, shortlist: Shortlist) -> np.ndarray:
+    def _held_ms(self, tried: Tried) -> np.ndarray:
         """Returns ``[candidates]`` the price of memory that they take wherever their
         shards lie."""
         instance = self.assignment.instance
         held = instance.candidates.everywhere_bytes + instance.stored_bytes
-        return self.ms_per_byte * held[shortlist.chosen]
+        return self.ms_per_byte * held[tried.chosen]
 
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 
 from embark_jax.planner.search.assignment import Assignment
-from embark_jax.planner.search.insertion import Insertion, Shortlist
+from embark_jax.planner.search.insertion import Insertion, Tried
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Solution
 
@@ -26,18 +26,18 @@ class LocalSearch:
 
     Attributes:
       instance: instance to plan.
-      shortlists: ``[groups]`` candidates that tables choose among.
+      tried: ``[groups]`` candidates that tables choose among.
       movable: ``[tables]`` whether the planner chooses their owners.
     """
 
-    def __init__(self, instance: Instance, relaxed: Solution, shortlist: int):
+    def __init__(self, instance: Instance, relaxed: Solution, tried: int):
         """
         Args:
           instance: instance to plan.
           relaxed: solution that says which candidates are promising: those taken, and
             those that raise the bound least. The one with the smallest shard is tried,
             too, since memory may be short.
-          shortlist: number of candidates of a group that its tables choose among.
+          tried: number of candidates of a group that its tables choose among.
         """
         self.instance = instance
         free = np.array([owners is None for owners in instance.owners])
@@ -46,11 +46,11 @@ class LocalSearch:
         order = np.lexsort((-relaxed.tables, relaxed.above_ms, table))
         order = order[np.isfinite(relaxed.above_ms[order])]
         first = np.searchsorted(table[order], np.arange(1, len(instance.counts)))
-        self.shortlists: list[Shortlist] = []
+        self.tried: list[Tried] = []
         for promising in np.split(order, first):
             smallest = promising[np.argmin(instance.shard_bytes[promising])]
-            chosen = np.unique(np.append(promising[:shortlist], smallest))
-            self.shortlists.append(Shortlist(instance, chosen))
+            chosen = np.unique(np.append(promising[:tried], smallest))
+            self.tried.append(Tried(instance, chosen))
 
     def construct(self, chosen: np.ndarray, ms_per_byte: float) -> Assignment:
         """Inserts all tables: those with forced owners first, then those whose row
@@ -63,20 +63,18 @@ class LocalSearch:
         instance = self.instance
         assignment = Assignment(instance, chosen)
         insertion = Insertion(assignment, instance.params.powers[0], ms_per_byte)
-        shortlists = {
-            c: Shortlist(instance, np.array([c])) for c in np.unique(chosen).tolist()
-        }
+        alone = {c: Tried(instance, np.array([c])) for c in np.unique(chosen).tolist()}
         forced = instance.owners
         for table in np.flatnonzero(~self.movable).tolist():
             owners = forced[instance.group[table]]
             assignment.put(table, int(chosen[table]), np.asarray(owners))
         candidates = instance.candidates
         together = np.where(candidates.staged, candidates.row_shards, 0)
-        costs = {c: insertion.best(shortlist)[0] for c, shortlist in shortlists.items()}
+        costs = {c: insertion.best(tried)[0] for c, tried in alone.items()}
         cost = np.array([costs[c] for c in chosen.tolist()])
         order = np.lexsort((np.arange(len(chosen)), -cost, -together[chosen]))
         for table in order[self.movable[order]].tolist():
-            _, candidate, owners = insertion.best(shortlists[int(chosen[table])])
+            _, candidate, owners = insertion.best(alone[int(chosen[table])])
             insertion.put(table, candidate, owners)
         return assignment
 
@@ -190,7 +188,7 @@ class LocalSearch:
             if failures[group, candidate] >= self.instance.params.failures:
                 continue
             insertion.take(table)
-            growth, other, devices = insertion.best(self.shortlists[group])
+            growth, other, devices = insertion.best(self.tried[group])
             moved_cost = insertion.smooth_cost() + growth
             if moved_cost < (1 - LEAST_GAIN) * cost:
                 insertion.put(table, other, devices)

@@ -24,10 +24,10 @@ class SearchParams:
     rounded_groups: int = 120
     """Groups of alike tables in all roundings together: models with more groups have
     fewer roundings improved."""
-    shortlist: int = 16
+    tried: int = 16
     """Number of candidates of a group that moves choose among: the best ones of the
     relaxation."""
-    last_shortlist: int = 32
+    last_tried: int = 32
     """Number of candidates of a group that the last moves, of the best plan, choose
     among: with more memory than it needs, DLRM-DCNv2 on 8 H100 has one plan, not
     three."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 
@@ -66,19 +65,19 @@ def _search(instance: Instance) -> SearchResult | None:
         relaxation = Relaxation(instance, allowed)
         relaxed = relaxation.solve()
         if relaxed is not None:
-            starts.append(Start(relaxation, relaxed))
-    starts.sort(key=lambda start: start.relaxed.bound_ms)
+            starts.append((relaxed.bound_ms, len(starts), relaxation, relaxed))
+    starts.sort()
     best: SearchResult | None = None
-    for start in starts:
+    for bound_ms, _, relaxation, relaxed in starts:
         # No plan of this start is faster than its bound, nor of those that follow.
-        if best and (instance.is_large or start.relaxed.bound_ms >= best.step_ms):
+        if best and (instance.is_large or bound_ms >= best.step_ms):
             break
-        result = start.search_plan()
+        result = _search_plan(relaxation, relaxed)
         if result and (best is None or result.step_ms < best.step_ms):
             best = result
     if best is None:
         return None
-    return dataclasses.replace(best, bound_ms=starts[0].relaxed.bound_ms)
+    return dataclasses.replace(best, bound_ms=starts[0][0])
 
 
 def searched(instance: Instance) -> list[np.ndarray]:
@@ -115,82 +114,61 @@ def searched(instance: Instance) -> list[np.ndarray]:
     ]
 
 
-class Start:
-    """The start of searches among some candidates.
+def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | None:
+    """Returns the best plan that fits of the candidates of a relaxation, if any is
+    found.
 
-    Attributes:
-      relaxation, relaxed: the linear program and its solution.
+    Where memory is short it gets a price, which rises from nothing until a plan fits,
+    and on while plans get faster: the fullest device counts for all, and only whole
+    plans show how full it is. A large model hardly fits without a price, and must do
+    with one plan. The last moves choose among more candidates, as the relaxation has
+    many optima, of unlike candidates.
     """
-
-    def __init__(self, relaxation: Relaxation, relaxed: Solution):
-        self.relaxation = relaxation
-        self.relaxed = relaxed
-
-    @functools.cached_property
-    def search(self) -> LocalSearch:
-        return self._search(self.relaxation.instance.params.shortlist)
-
-    @functools.cached_property
-    def choices(self) -> list[np.ndarray]:
-        """Returns the roundings worth a search, each ``[tables]`` candidates: of the
-        relaxation, and of relaxations with crowded peaks."""
-        instance = self.relaxation.instance
-        params = instance.params
-        number = max(1, params.rounded_groups // len(instance.counts))
-        solutions = [self.relaxed]
-        for crowding in params.crowding[1:number]:
-            solutions.append(self.relaxation.solve(crowding=crowding) or self.relaxed)
-        return [_round_tables(instance, solution.tables) for solution in solutions]
-
-    def search_plan(self) -> SearchResult | None:
-        """Returns the best plan that fits, if any is found.
-
-        Where memory is short it gets a price, which rises from nothing until a plan
-        fits, and on while plans get faster: the fullest device counts for all, and only
-        whole plans show how full it is. A large model hardly fits without a price, and
-        must do with one plan. The last moves choose among more candidates, as the
-        relaxation has many optima, of unlike shortlists.
-        """
-        instance = self.relaxation.instance
-        params = instance.params
-        of_all_ms = params.memory_price * self.relaxed.bound_ms
-        first_price = of_all_ms / instance.memory.limit_bytes
-        ms_per_byte = first_price if instance.is_large else 0.0
-        best: SearchResult | None = None
-        for _ in range(params.memory_searches):
-            placed = [
-                self._plan_from(chosen, np.random.default_rng(seed), ms_per_byte)
-                for seed, chosen in enumerate(self.choices)
-            ]
-            fastest = min(placed, key=Assignment.step_ms)
-            if not fastest.fits():
-                placed.append(self.search.fill(fastest))
-            result = SearchResult(
-                min(placed, key=Assignment.rank), self.relaxed.bound_ms, ms_per_byte
-            )
-            if result.assignment.fits():
-                if best is not None and result.step_ms >= best.step_ms:
-                    break
-                best = result
-            if best is not None and (instance.is_large or fastest.fits()):
+    instance = relaxation.instance
+    params = instance.params
+    roundings = _roundings(relaxation, relaxed)
+    search = LocalSearch(instance, relaxed, params.tried)
+    of_all_ms = params.memory_price * relaxed.bound_ms
+    first_price = of_all_ms / instance.memory.limit_bytes
+    ms_per_byte = first_price if instance.is_large else 0.0
+    best: SearchResult | None = None
+    for _ in range(params.memory_searches):
+        placed = []
+        for seed, chosen in enumerate(roundings):
+            assignment = search.construct(chosen, ms_per_byte)
+            dice = np.random.default_rng(seed)
+            placed.append(search.improve(assignment, dice, ms_per_byte))
+        fastest = min(placed, key=Assignment.step_ms)
+        if not fastest.fits():
+            placed.append(search.fill(fastest))
+        result = SearchResult(
+            min(placed, key=Assignment.rank), relaxed.bound_ms, ms_per_byte
+        )
+        if result.assignment.fits():
+            if best is not None and result.step_ms >= best.step_ms:
                 break
-            ms_per_byte = 4 * ms_per_byte or first_price
-        if best is None:
-            return None
-        search = self._search(params.last_shortlist)
-        dice = np.random.default_rng(0)
-        moved = search.improve(best.assignment.copy(), dice, best.ms_per_byte)
-        return dataclasses.replace(best, assignment=search.fill(moved))
+            best = result
+        if best is not None and (instance.is_large or fastest.fits()):
+            break
+        ms_per_byte = 4 * ms_per_byte or first_price
+    if best is None:
+        return None
+    search = LocalSearch(instance, relaxed, params.last_tried)
+    dice = np.random.default_rng(0)
+    moved = search.improve(best.assignment.copy(), dice, best.ms_per_byte)
+    return dataclasses.replace(best, assignment=search.fill(moved))
 
-    def _search(self, shortlist: int) -> LocalSearch:
-        return LocalSearch(self.relaxation.instance, self.relaxed, shortlist)
 
-    def _plan_from(
-        self, chosen: np.ndarray, dice: np.random.Generator, ms_per_byte: float
-    ) -> Assignment:
-        """Returns a plan that begins with these candidates, ``[tables]``."""
-        assignment = self.search.construct(chosen, ms_per_byte)
-        return self.search.improve(assignment, dice, ms_per_byte)
+def _roundings(relaxation: Relaxation, relaxed: Solution) -> list[np.ndarray]:
+    """Returns the roundings worth a search, each ``[tables]`` candidates: of the
+    relaxation, and of relaxations with crowded peaks."""
+    instance = relaxation.instance
+    params = instance.params
+    number = max(1, params.rounded_groups // len(instance.counts))
+    solutions = [relaxed]
+    for crowding in params.crowding[1:number]:
+        solutions.append(relaxation.solve(crowding) or relaxed)
+    return [_round_tables(instance, solution.tables) for solution in solutions]
 
 
 def _round_tables(instance: Instance, tables: np.ndarray) -> np.ndarray:
