@@ -109,7 +109,9 @@ def all_ms(instance, allowed):
     peaks = np.stack([own[:, 0], ids, own[:, 3], own[:, 4], own[:, 5]], axis=1).max(
         axis=3
     )
-    peaks = np.concatenate([peaks, of_node.max(axis=2)[:, None]], axis=1)
+    free = np.zeros_like(peaks[:, :2])  # update and row stores, counted below
+    of_node = of_node.max(axis=2)[:, None]
+    peaks = np.concatenate([peaks, free, of_node], axis=1)
     assert peaks.shape[1] == len(PEAKS)
     ms = (objective.prices * peaks).sum(axis=(1, 2)) + used @ objective.fixed_ms
     ms += rest[:, -2] + own[:, 6].sum(axis=1).max(axis=1)

@@ -52,14 +52,20 @@ from embark_jax.plans import traffic
 from embark_jax.plans.capacities import capacity_of
 from embark_jax.plans.kind import StorageKind
 
-PEAKS = range(6)
-PEAK_SUMS, PEAK_IDS, PEAK_ROWS, PEAK_LOOKUP, PEAK_GRADIENTS, PEAK_NODE = PEAKS
-"""Peaks of a storage: partial sums, capacity, rows, ms of lookup and of gradients, and
-partial sums of the fullest node."""
-AMOUNTS = 7
-AMOUNT_UPDATE, AMOUNT_STORE = 5, 6
-"""What ``Objective.counted`` returns after the first five peaks: ms of the update and
-of row stores."""
+PEAKS = range(8)
+(
+    PEAK_SUMS,
+    PEAK_IDS,
+    PEAK_ROWS,
+    PEAK_LOOKUP,
+    PEAK_GRADIENTS,
+    PEAK_UPDATE,
+    PEAK_STORE,
+    PEAK_NODE,
+) = PEAKS
+"""Peaks of a storage: partial sums, capacity, rows, and ms of lookup, gradients, update
+and row stores of the fullest device; and partial sums of the fullest node. Those of
+update and row stores have no price, as they are of all storages together."""
 
 
 class Objective:
@@ -119,27 +125,26 @@ class Objective:
         # Tables that were removed leave rounding errors below zero.
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
-    def counted(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
-        """Returns ``[AMOUNTS, ...]`` amounts that have a price, from ``[KINDS, ...]``
-        loads: in the order of peaks partial sums, capacity, rows, ms of lookup and of
-        gradients, then ms of the update and of row stores. ``at_least`` leaves out what
-        chance adds to a capacity, so that the parts of a sum add up."""
-        amounts = np.empty((AMOUNTS, *own.shape[1:]))
-        amounts[PEAK_SUMS] = own[SUMS]
+    def of_devices(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
+        """Returns ``[PEAK_NODE, ...]`` what may be a peak, from ``[KINDS, ...]`` loads.
+        ``at_least`` leaves out what chance adds to a capacity, so that the parts of a
+        sum add up."""
+        found = np.empty((PEAK_NODE, *own.shape[1:]))
+        found[PEAK_SUMS] = own[SUMS]
         if at_least:
-            amounts[PEAK_IDS] = own[CERTAIN] + self.slack * own[EXPECTED]
+            found[PEAK_IDS] = own[CERTAIN] + self.slack * own[EXPECTED]
         else:
-            amounts[PEAK_IDS] = self.capacities(own[CERTAIN], own[EXPECTED])
-        amounts[PEAK_ROWS] = own[ROWS]
-        amounts[PEAK_LOOKUP] = own[LOOKUP_MS]
-        amounts[PEAK_GRADIENTS] = own[GRADIENTS_MS]
-        amounts[AMOUNT_UPDATE] = own[UPDATE_MS]
-        amounts[AMOUNT_STORE] = own[STORE_MS]
-        return amounts
+            found[PEAK_IDS] = self.capacities(own[CERTAIN], own[EXPECTED])
+        found[PEAK_ROWS] = own[ROWS]
+        found[PEAK_LOOKUP] = own[LOOKUP_MS]
+        found[PEAK_GRADIENTS] = own[GRADIENTS_MS]
+        found[PEAK_UPDATE] = own[UPDATE_MS]
+        found[PEAK_STORE] = own[STORE_MS]
+        return found
 
     def peaks(self, loads: Loads) -> np.ndarray:
-        """Returns ``[peaks, storages]`` loads of the fullest devices."""
-        own = self.counted(loads.own)[:PEAK_NODE].max(axis=2)
+        """Returns ``[peaks, storages]`` loads of the fullest devices and nodes."""
+        own = self.of_devices(loads.own).max(axis=2)
         return np.concatenate([own, loads.node_sums.max(axis=1)[None]])
 
     def step_ms(self, loads: Loads) -> float:

@@ -42,7 +42,7 @@ class Work:
     Attributes:
       phase: phase of the step.
       what: name of what is moved.
-      memory_bytes: bytes read and written in device memory; ``[shapes]`` or ``[row
+      memory_bytes: bytes read and written in device memory; ``[candidates]`` or ``[row
         shards]`` if it is the work of several.
       collective: collective that carries it; None if it does not travel.
       reach: devices that take part in the collective.

@@ -28,9 +28,9 @@ from embark_jax.planner.cost.loads import (
     UPDATE_MS,
 )
 from embark_jax.planner.cost.objective import (
-    AMOUNT_STORE,
-    AMOUNTS,
     PEAK_NODE,
+    PEAK_STORE,
+    PEAK_UPDATE,
 )
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -101,11 +101,8 @@ class Insertion:
         self.ms_per_byte = ms_per_byte
         unit_bytes = objective.unit_bytes(assignment.loads)
         prices = objective.prices + ms_per_byte * unit_bytes
-        # Prices of the amounts on each device; those of update and row stores are 1.
-        self._prices = np.ones((AMOUNTS, prices.shape[1]))
-        self._prices[:PEAK_NODE] = prices[:PEAK_NODE]
+        self._prices, self._node_prices = prices[:PEAK_NODE], prices[PEAK_NODE]
         self._memory_prices = ms_per_byte * unit_bytes[:PEAK_NODE]
-        self._node_prices = prices[PEAK_NODE]
         self._storage_ms, self._memory_ms = np.zeros((2, len(objective.storages)))
         for s in np.flatnonzero(assignment.loads.tables).tolist():
             self._reprice(s)
@@ -126,9 +123,9 @@ class Insertion:
     def _reprice(self, s: int) -> None:
         """Prices one storage anew."""
         loads = self.assignment.loads
-        means = _norm(self._objective.counted(loads.own[:, s]), self.power)
-        ms = float(self._prices[:PEAK_NODE, s] @ means[:PEAK_NODE])
-        self._memory_ms[s] = self._memory_prices[:, s] @ means[:PEAK_NODE]
+        means = _norm(self._objective.of_devices(loads.own[:, s]), self.power)
+        ms = float(self._prices[:, s] @ means)
+        self._memory_ms[s] = self._memory_prices[:, s] @ means
         if self._node_prices[s]:
             ms += self._node_prices[s] * float(_norm(loads.node_sums[s], self.power))
         self._storage_ms[s] = ms - self._memory_ms[s]
@@ -179,10 +176,12 @@ class Insertion:
         own[UPDATE_MS] = loads.update_ms
         own[STORE_MS] = loads.store_ms
         with_largest = own + tried.largest[:, :, None]
-        held = self._objective.counted(np.stack([own, with_largest], axis=1))
+        held = self._objective.of_devices(np.stack([own, with_largest], axis=1))
         scale = np.maximum(held[:, 1].max(axis=2, keepdims=True), LEAST_LOAD)
         powers = _power(held / scale[:, None], power)
-        prices = self._prices[:, s] * scale[:, :, 0]
+        prices = self._prices[:, s]
+        prices[[PEAK_UPDATE, PEAK_STORE]] = 1.0
+        prices *= scale[:, :, 0]
         scores = np.einsum("kc,kcd->cd", prices, powers[:, 1] - powers[:, 0])
         devices = np.argsort(scores, axis=1, kind="stable")
         costs = self._everywhere(tried)
@@ -190,15 +189,13 @@ class Insertion:
             self._choose_nodes(tried, scores, costs, devices)
         of_all = np.arange(len(s))[:, None]
         after = own[:, of_all, devices] + tried.loads
-        after = self._objective.counted(after) / scale
+        after = self._objective.of_devices(after) / scale
         growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
-        costs += (prices * growth)[:AMOUNT_STORE].sum(axis=0)
+        costs += (prices * growth)[:PEAK_STORE].sum(axis=0)
         store_ms = _norm(loads.store_ms, power)
-        store_growth = (prices * growth)[AMOUNT_STORE]
+        store_growth = (prices * growth)[PEAK_STORE]
         if store_ms > LEAST_LOAD or store_growth.any():
-            memory_ms = (self._memory_prices[:, s] * scale[:PEAK_NODE, :, 0]) * growth[
-                :PEAK_NODE
-            ]
+            memory_ms = self._memory_prices[:, s] * scale[:, :, 0] * growth
             longer_ms = costs - memory_ms.sum(axis=0) - self._held_ms(tried)
             before_ms = self._devices_ms()
             costs += self._exposed(before_ms + longer_ms, store_ms + store_growth)

@@ -2,12 +2,12 @@
 
 Shards have no owners in it, so that every load may be spread evenly over the devices,
 and tables may take fractions of candidates. In symbols, where x_c tables of group g
-take candidate c, and y_r is the peak of row r (``spread.py``)::
+take candidate c, and y_p is peak p (``spread.py``)::
 
-    minimise   Σ_c everywhere_c x_c + Σ_r price_r y_r + w
+    minimise   Σ_c everywhere_c x_c + Σ_p price_p y_p + w
     such that  Σ_{c of g} x_c = count_g                        every table takes one
-               y_r ≥ Σ_c mean_rc x_c                            at least the mean
-               y_r ≥ Σ_{c of g} largest_rc x_c / count_g        and the largest shard
+               y_p ≥ Σ_c mean_pc x_c                            at least the mean
+               y_p ≥ Σ_{c of g} largest_pc x_c / count_g        and the largest shard
                bytes(x, y) ≤ limit                              where memory is short
                w ≥ store(y) - dense - cost(x, y)                with look-ahead
 
@@ -16,11 +16,11 @@ its shards, so that every plan satisfies these rows. The use of a storage is one
 peak, whose largest "shard" is 1. The peak of row stores has no price: w is what the
 step waits for them, all of it without look-ahead.
 
-There are many rows of the third kind, one for each group and row, and few matter: those
-that a solution breaks are added, until it breaks none. The bound counts all candidates
-at the last multipliers (weak duality), so that it holds whatever rows are left out.
-Rows that take only memory have no price until memory is short, and only these rows can
-show that; so memory always has a small price in the check for broken rows.
+There are many rows of the third kind, one for each group and peak, and few matter:
+those that a solution breaks are added, until it breaks none. The bound counts all
+candidates at the last multipliers (weak duality), so that it holds whatever rows are
+left out. Rows that take only memory have no price until memory is short, and only these
+rows can show that; so memory always has a small price in the check for broken rows.
 
 A candidate is left out if another of its group and storage has no larger mean, largest
 shard, time or bytes: in its place, the other makes no left side larger.
@@ -33,18 +33,17 @@ import dataclasses
 import numpy as np
 from scipy import sparse
 
-from embark_jax.planner.cost.objective import PEAK_IDS, PEAK_NODE
+from embark_jax.planner.cost.objective import PEAK_STORE
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.linear_program import LinearProgram
 from embark_jax.planner.search.spread import (
-    EXPOSED_ROW,
-    STORE,
-    STORE_ROW,
-    UPDATE_ROW,
+    OF_STORAGES,
     spread_evenly,
     undominated,
 )
 
+STORE, EXPOSED = -2, -1
+"""Numbers of the last peaks: of row stores, and what is exposed of them."""
 TINY = 1e-300
 SAFETY = 1e-9
 """Share by which a bound is lowered for rounding errors."""
@@ -73,11 +72,11 @@ class Relaxation:
       spread: candidates of the instance, spread evenly.
       live: ``[live]`` candidates that are not left out.
       group: ``[live]`` group of each.
-      mean, largest: ``[rows, live]`` values of ``spread``, in units of ``unit``.
-      unit: ``[rows]`` largest value of any candidate.
-      worth: ``[live + rows]`` ms of each table and of a unit of each peak.
-      cost: ``[live + rows]`` objective: the same without row stores' peak.
-      shards: for each element of ``largest`` its key ``group * rows + row``, by which
+      mean, largest: ``[peaks, live]`` values of ``spread``, in units of ``unit``.
+      unit: ``[peaks]`` largest value of any candidate.
+      worth: ``[live + peaks]`` ms of each table and of a unit of each peak.
+      cost: ``[live + peaks]`` objective: the same without row stores' peak.
+      shards: for each element of ``largest`` its key ``group * peaks + peak``, by which
         they are ordered; its candidate; and its value.
     """
 
@@ -92,32 +91,32 @@ class Relaxation:
         self.spread = spread = spread_evenly(instance)
         self.live = np.flatnonzero(undominated(instance, spread) & allowed)
         self.group = candidates.table[self.live]
-        row = spread.row[:, self.live]
+        peak = spread.peak[:, self.live]
         mean = spread.mean[:, self.live]
         largest = spread.largest[:, self.live]
         # The solver's tolerances are absolute, and loads are bytes, ids and ms: each
         # row is in units of its largest value. Whole numbers stay as they are.
-        self.unit = np.zeros(spread.rows)
-        np.maximum.at(self.unit, row, np.where(mean > 0, mean, largest))
+        self.unit = np.zeros(spread.peaks)
+        np.maximum.at(self.unit, peak, np.where(mean > 0, mean, largest))
         self.unit[(self.unit <= 0) | spread.whole] = 1.0
-        self.mean = self._by_row(row, mean)
-        self.largest = self._by_row(row, largest)
+        self.mean = self._by_peak(peak, mean)
+        self.largest = self._by_peak(peak, largest)
         everywhere_ms = candidates.everywhere_ms[self.live]
         self.worth = np.append(everywhere_ms, spread.ms * self.unit)
         self.cost = self.worth.copy()
-        self.cost[STORE_ROW] = 0.0
+        self.cost[STORE] = 0.0
         shards = self.largest.tocoo()
-        keys = self.group[shards.col] * spread.rows + shards.row
+        keys = self.group[shards.col] * spread.peaks + shards.row
         order = np.argsort(keys, kind="stable")
         self.shards = keys[order], shards.col[order], shards.data[order]
         self._added_keys = np.zeros(0, np.int64)
 
-    def _by_row(self, row: np.ndarray, values: np.ndarray) -> sparse.csr_matrix:
-        """Returns ``[rows, live]`` of ``[measures, live]`` values, in units."""
-        column = np.broadcast_to(np.arange(len(self.live)), row.shape)
+    def _by_peak(self, peak: np.ndarray, values: np.ndarray) -> sparse.csr_matrix:
+        """Returns ``[peaks, live]`` of ``[ADDED, live]`` values, in units."""
+        column = np.broadcast_to(np.arange(len(self.live)), peak.shape)
         matrix = sparse.csr_matrix(
-            ((values / self.unit[row]).ravel(), (row.ravel(), column.ravel())),
-            (self.spread.rows, len(self.live)),
+            ((values / self.unit[peak]).ravel(), (peak.ravel(), column.ravel())),
+            (self.spread.peaks, len(self.live)),
         )
         matrix.eliminate_zeros()
         return matrix
@@ -133,7 +132,7 @@ class Relaxation:
         instance = self.instance
         counts = instance.counts
         number = len(self.live)
-        rows = self.spread.rows
+        rows = self.spread.peaks
         extra = rows * bool(crowding)  # the largest shard is one more variable of a row
         cost = np.append(self.cost, np.zeros(extra))
         scale = max(float(cost.max()), TINY)
@@ -197,13 +196,13 @@ class Relaxation:
         every peak is zero or, where its rate is negative, as large as a peak can be.
 
         Args:
-          rates: ``[live + rows]`` costs, with the rows at their multipliers.
+          rates: ``[live + peaks]`` costs, with the rows at their multipliers.
         """
         counts = self.instance.counts
         below = np.minimum(rates[len(self.live) :], 0.0)
         highest = np.zeros(len(below))
         for r in np.flatnonzero(below):
-            row = r % self.spread.rows
+            row = r % self.spread.peaks
             loads = self.mean[row] * self.instance.objective.devices + self.largest[row]
             of_group = np.zeros(len(counts))
             np.maximum.at(of_group, self.group[loads.indices], loads.data)
@@ -211,12 +210,14 @@ class Relaxation:
         return float(counts @ self._least_of_groups(rates) + below @ highest)
 
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``[2, live + rows]`` bytes in backward of the dense layers and in the
-        update, and ``[2]`` the fixed part of them (``Objective.bytes``)."""
+        """Returns ``[2, live + peaks]`` bytes in backward of the dense layers and in
+        the update, and ``[2]`` the fixed part of them (``Objective.bytes``)."""
         objective = self.instance.objective
-        none = np.zeros(self.spread.rows - objective.held_bytes.size)
-        held = np.append(objective.held_bytes.reshape(-1), none) * self.unit
-        update = np.append(objective.update_bytes.reshape(-1), none) * self.unit
+        held, update = np.zeros((2, self.spread.peaks))
+        of_storages = slice(len(OF_STORAGES) * len(objective.storages))
+        held[of_storages] = objective.held_bytes[OF_STORAGES].reshape(-1)
+        update[of_storages] = objective.update_bytes[OF_STORAGES].reshape(-1)
+        held, update = held * self.unit, update * self.unit
         everywhere = self.instance.candidates.everywhere_bytes[self.live]
         touched = everywhere + self.spread.touched_bytes[self.live]
         times = [np.append(everywhere, held), np.append(touched, held + update)]
@@ -225,10 +226,10 @@ class Relaxation:
     @property
     def has_stores(self) -> bool:
         """Whether some candidate has rows elsewhere than on devices."""
-        return bool((self.spread.largest[STORE] > 0).any())
+        return bool((self.spread.largest[PEAK_STORE] > 0).any())
 
     def _limit_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``[limits, live + rows]`` shares of what limits plans, and
+        """Returns ``[limits, live + peaks]`` shares of what limits plans, and
         ``[limits]`` what may be taken of it: of device memory, at both times, of host
         memory and disks if they are limited, and last, if there are any row stores,
         the time that look-ahead gives them."""
@@ -237,7 +238,7 @@ class Relaxation:
         in_bytes, fixed_bytes = self.memory()
         matrix = [*in_bytes / limit_bytes]
         limits = [*(1 - fixed_bytes / limit_bytes)]
-        none = np.zeros(self.spread.rows)
+        none = np.zeros(self.spread.peaks)
         pools = instance.memory.stored_limit_bytes * instance.workload.fleet.nodes
         for stored, pool in zip(self.spread.stored_bytes, pools, strict=True):
             if stored.any() and np.isfinite(pool):
@@ -247,37 +248,35 @@ class Relaxation:
             scale = max(float(self.cost.max()), TINY)
             ahead = float(instance.workload.overlap)
             exposure = -ahead * self.cost
-            exposure[STORE_ROW] = self.worth[STORE_ROW]
-            exposure[EXPOSED_ROW] = -self.cost[EXPOSED_ROW]
+            exposure[STORE] = self.worth[STORE]
+            exposure[EXPOSED] = -self.cost[EXPOSED]
             matrix.append(exposure / scale)
             limits.append(ahead * instance.objective.dense_ms / scale)
         return np.stack(matrix), np.array(limits)
 
     def _peak_rows(self, crowding: float = 0.0) -> sparse.csr_matrix:
-        """Returns ``[rows, live + rows]`` means less the peak; or with crowding, ``[2 *
-        rows, live + 2 * rows]`` means and a share of the largest shard less the peak,
-        and that shard less the peak."""
-        one = sparse.identity(self.spread.rows)
+        """Returns ``[peaks, live + peaks]`` means less the peak; or with crowding, ``[2
+        * peaks, live + 2 * peaks]`` means and a share of the largest shard less the
+        peak, and that shard less the peak."""
+        one = sparse.identity(self.spread.peaks)
         if not crowding:
             return sparse.csr_matrix(sparse.hstack([self.mean, -one]))
-        storages = len(self.instance.objective.storages)
-        share = np.full(self.spread.rows, crowding)
-        share[: PEAK_IDS * storages] = 0.0  # partial sums are whole, and always fit
-        share[PEAK_NODE * storages : UPDATE_ROW] = 0.0
+        # What is whole, such as partial sums, always fits.
+        share = np.where(self.spread.whole, 0.0, crowding)
         blocks = [[self.mean, -one, sparse.diags(share)], [None, -one, one]]
         return sparse.csr_matrix(sparse.bmat(blocks))
 
     def _largest_rows(self, keys: np.ndarray, extra: int = 0) -> sparse.csr_matrix:
-        """Returns ``[keys, live + extra + rows]`` largest shards of a group less the
+        """Returns ``[keys, live + extra + peaks]`` largest shards of a group less the
         peak.
 
         Args:
-          keys: ``group * rows + row`` of each row of the result.
+          keys: ``group * peaks + peak`` of each row of the result.
           extra: number of variables before those of the rows.
         """
         all_keys, columns, sizes = self.shards
         variables = len(self.live) + extra
-        group, row = np.divmod(keys, self.spread.rows)
+        group, row = np.divmod(keys, self.spread.peaks)
         # The shards of a key lie together: from ``first``, so many in ``lengths``.
         first = np.searchsorted(all_keys, keys)
         lengths = np.searchsorted(all_keys, keys, side="right") - first
@@ -293,7 +292,7 @@ class Relaxation:
                     np.append(columns[shard], variables + row),
                 ),
             ),
-            (len(keys), variables + self.spread.rows),
+            (len(keys), variables + self.spread.peaks),
         )
 
     def _broken(
@@ -307,14 +306,14 @@ class Relaxation:
         peak by more than costs the tolerance.
 
         Args:
-          tables, peaks: ``[live]`` and ``[rows]`` of the solution.
-          prices: ``[rows]`` prices of peaks.
+          tables, peaks: ``[live]`` and ``[peaks]`` of the solution.
+          prices: ``[peaks]`` prices.
           tolerance: least cost of what is above the peak.
         """
         all_keys, columns, sizes = self.shards
         taken = np.flatnonzero(tables[columns] > 1e-9)
         keys, number = np.unique(all_keys[taken], return_inverse=True)
-        group, row = np.divmod(keys, self.spread.rows)
+        group, row = np.divmod(keys, self.spread.peaks)
         largest = np.bincount(number, sizes[taken] * tables[columns[taken]])
         above = largest / self.instance.counts[group] - peaks[row]
         return keys[above * prices[row] > tolerance]

@@ -1,10 +1,10 @@
 """The cost of candidates that are spread evenly, and which of them are dominated.
 
-A candidate adds to the six peaks of its storage (``cost/objective.py``), to the use of
-that storage and of the storage of its hot rows, to the update, and to the time of row
-stores: ten *measures*, each in one *row* of the relaxation. Rows are numbered peak by
-peak, those of all storages together; then come the rows for the use of storages, the
-update, row stores, and last what is exposed of these, to which no candidate adds.
+A candidate adds to the eight peaks of its storage (``cost/objective.py``), and to the
+use of that storage and of the storage of its hot rows. The relaxation numbers the peaks
+of storages kind by kind, those of all storages together; then come those of the update
+and of row stores, which are of all storages, and last what is exposed of row stores, to
+which no candidate adds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from embark_jax.planner.cost.objective import (
     PEAK_IDS,
     PEAK_NODE,
     PEAK_ROWS,
+    PEAK_STORE,
     PEAK_SUMS,
+    PEAK_UPDATE,
     PEAKS,
 )
 from embark_jax.planner.search.instance import Instance
 
-USED, USED_HOT, UPDATE, STORE = range(len(PEAKS), len(PEAKS) + 4)
-MEASURES = STORE + 1
-UPDATE_ROW, STORE_ROW, EXPOSED_ROW = range(-3, 0)
+PEAK_USE, PEAK_HOT_USE = range(len(PEAKS), len(PEAKS) + 2)
+ADDED = PEAK_HOT_USE + 1
+"""Number of peaks that a candidate adds to."""
+OF_STORAGES = [*PEAKS[:PEAK_UPDATE], PEAK_NODE]
+"""Peaks that each storage has for itself, beside its use."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,21 +38,20 @@ class Spread:
     """Candidates, spread evenly over all devices.
 
     Attributes:
-      rows: number of rows.
-      row: ``[measures, candidates]`` row of each.
-      mean: ``[measures, candidates]`` amount that a candidate adds to each device.
-      largest: ``[measures, candidates]`` its largest shard, or 1 for the use of a
-        storage.
-      ms: ``[rows]`` price of each row.
-      whole: ``[rows]`` whether its peak is a whole number: that of partial sums, and
-        the use of a storage.
+      peaks: number of peaks.
+      peak: ``[ADDED, candidates]`` number of each peak that a candidate adds to.
+      mean: ``[ADDED, candidates]`` what it adds there on each device.
+      largest: ``[ADDED, candidates]`` its largest shard, or 1 for the use of a storage.
+      ms: ``[peaks]`` price of each.
+      whole: ``[peaks]`` whether each is a whole number: that of partial sums, and the
+        use of a storage.
       alone_ms: ``[candidates]`` time of a table by itself.
       touched_bytes: ``[candidates]`` bytes of row gradients of a table by itself.
       stored_bytes: ``[STORED_TIERS, candidates]`` bytes in host memory and on disks.
     """
 
-    rows: int
-    row: np.ndarray
+    peaks: int
+    peak: np.ndarray
     mean: np.ndarray
     largest: np.ndarray
     ms: np.ndarray
@@ -62,41 +65,38 @@ def spread_evenly(instance: Instance) -> Spread:
     """Spreads all candidates of an instance."""
     candidates, objective = instance.candidates, instance.objective
     storages, devices = len(objective.storages), objective.devices
-    mean, largest = np.zeros((2, MEASURES, len(candidates)))
-    counted = objective.counted(candidates.loads, at_least=True)
-    measures = *PEAKS[:PEAK_NODE], UPDATE, STORE
-    for measure, loads in zip(measures, counted, strict=True):
-        mean[measure] = (
-            candidates.reduced(np.add, loads) * candidates.column_shards / devices
-        )
-        largest[measure] = candidates.reduced(np.maximum, loads)
+    loads = objective.of_devices(candidates.loads, at_least=True)
+    mean, largest = np.zeros((2, ADDED, len(candidates)))
+    means = candidates.reduced(np.add, loads) * candidates.column_shards / devices
+    mean[:PEAK_NODE] = means
+    largest[:PEAK_NODE] = candidates.reduced(np.maximum, loads)
     gpus = instance.workload.fleet.gpus_per_node
-    nodes = np.ceil(
-        candidates.row_shards / gpus
-    )  # on the fewest, each on another device
+    # On the fewest nodes, each on another device.
+    nodes = np.ceil(candidates.row_shards / gpus)
     largest[PEAK_NODE] = candidates.staged * largest[PEAK_SUMS]
-    mean[PEAK_NODE] = (
-        largest[PEAK_NODE] * nodes * candidates.column_shards * gpus / devices
-    )
-    largest[USED], largest[USED_HOT] = 1.0, candidates.hot_rows > 0
-    row = np.arange(MEASURES)[:, None] * storages + candidates.storage
-    row[USED_HOT] = USED * storages + np.maximum(candidates.hot_storage, 0)
-    row[UPDATE] = of_update = (USED + 1) * storages
-    row[STORE] = of_update + 1
-    rows = of_update + 3
-    ms = np.concatenate([objective.prices.reshape(-1), objective.fixed_ms, np.ones(3)])
-    peak = np.arange(rows) // storages
-    peak[of_update:] = UPDATE
-    whole = np.isin(peak, (PEAK_SUMS, PEAK_NODE, USED))
+    of_nodes = largest[PEAK_NODE] * nodes * candidates.column_shards
+    mean[PEAK_NODE] = of_nodes * gpus / devices
+    largest[PEAK_USE], largest[PEAK_HOT_USE] = 1.0, candidates.hot_rows > 0
+    peak = np.zeros((ADDED, len(candidates)), np.int64)
+    for number, kind in enumerate([*OF_STORAGES, PEAK_USE]):
+        peak[kind] = number * storages + candidates.storage
+    uses = len(OF_STORAGES) * storages
+    peak[PEAK_HOT_USE] = uses + np.maximum(candidates.hot_storage, 0)
+    peak[PEAK_UPDATE] = uses + storages
+    peak[PEAK_STORE] = uses + storages + 1
+    prices = objective.prices[OF_STORAGES].reshape(-1)
+    ms = np.concatenate([prices, objective.fixed_ms, np.ones(3)])
+    whole = np.zeros(len(ms), bool)
+    whole[peak[[PEAK_SUMS, PEAK_NODE, PEAK_USE, PEAK_HOT_USE]]] = True
     touched = np.minimum(mean[PEAK_IDS] * devices, mean[PEAK_ROWS])
     return Spread(
-        rows,
-        row,
+        len(ms),
+        peak,
         mean,
         largest,
         ms,
         whole,
-        alone_ms=candidates.everywhere_ms + (ms[row] * mean).sum(axis=0),
+        alone_ms=candidates.everywhere_ms + (ms[peak] * mean).sum(axis=0),
         touched_bytes=objective.row_gradient_bytes[candidates.storage] * touched,
         stored_bytes=np.where(
             objective.tier[candidates.storage] == np.arange(len(STORED_TIERS))[:, None],
@@ -109,9 +109,9 @@ def spread_evenly(instance: Instance) -> Spread:
 
 def undominated(instance: Instance, spread: Spread) -> np.ndarray:
     """Returns ``[candidates]`` whether no other of the same table and storage is as
-    good in every measure, time and bytes; of equal candidates the first stays."""
+    good in every peak, time and bytes; of equal candidates the first stays."""
     candidates = instance.candidates
-    measures = np.concatenate(
+    costs = np.concatenate(
         [
             spread.mean,
             spread.largest,
@@ -125,10 +125,10 @@ def undominated(instance: Instance, spread: Spread) -> np.ndarray:
     )
     pairs = candidates.table * len(instance.objective.storages) + candidates.storage
     order = np.argsort(pairs, kind="stable")
-    measures, pairs = measures[:, order], pairs[order]
+    costs, pairs = costs[:, order], pairs[order]
     keep = np.ones(len(pairs), bool)
     for shift in range(1, int(np.unique(pairs, return_counts=True)[1].max())):
-        one, other = measures[:, :-shift], measures[:, shift:]
+        one, other = costs[:, :-shift], costs[:, shift:]
         alike = pairs[:-shift] == pairs[shift:]
         no_more = alike & (one <= other).all(axis=0)
         keep[shift:] &= ~no_more
