@@ -83,7 +83,9 @@ def worthwhile_candidates(
     tiers = _offered_tiers(tables, workload)
     cached_rows = sum(table.rows for table in tables if table.cached)
     splits = _even_splits(workload.devices, coarse)
-    exchanges = {cluster: _exchanges(cluster, workload) for cluster in CLUSTERS}
+    exchanges: dict[Cluster, Sequence[Exchange]] = {
+        cluster: _exchanges(cluster, workload) for cluster in CLUSTER_NAMES
+    }
     cuts: list[Cut] = []
     of_cuts, layouts = [], []
     for number, (use, force) in enumerate(requests):

@@ -20,9 +20,9 @@ def reasons(assignment: Assignment) -> list[str]:
     candidates, fleet = instance.candidates, instance.workload.fleet
     ms = spread_evenly(instance).alone_ms
     best: list[dict[str, float]] = [{} for _ in instance.counts]
-    for c in np.argsort(ms, kind="stable").tolist():
+    for c in np.argsort(ms, kind="stable").tolist():  # the cheapest first
         best[candidates.table[c]].setdefault(
-            CLUSTER_NAMES[candidates.cluster[c]], ms[c]
+            CLUSTER_NAMES[candidates.cluster[c]], float(ms[c])
         )
     all_reasons = []
     for table, chosen in enumerate(assignment.candidate.tolist()):
