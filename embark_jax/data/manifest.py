@@ -31,7 +31,8 @@ from embark_jax.data.hashed_file import MEND as MEND
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile, SizedFile
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.values import ValueRule
+from embark_jax.data.prepare.vocabulary import VOCABULARY as VOCABULARY
+from embark_jax.data.prepare.vocabulary import vocabulary_file as vocabulary_file
 from embark_jax.data.records import CHECKSUM_DIGITS, MOST_HEADER_BYTES
 from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import FeatureSpec
@@ -39,10 +40,8 @@ from embark_jax.plans.tables import FeatureSpec
 FILE_NAME = "manifest.json"
 Hotness = Annotated[int, Field(ge=1, le=2**20)]
 """Largest number of ids in a bag; with more, a batch would fit into no memory."""
-VERSION = 4
+VERSION = 5
 LABEL = "label"
-VOCABULARY = "vocabulary"
-"""Name of the folder of the vocabularies."""
 VALUES = "values"
 """Name of the folder of values whose rows other values share."""
 SPLITS = ("train", "validation", "test")
@@ -119,7 +118,6 @@ class Manifest(ChecksummedFile):
       hashed_tables: tables that have no vocabulary, since their values are hashed.
       by_frequency: tables whose hashes or row numbers got other rows, the most frequent
         the first ones; the vocabulary of such a table has the row of each.
-      values: says which values of a user's own files are the same.
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
       text_features: features whose values are text; others have whole numbers.
@@ -127,7 +125,7 @@ class Manifest(ChecksummedFile):
         records; None if there are none.
     """
 
-    version: Literal[4] = VERSION
+    version: Literal[5] = VERSION
     made_from: Mapping[str, Any]
     dense: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -142,7 +140,6 @@ class Manifest(ChecksummedFile):
     vocabularies: tuple[HashedFile, ...] = ()
     hashed_tables: tuple[str, ...] = ()
     by_frequency: tuple[str, ...] = ()
-    values: ValueRule = ValueRule()
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
     text_features: tuple[str, ...] = ()
@@ -303,11 +300,6 @@ def read(folder: Path, mend: str = MEND) -> Manifest:
             f"{path}: no such file; `embark data prepare --out` makes a folder that "
             "has it"
         ) from None
-
-
-def vocabulary_file(table: str) -> str:
-    """Returns the path of a table's vocabulary in the folder."""
-    return f"{VOCABULARY}/{table}.arrow"
 
 
 def write_records(

@@ -23,8 +23,7 @@ from embark_jax.data.batch import Batch, DataError, Dataset
 from embark_jax.data.download import movielens_100k_folder
 from embark_jax.data.in_memory import InMemory
 from embark_jax.data.leave_one_out import LeaveOneOut
-from embark_jax.data.prepare.sequences import History
-from embark_jax.data.prepare.vocabulary import flat, padded
+from embark_jax.data.prepare.sequences import History, flat, padded
 from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec
 

@@ -10,10 +10,14 @@ import pyarrow as pa
 
 from embark_jax._base.agreement import WINDOW, differences, parts
 from embark_jax.data.manifest import Manifest, vocabulary_file
-from embark_jax.data.prepare.encoding import read_keys
 from embark_jax.data.prepare.extension import EXTENDS
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID, is_text
+from embark_jax.data.prepare.vocabulary import (
+    FIRST_ID,
+    RARE_ID,
+    is_text,
+    read_keys,
+)
 from embark_jax.plans.tables import HASHED_KEYS
 
 

@@ -27,12 +27,11 @@ SOURCES: dict[type[Config], str] = {
 RECIPE = '    "numbers": "embark_jax.data.counting:recipe",\n'
 FILE = """\
 import numpy as np
-import pyarrow as pa
 
 from embark_jax.data.batch import Batch
-from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare.delimited import Column, Layout
-from embark_jax.data.prepare.recipe import DelimitedFile, Recipe
+from embark_jax.data.prepare.raw_files import TextFile
+from embark_jax.data.prepare.recipe import Recipe
+from embark_jax.data.prepare.values import Column
 from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec
 
@@ -63,12 +62,11 @@ class CountingSource:
 
 def recipe(raw):
     return Recipe(
-        raw=[DelimitedFile(raw / "a.txt", Layout((Column("n", required=True),)))],
+        raw=[TextFile(raw / "a.txt", ("n",))],
+        raw_columns=[Column("n", "category", required=True)],
+        query="SELECT *, 1::FLOAT AS label FROM raw",
         dense=(),
         features=(FeatureSpec("n"),),
-        samples=lambda columns, file: columns.append_column(
-            LABEL, pa.array(np.ones(len(columns), np.float32))
-        ),
     )
 """
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embark_jax._base.config import Config
+from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.numbers import NumberSeen
 
 SEPARATORS = "|;,"
@@ -98,42 +94,32 @@ class Report(Config):
         ]
 
 
-def values_seen(counted: pa.Table) -> ValuesSeen:
-    """Returns statistics from ``key`` and ``count`` of all values, the most frequent
-    first."""
-    counts = counted["count"].to_numpy()
-    top = math.ceil(len(counts) / 100)
-    separator, decimal = None, False
-    keys = counted["key"].combine_chunks()
-    if pa.types.is_string(keys.type) and len(keys) >= _FEW_VALUES:
-        for candidate in SEPARATORS:
-            if _share_matching(keys, re.escape(candidate)) >= _NEARLY_ALL:
-                separator = separator or candidate
-        decimal = _share_matching(keys, r"^[+-]?\d*\.\d+$") >= _NEARLY_ALL
+def values_seen(database: sql.Database, is_text: bool) -> ValuesSeen:
+    """Returns statistics of the table ``counted``, with ``key`` and ``count`` of all
+    values."""
+    matches = [f"avg(contains(key, {sql.text(each)})::INT)" for each in SEPARATORS]
+    matches.append(r"avg(regexp_full_match(key, '[+-]?\d*\.\d+')::INT)")
+    shares = ", ".join(matches if is_text else [])
+    values, once, total, *shares = database.rows(
+        "SELECT count(*), count(*) FILTER (count = 1), coalesce(sum(count), 0), "
+        f"{shares} FROM counted"
+    )[0]
+    (hottest,) = database.rows(
+        "SELECT coalesce(sum(count), 0) FROM (SELECT count FROM counted "
+        f"ORDER BY count DESC LIMIT {math.ceil(values / 100)})"
+    )[0]
+    if values < _FEW_VALUES:
+        shares = []
+    often = [(share or 0) >= _NEARLY_ALL for share in shares]
     return ValuesSeen(
-        values=len(counts),
-        once=int((counts == 1).sum()),
-        hottest=float(counts[:top].sum() / counts.sum()) if len(counts) else 0.0,
-        separator=separator,
-        decimal=decimal,
+        values=values,
+        once=once,
+        hottest=float(hottest / total) if total else 0.0,
+        separator=next(
+            (s for s, is_in in zip(SEPARATORS, often, strict=False) if is_in), None
+        ),
+        decimal=bool(often and often[-1]),
     )
-
-
-def bags_seen(values: pa.Array, longest: int | None) -> tuple[np.ndarray, int]:
-    """Returns the number of ids in each bag, and how many exceed the longest allowed
-    bag."""
-    if pa.types.is_list(values.type):
-        lengths = values.value_lengths().fill_null(0).to_numpy()
-    else:
-        lengths = values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
-    cut = 0 if longest is None else int(np.maximum(lengths - longest, 0).sum())
-    return lengths, cut
-
-
-def _share_matching(values: pa.Array, pattern: str) -> float:
-    options = pc.MatchSubstringOptions(pattern)
-    matches = pc.call_function("match_substring_regex", [values], options)
-    return float(matches.to_numpy(zero_copy_only=False).mean())
 
 
 def _of_labels(of: str, positive: float) -> Iterator[str]:

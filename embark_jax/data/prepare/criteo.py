@@ -10,79 +10,46 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare.delimited import Column, Layout
+from embark_jax.data.prepare.columns import NumberColumn
+from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.recipe import (
-    DelimitedFile,
     Recipe,
+    Split,
     check_folder,
     find,
     last_file,
     last_share,
-    missing_where,
 )
+from embark_jax.data.prepare.values import Column
 from embark_jax.plans.tables import FeatureSpec
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
-LAYOUT = Layout(
-    (
-        Column(LABEL, "integer", required=True, bounds=(0, 1)),
-        *(Column(name, "integer") for name in COUNTS),
-        *(Column(name, "hex") for name in CATEGORIES),
-    )
+COLUMNS = (
+    Column(LABEL, "integer", required=True, bounds=(0, 1)),
+    *(Column(name, "integer") for name in COUNTS),
+    *(Column(name, "hex") for name in CATEGORIES),
 )
 KAGGLE_DAYS = 7
 
 # MLPerf's, in order of the features:
 # https://github.com/mlcommons/training/tree/master/recommendation_v2/torchrec_dlrm
+# fmt: off
 MULTI_HOT = (
-    3,
-    2,
-    1,
-    2,
-    6,
-    1,
-    1,
-    1,
-    1,
-    7,
-    3,
-    8,
-    1,
-    6,
-    9,
-    5,
-    1,
-    1,
-    1,
-    12,
-    100,
-    27,
-    10,
-    3,
-    1,
-    1,
+    3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1,
 )
+# fmt: on
 
 
 def kaggle(raw: Path) -> Recipe:
     """Reads the Kaggle data. A split by time trains on six days and halves the last, as
     in DLRM."""
-    return Recipe(
-        raw=[DelimitedFile(find(raw, "train.txt"), LAYOUT)],
-        dense=COUNTS,
-        features=tuple(map(FeatureSpec, CATEGORIES)),
-        samples=lambda columns, file: _samples(columns),
-        time_split=last_share(KAGGLE_DAYS),
-        usual_split="time",
-    )
+    return _recipe([find(raw, "train.txt")], last_share(KAGGLE_DAYS))
 
 
 def terabyte(raw: Path) -> Recipe:
@@ -107,14 +74,7 @@ def terabyte(raw: Path) -> Recipe:
             f"{raw}: must have day_0, day_1 and so on, two at least and none missing "
             f"between; has {names}"
         )
-    return Recipe(
-        raw=[DelimitedFile(days[day], LAYOUT) for day in range(len(days))],
-        dense=COUNTS,
-        features=tuple(map(FeatureSpec, CATEGORIES)),
-        samples=lambda columns, file: _samples(columns),
-        time_split=last_file,
-        usual_split="time",
-    )
+    return _recipe([days[day] for day in range(len(days))], last_file)
 
 
 def terabyte_multi_hot(raw: Path) -> Recipe:
@@ -123,12 +83,15 @@ def terabyte_multi_hot(raw: Path) -> Recipe:
     return dataclasses.replace(terabyte(raw), bags_of_one_id=bags)
 
 
-def _samples(columns: pa.Table) -> pa.Table:
-    dense = {name: _log(columns[name]) for name in COUNTS}
-    label = columns[LABEL].cast(pa.float32())
-    return pa.table({LABEL: label, **dense, **{n: columns[n] for n in CATEGORIES}})
-
-
-def _log(counts: pa.ChunkedArray) -> pa.Array:
-    numbers = np.maximum(counts.fill_null(0).to_numpy(), 0)
-    return missing_where(counts, np.log1p(numbers, dtype=np.float32))
+def _recipe(paths: Sequence[Path], time_split: Split) -> Recipe:
+    names = tuple(column.name for column in COLUMNS)
+    return Recipe(
+        raw=[TextFile(path, names) for path in paths],
+        raw_columns=COLUMNS,
+        query="SELECT * REPLACE (label::FLOAT AS label) FROM raw",
+        dense=COUNTS,
+        features=tuple(map(FeatureSpec, CATEGORIES)),
+        numbers=dict.fromkeys(COUNTS, NumberColumn(transform="log")),
+        time_split=time_split,
+        usual_split="time",
+    )

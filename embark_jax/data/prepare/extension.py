@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embark_jax._base.agreement import EXTENSION, differences, parts
 from embark_jax._base.files import read_arrow
@@ -19,8 +19,9 @@ from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import Manifest
+from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.recipe import Recipe
-from embark_jax.data.prepare.vocabulary import is_text
+from embark_jax.data.prepare.vocabulary import read_row_numbers, vocabulary_file
 
 EXTENDS = "extends"
 """The key of ``made_from`` with the digest of the data that these extend."""
@@ -72,36 +73,45 @@ class Earlier:
         rows = self.manifest.table_rows
         return {table: rows[table] for table in self.manifest.hashed_tables}
 
-    def extended(self, table: str, values: pa.Table, max_rows: int) -> pa.Table:
-        """Returns the values of a table in the order of their rows, with counts of all
-        days: the earlier ones as they were, then those of ``values`` that are new.
+    def extend(
+        self, database: sql.Database, table: str, min_count: int, max_rows: int
+    ) -> None:
+        """Makes ``kept`` of ``counted``: the values of a table in the order of their
+        rows, with counts of all days: the earlier ones as they were, then those that
+        are new and frequent enough.
 
         Raises:
           DataError: if there are more values than rows, or they are of other types.
         """
-        path = self.folder / manifests.vocabulary_file(table)
-        before = read_arrow(path)
-        if not len(before):
-            return values
-        kinds = before["key"].type, values["key"].type
-        if len(values) and is_text(kinds[0]) != is_text(kinds[1]):
+        before = read_arrow(path := self.folder / vocabulary_file(table))
+        (kind,) = database.rows("SELECT any_value(key) FROM counted")[0]
+        known = before["key"][0].as_py() if len(before) else kind
+        if None not in (kind, known) and type(kind) is not type(known):
             raise DataError(
-                f"table {table!r}: values are {kinds[1]}, but {kinds[0]} in {path}; "
-                "write the column as it was, or prepare anew without --extend"
+                f"table {table!r}: values are {_KINDS[type(kind)]}, but "
+                f"{before['key'].type} in {path}; write the column as it was, or "
+                "prepare anew without --extend"
             )
-        both_numbers = len(values) and kinds[0] != kinds[1]
-        kind = pa.int64() if both_numbers else kinds[0]
-        before, values = _with_keys(before, kind), _with_keys(values, kind)
-        options = pc.SetLookupOptions(before["key"].combine_chunks())
-        rows = pc.call_function("index_in", [values["key"]], options)
-        rows = rows.fill_null(-1).to_numpy()
-        new = values.filter(pa.array(rows < 0))
-        if len(before) + len(new) > max_rows:
+        if kind is None:  # a column without values is of any kind
+            database.run("ALTER TABLE counted ALTER key TYPE VARCHAR")
+        places = pa.array(np.arange(len(before)))
+        database.run(
+            "CREATE OR REPLACE TEMP TABLE kept AS SELECT key, count, row_number() OVER "
+            "(ORDER BY place NULLS LAST, count DESC, key) AS place FROM ("
+            "SELECT coalesce(before.key, counted.key) AS key, before.place AS place, "
+            "coalesce(before.count, 0) + coalesce(counted.count, 0) AS count "
+            "FROM before FULL JOIN counted ON before.key = counted.key "
+            f"WHERE before.key IS NOT NULL OR counted.count >= {min_count})",
+            before=before.append_column("place", places),
+        )
+        (values,) = database.rows("SELECT count(*) FROM kept")[0]
+        if values > max_rows:
             self.refuse(table, max_rows)
-        counts = before["count"].to_numpy().copy()
-        counts[rows[rows >= 0]] += values["count"].to_numpy()[rows >= 0]
-        before = before.set_column(1, "count", pa.array(counts))
-        return pa.concat_tables([before, new]).combine_chunks()
+
+    def row_numbers(self, table: str) -> np.ndarray:
+        """Returns the row of each hash or number of a table that are numbered by
+        frequency."""
+        return read_row_numbers(self.folder, table)
 
     def refuse(self, table: str, max_rows: int) -> NoReturn:
         """Raises ``DataError``: a table has more values than rows, and may not be
@@ -113,6 +123,4 @@ class Earlier:
         )
 
 
-def _with_keys(values: pa.Table, kind: pa.DataType) -> pa.Table:
-    """Returns the columns ``key`` and ``count``, with keys of a type."""
-    return pa.table({"key": values["key"].cast(kind), "count": values["count"]})
+_KINDS = {str: "text", int: "whole numbers"}

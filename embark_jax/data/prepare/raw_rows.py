@@ -6,6 +6,7 @@ the data, and the vocabularies.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import warnings
@@ -20,12 +21,14 @@ from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.files import confined
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.manifest import SPLITS, VOCABULARY, Manifest
-from embark_jax.data.prepare import own_files
-from embark_jax.data.prepare.column_report import bags_seen
-from embark_jax.data.prepare.encoding import SampleEncoder, read_keys
-from embark_jax.data.prepare.values import ValueRule, without_nulls
-from embark_jax.data.prepare.vocabulary import RARE_ID, is_text
+from embark_jax.data.manifest import LABEL, SPLITS, VOCABULARY, Manifest
+from embark_jax.data.prepare import own_files, sql
+from embark_jax.data.prepare.encode import SampleEncoder
+from embark_jax.data.prepare.raw_files import Chunk, RawFile, by_position
+from embark_jax.data.prepare.recipe import ROW
+from embark_jax.data.prepare.samples import typed_samples
+from embark_jax.data.prepare.values import define
+from embark_jax.data.prepare.vocabulary import RARE_ID, is_text, read_keys
 
 FOLDER = "encoding"
 FEWEST_WARNED = 10
@@ -132,7 +135,9 @@ class RowEncoder:
         if self._manifest.columns is None:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
         self._columns = self._manifest.columns
-        self._records_of = SampleEncoder(self._manifest, encoding)
+        self._database = sql.Database()
+        define(self._database)
+        self._records_of = SampleEncoder(self._database, self._manifest, encoding)
         _check_kinds(self._manifest, encoding)
         self.cut = dict.fromkeys(self._manifest.features, 0)
         self.labels = self._manifest.labels
@@ -150,18 +155,17 @@ class RowEncoder:
           DataError: if a column is missing or a value breaks a rule.
         """
         unknown = _UnknownValues(self._manifest)
-        first: dict[Path, int] = {}  # row of each file's next batch
-        for table, path in self._tables(rows):
-            records, has_label = self._records(table, path)
-            unknown.add(records)
+        for file in self._files(rows):
+            first = 0  # row of the file's next batch
+            for chunk in file.chunks():
+                records, has_label = self._records(file, chunk)
+                unknown.add(records)
 
-            def locate(
-                row: int, file: Path = path, at: int = first.get(path, 0)
-            ) -> str:
-                return f"{file}, row {at + row}"
+                def locate(row: int, path: Path = file.path, at: int = first) -> str:
+                    return f"{path}, row {at + row}"
 
-            first[path] = first.get(path, 0) + len(records)
-            yield Batch.of(records, locate), has_label
+                first += len(records)
+                yield Batch.of(records, locate), has_label
         unknown.warn()
 
     def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
@@ -172,43 +176,76 @@ class RowEncoder:
         """
         return own_files.as_they_are(Path(rows), self._columns, names)
 
-    def _tables(self, rows: Any) -> Iterator[tuple[pa.Table, Path]]:
-        if isinstance(rows, str | Path):
-            for file in own_files.raw_rows(Path(rows), self._columns):
-                for chunk in file.chunks():
-                    yield chunk.read("error").table, file.path
-            return
-        table = _table(rows)
+    def _files(self, rows: Any) -> Sequence[RawFile]:
         columns = self._columns
-        used = {*columns.targets, columns.weight} & set(table.column_names)
-        own_files.check_there(
-            [*columns.inputs, *sorted(used)], table.column_names, "rows"
-        )
-        yield table, Path("rows")
+        optional = {*columns.targets, *filter(None, [columns.weight])}
+        if isinstance(rows, str | Path):
+            files = own_files.OwnFiles.of_rows(Path(rows), columns, columns.inputs)
+            used = [*columns.inputs, *sorted(optional & {*files.names})]
+            own_files.check_there(used, files.names, str(files.paths[0]))
+            return files.readers(used)
+        table = _table(rows)
+        used = [*columns.inputs, *sorted(optional & {*table.column_names})]
+        own_files.check_there(used, table.column_names, "rows")
+        return [_Rows(table.select(used))]
 
-    def _records(self, table: pa.Table, path: Path) -> tuple[np.ndarray, bool]:
+    def _records(self, file: RawFile, chunk: Chunk) -> tuple[np.ndarray, bool]:
         manifest, columns = self._manifest, self._columns
-        rule, text_features = manifest.values, manifest.text_features
-        samples = own_files.inputs(table, columns, path, rule, text_features)
+        labels = own_files.label_columns(columns, required=False)
+        read = [column for column in labels if column.name in file.columns]
+        read += own_files.input_columns(columns, manifest.text_features)
+        query = own_files.samples_query(columns, read)
+        samples, bad = typed_samples(self._database, file, chunk, read, query, 1)
+        if bad:
+            raise DataError(bad[0])
+        samples = samples.drop_columns([ROW])
         for name, feature in manifest.features.items():
-            if name in manifest.numbers:
-                continue
-            values = samples[name].combine_chunks()
-            if feature.hotness > 1 and not pa.types.is_list(values.type):
-                values = without_nulls(values, np.ones(len(values), np.int64))
-                column = samples.column_names.index(name)
-                samples = samples.set_column(column, name, values)
-            self.cut[name] += bags_seen(values, feature.hotness)[1]
-        records = self._records_of(samples)
-        has_label = all(
-            name in table.column_names and not _are_missing(table[name], rule)
-            for name in columns.targets
-        )
-        if has_label:
-            records["label"] = own_files.labels(table, columns, path)
-        if (weight := columns.weight) in table.column_names:
-            records["sample_weight"] = own_files.weights(table, str(weight), path)
-        return records, has_label
+            column = samples[name]
+            if name not in manifest.numbers and feature.hotness > 1:
+                lengths = _lengths(column)
+                self.cut[name] += int(np.maximum(lengths - feature.hotness, 0).sum())
+        label = samples[LABEL] if LABEL in samples.column_names else None
+        has_label = label is not None and not _has_nulls(label)
+        if label is not None and not has_label:
+            samples = samples.drop_columns([LABEL])
+        return self._records_of(samples), has_label
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Rows in memory, read like a file."""
+
+    table: pa.Table
+    path: Path = Path("rows")
+    unit: str = "row"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.table.column_names)
+
+    def chunks(self) -> Iterator[Chunk]:
+        yield Chunk(by_position(self.table), 0, 0)
+
+    def source(self) -> str:
+        return "(SELECT *, NULL::VARCHAR AS problem FROM chunk)"
+
+    def column(self, name: str) -> str:
+        return f"c{self.columns.index(name)}"
+
+
+def _lengths(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns the number of values of each bag."""
+    values = column.combine_chunks()
+    if pa.types.is_list(values.type):
+        return values.value_lengths().fill_null(0).to_numpy()
+    return values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _has_nulls(labels: pa.ChunkedArray) -> bool:
+    values = labels.combine_chunks()
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    return values.null_count > 0
 
 
 class _UnknownValues:
@@ -272,11 +309,3 @@ def _column(name: str, values: Any) -> Any:
         f"rows: column {name}: has integers of more than 64 bits, or negative ones "
         "beside some of 2^63 and more; give them as text"
     )
-
-
-def _are_missing(numbers: pa.ChunkedArray, rule: ValueRule) -> bool:
-    """Says whether some of a column's numbers are missing."""
-    try:
-        return rule.numbers(numbers).null_count > 0
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False  # no numbers: their reader says so

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.hashing import splitmix64
 from embark_jax.data.manifest import LABEL, SPLITS
-from embark_jax.data.prepare import chunks
-from embark_jax.data.prepare.chunks import read_chunks
-from embark_jax.data.prepare.columns import Columns, NumberColumn, check_there
-from embark_jax.data.prepare.delimited import Layout, Parsed, parse
-from embark_jax.data.prepare.engine_files import with_partition
-from embark_jax.data.prepare.sequences import History
-from embark_jax.plans.options import OnBadLine, SplitBy
+from embark_jax.data.prepare.columns import Columns, NumberColumn
+from embark_jax.data.prepare.raw_files import RawFile, TextFile
+from embark_jax.data.prepare.values import Column
+from embark_jax.plans.options import SplitBy
 from embark_jax.plans.tables import FeatureSpec
 
+ROW = "number of the row"
+"""A column of samples with the number of each one's line or row in its file."""
 SPLIT = "split"
 """A column of samples with the split of each one, if the data set gives splits."""
 TRAIN, VALIDATION, TEST = range(len(SPLITS))
@@ -45,92 +42,33 @@ Split = Callable[[pa.Table, int, Extent], np.ndarray]
 """Returns the split of each row, uint8, of a table of samples from a position on."""
 
 
-class RawChunk(NamedTuple):
-    """A chunk of a raw file, read when called.
+class SideTable(NamedTuple):
+    """A file with what is known by key, such as of each user.
 
     Attributes:
-      read: returns its typed columns and its bad lines.
-      progress: bytes of the file on disk up to its end.
-      rows: number of its lines, without the header, or of its rows.
+      file: the file, whose bad lines are errors.
+      columns: its columns, of which the first is the key, which no two lines have.
     """
 
-    read: Callable[[OnBadLine], Parsed]
-    progress: int
-    rows: int
+    file: TextFile
+    columns: Sequence[Column]
 
 
-class RawFile(Protocol):
-    """A file as users download it."""
+class History(NamedTuple):
+    """Sequences of what a user met before each sample.
 
-    @property
-    def path(self) -> Path: ...
+    Attributes:
+      user: a column of samples; a sequence has samples of one user.
+      time: a column of numbers; a sequence has samples of earlier times only, not of
+        the same time.
+      sequences: for each sequence, the column whose past it is.
+      length: largest number of events of a sequence.
+    """
 
-    def chunks(self) -> Iterator[RawChunk]:
-        """Yields the chunks in order."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class DelimitedFile:
-    """A text file, plain or gzip."""
-
-    path: Path
-    layout: Layout
-
-    def chunks(self) -> Iterator[RawChunk]:
-        for text in read_chunks(self.path, chunks.CHUNK_BYTES):
-            header_lines = text.first_line == 1 and bool(self.layout.header)
-            yield RawChunk(
-                functools.partial(parse, text, self.layout),
-                text.disk_position,
-                text.lines - header_lines,
-            )
-
-    def read(self) -> pa.Table:
-        """Returns all lines of a file that fits in memory.
-
-        Raises:
-          DataError: if the file cannot be read, is empty, or a line is bad.
-        """
-        tables = [chunk.read("error").table for chunk in self.chunks()]
-        if not tables:
-            raise DataError(f"{self.path}: is empty")
-        return pa.concat_tables(tables).combine_chunks()
-
-
-@dataclasses.dataclass(frozen=True)
-class ParquetFile:
-    """A Parquet file; each row group is a chunk. ``partition`` has the values of
-    columns that the names of its folders give."""
-
-    path: Path
-    columns: tuple[str, ...]
-    partition: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def chunks(self) -> Iterator[RawChunk]:
-        try:
-            metadata = pq.ParquetFile(self.path).metadata
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"{self.path}: {error}") from None
-        size, groups = self.path.stat().st_size, metadata.num_row_groups
-        for group in range(groups):
-            yield RawChunk(
-                functools.partial(self._read, group),
-                size * (group + 1) // groups,
-                metadata.row_group(group).num_rows,
-            )
-
-    def _read(self, group: int, on_bad_line: OnBadLine) -> Parsed:
-        try:
-            file = pq.ParquetFile(self.path)
-            there = file.schema_arrow.names  # some engines write what folders say, too
-            folders = [name for name in self.partition if name not in there]
-            check_there(self.columns, [*there, *folders], str(self.path))
-            wanted = [n for n in self.columns if n in there or n not in self.partition]
-            table = file.read_row_group(group, wanted)
-            return Parsed(with_partition(table, self.partition, self.columns), {})
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"{self.path}, row group {group}: {error}") from None
+    user: str
+    time: str
+    sequences: Mapping[str, str]
+    length: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,41 +77,46 @@ class Recipe:
 
     Attributes:
       raw: the raw files, in the order of the samples.
+      raw_columns: their columns that are read.
+      query: SQL that makes samples of ``raw``, which has those columns and ROW: it
+        gives ROW, the label, the dense features, and for each feature its values:
+        integers, text, or lists of these. Missing values are null; dense ones are
+        counted. It may also give SPLIT, TIME, WEIGHT, and what the history needs.
       dense: names of the dense features.
       features: the features in order; if the data have longer bags than a feature's
         hotness here, its hotness grows.
-      samples: makes samples from the columns of a chunk and the number of its file: the
-        label, the dense features (float32), and for each feature its values: uint32,
-        int64, text, or lists of these. Missing values are null; dense ones are counted.
-        It may also return SPLIT, TIME, WEIGHT, and what the history needs.
+      sides: further tables that the query joins, by name.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
       usual_split: split that is taken unless the user asks for another.
+      file_splits: the split of each file, if files say it.
       bags_of_one_id: hotness of features that reading makes multi-hot.
       history: makes features from what a user met before.
       numbers: transforms of columns of numbers, for dense features and for features;
         other columns are taken as they are.
       columns: the columns of a user's own files, which raw rows to score must have,
         too.
-      sides: further files that samples are made of, such as a table of the users.
     """
 
     raw: Sequence[RawFile]
+    raw_columns: Sequence[Column]
+    query: str
     dense: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
-    samples: Callable[[pa.Table, int], pa.Table]
+    sides: Mapping[str, SideTable] = dataclasses.field(default_factory=dict)
     time_split: Split | None = None
     usual_split: SplitBy = "random"
+    file_splits: Sequence[int] | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
     history: History | None = None
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
     columns: Columns | None = None
-    sides: Sequence[Path] = ()
 
     @property
     def paths(self) -> list[Path]:
         """Returns all files that samples are made of."""
-        return [*(raw.path for raw in self.raw), *self.sides]
+        files = [*self.raw, *(side.file for side in self.sides.values())]
+        return [file.path for file in files]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -185,16 +128,27 @@ class Recipe:
         """Returns every column of numbers, and its transform."""
         return dict.fromkeys(self.dense, NumberColumn()) | dict(self.numbers)
 
+    @property
+    def categories(self) -> list[FeatureSpec]:
+        """Returns the features that have values, not ranges of numbers."""
+        return [
+            feature for feature in self.features if feature.name not in self.numbers
+        ]
+
     def __post_init__(self):
         where = self.raw[0].path
         names = [*self.dense, *(feature.name for feature in self.features)]
-        if own := sorted({LABEL, SPLIT, TIME, WEIGHT} & {*names}):
+        if own := sorted({ROW, LABEL, SPLIT, TIME, WEIGHT} & {*names}):
             raise DataError(
                 f"{where}: column {own[0]!r} is a feature, must have another name, "
                 "which prepared data keep for themselves; rename it, or leave it out"
             )
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"{where}: columns {', '.join(twice)} are used twice")
+        lower = [name.lower() for name in names]
+        if twice := sorted({n for n in names if lower.count(n.lower()) > 1}):
+            raise DataError(
+                f"{where}: columns {', '.join(twice)} are used twice, or differ in "
+                "capital letters alone"
+            )
         for feature in self.features:
             _check_table(feature, where)
 
@@ -211,17 +165,9 @@ def _check_table(feature: FeatureSpec, where: Path) -> None:
         )
 
 
-def label_column(labels: np.ndarray) -> pa.Array:
-    """Returns a column of samples: numbers, or lists of them for ``[samples,
-    tasks]``."""
-    values = pa.array(labels.ravel())
-    if labels.ndim == 1:
-        return values
-    return pa.FixedSizeListArray.from_arrays(values, labels.shape[1])
-
-
 def labels_of(samples: pa.Table) -> np.ndarray:
-    """Returns the labels of samples, which ``label_column`` made."""
+    """Returns the labels of samples, ``[samples]``, or ``[samples, tasks]`` if there
+    are several."""
     column = samples[LABEL].combine_chunks()
     if not pa.types.is_fixed_size_list(column.type):
         return column.to_numpy()
@@ -266,6 +212,41 @@ def times_of(samples: pa.Table) -> np.ndarray:
     return (times.cast(pa.int64()) if is_timestamp else times).to_numpy()
 
 
+def as_times(times: pa.Array) -> pa.Array:
+    """Returns times as int64, float64, or timestamps: none loses a digit. Those with a
+    time zone are instants of UTC.
+
+    Raises:
+      ValueError: if a value is no time.
+    """
+    kinds = [pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")]
+    if pa.types.is_timestamp(times.type):
+        kinds = [pa.timestamp(times.type.unit, times.type.tz and "UTC")]
+    cast = next(filter(None, (_cast(times, kind) for kind in kinds)), None)
+    if cast is None:
+        example = next(
+            value.as_py()
+            for value in [*times.unique(), times[0]]
+            if not any(_cast(pa.array([value]), kind) for kind in kinds)
+            or value is times[0]
+        )
+        raise ValueError(
+            f"values such as {example!r} are not times, must be numbers, whole ones "
+            "from -2^63 to 2^63 - 1, or dates such as 2024-05-31 12:30:00, all with a "
+            "time zone or none"
+        )
+    if pa.types.is_floating(cast.type) and not np.isfinite(cast.to_numpy()).all():
+        raise ValueError("has times that are not finite")
+    return cast
+
+
+def _cast(times: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    try:
+        return times.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
 def after_times(validation: float, test: float) -> Split:
     """Splits by TIME: the validation set begins at ``validation``, the test set at
     ``test``."""
@@ -295,11 +276,6 @@ def _cut(
     """Trains on values below ``begin``; ``middle`` begins the second half of others."""
     conditions = [values < begin, values < middle]
     return np.select(conditions, [TRAIN, halves[0]], halves[1]).astype(np.uint8)
-
-
-def missing_where(raw: pa.ChunkedArray, values: np.ndarray) -> pa.Array:
-    """Returns values made from a raw column, missing where its values are."""
-    return pa.array(values, mask=raw.is_null().to_numpy())
 
 
 def check_folder(raw: Path) -> None:

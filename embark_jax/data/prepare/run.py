@@ -7,8 +7,10 @@ vocabularies, not with the data.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,23 +24,14 @@ from embark_jax._base.files import new_folder
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
 from embark_jax.data.pipeline import Workers
+from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.column_report import Report
-from embark_jax.data.prepare.counting import (
-    Counted,
-    SplitChunk,
-    count,
-    numbered_tables,
-)
-from embark_jax.data.prepare.encoding import encode
-from embark_jax.data.prepare.engine_files import Vocabularies
+from embark_jax.data.prepare.count import Counted, Tables, count, numbered_tables
+from embark_jax.data.prepare.elsewhere import counted_elsewhere
+from embark_jax.data.prepare.encode import encode
 from embark_jax.data.prepare.extension import EXTENDS, Earlier
+from embark_jax.data.prepare.history import with_histories
 from embark_jax.data.prepare.numbers import in_sample
-from embark_jax.data.prepare.parsing import (
-    ParsedChunk,
-    SampleChunk,
-    check_kinds,
-    parse,
-)
 from embark_jax.data.prepare.recipe import (
     TIME,
     TRAIN,
@@ -51,8 +44,13 @@ from embark_jax.data.prepare.recipe import (
     time_windows,
     times_of,
 )
-from embark_jax.data.prepare.user_groups import with_histories
-from embark_jax.data.prepare.values import ValueRule
+from embark_jax.data.prepare.samples import (
+    SHOWN,
+    SampleChunk,
+    make_kinds_equal,
+    read_samples,
+)
+from embark_jax.data.prepare.values import define
 from embark_jax.data.prepare.vocabulary import is_text
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
@@ -125,8 +123,8 @@ def prepare(
       made_from: what else determines the samples; it is kept in the manifest.
       workers: threads, which tell how far the work is; None takes one per core.
       extend: folder of earlier data, whose rows and transforms are kept.
-      vocabulary: folder of values that were counted elsewhere, as ``Vocabularies``
-        describes it.
+      vocabulary: folder of values that were counted elsewhere, as
+        ``counted_elsewhere`` describes it.
 
     Raises:
       DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
@@ -143,90 +141,91 @@ def prepare(
         earlier = Earlier.open(extend, recipe, made_from)
         made_from[EXTENDS] = earlier.manifest.digest()
         hashed |= earlier.hashed
-    vocabularies = None
+    numbered = numbered_tables(recipe)
     if vocabulary is not None:
-        tables = {f.table for f in recipe.features if f.name not in recipe.numbers}
-        vocabularies = Vocabularies(vocabulary, sorted(tables - hashed.keys()))
         made_from["vocabularies"] = str(vocabulary)
     with new_folder(out) as folder:
-        return _prepare(
-            recipe, folder, options, made_from, workers, hashed, earlier, vocabularies
-        )
+        work = folder / ".work"
+        work.mkdir()
+        with contextlib.closing(sql.Database(work, workers.count)) as database:
+            define(database)
+            tables = Tables(
+                options.min_count,
+                options.max_rows,
+                hashed,
+                numbered,
+                _tables_by_frequency(recipe, options, {*numbered, *hashed}, hashed),
+                counted_elsewhere(database, vocabulary, recipe, hashed),
+            )
+            return _prepare(
+                database, recipe, folder, options, made_from, workers, tables, earlier
+            )
 
 
 def _prepare(
+    database: sql.Database,
     recipe: Recipe,
     out: Path,
     options: Options,
     made_from: Mapping[str, Any],
     workers: Workers,
-    hashed: Mapping[str, int],
+    tables: Tables,
     earlier: Earlier | None,
-    vocabularies: Vocabularies | None,
 ) -> Prepared:
     """Fills a new folder."""
-    by_frequency = _tables_by_frequency(recipe, options, hashed)
     work = out / ".work"
-    parsed = list(parse(recipe, work / "parsed", options.on_bad_line, workers))
-    if recipe.columns is not None:
-        check_kinds(recipe, parsed)
-    samples: Sequence[SampleChunk] = parsed
+    read = read_samples(database, recipe, work, options.on_bad_line, workers)
+    samples = raw = list(read)
+    if not sum(chunk.rows for chunk in samples):
+        raise DataError(f"{recipe.raw[0].path}: has no samples")
+    make_kinds_equal(recipe, samples)
+    missing = _missing(recipe, samples)
     if recipe.history:
-        folder = work / "grouped"
-        samples = list(with_histories(recipe.history, parsed, folder, workers))
-    chunks = _split(recipe, options, samples)
-    counted = count(
-        recipe,
-        chunks,
-        out,
-        min_count=options.min_count,
-        max_rows=options.max_rows,
-        hashed=hashed,
-        by_frequency=by_frequency,
-        earlier=earlier,
-        vocabularies=(
-            vocabularies.read(ValueRule(), options.max_rows) if vocabularies else {}
-        ),
-        workers=workers,
+        samples = with_histories(database, recipe.history, samples, work)
+    splits, windows = _split(recipe, options, samples)
+    counted = count(database, recipe, samples, splits, out, tables, earlier, workers)
+    manifest = _manifest(recipe, counted, made_from, tables, missing, samples[0])
+    manifest = manifest.model_copy(
+        update={
+            "raw_rows": sum(chunk.raw_rows for chunk in raw),
+            "skipped_lines": sum(chunk.raw_rows - chunk.rows for chunk in raw),
+        }
     )
-    manifest = _manifest(recipe, counted, made_from, by_frequency, parsed)
     # Of time windows each is evaluated before it is trained on.
     in_windows = options.window is not None or options.split == "none"
     held_out = SPLITS if in_windows else SPLITS[1:]
-    encoded = list(encode(chunks, out, manifest, held_out, workers))
-    files = {
-        split: tuple(
-            sorted(
-                (file for files in encoded for file in files.get(split, ())),
-                key=lambda file: file.window or 0,
-            )
-        )
-        for split in SPLITS
-    }
+    files = {split: [] for split in SPLITS}
+    for split, file in encode(
+        database, samples, splits, windows, out, manifest, held_out, workers
+    ):
+        files[split].append(file)
     if not files[SPLITS[TRAIN]]:
         raise DataError(
             f"{recipe.raw[0].path}: no sample is in the training split; take another "
             "--split"
         )
-    manifest = manifest.model_copy(update={"files": files})
+    for of_split in files.values():
+        of_split.sort(key=lambda file: file.window or 0)
+    manifest = manifest.model_copy(
+        update={"files": {split: tuple(each) for split, each in files.items()}}
+    )
     manifest.save(out)
     shutil.rmtree(work)
-    examples = [line for chunk in parsed for line in chunk.examples]
+    bad = itertools.islice((line for chunk in raw for line in chunk.bad), SHOWN)
     warnings = [*counted.report.warnings(), *_of_split(options, recipe, manifest)]
-    return Prepared(manifest, counted.report, examples, warnings)
+    return Prepared(manifest, counted.report, list(bad), warnings)
 
 
 def _split(
     recipe: Recipe, options: Options, samples: Sequence[SampleChunk]
-) -> list[SplitChunk]:
-    """Returns the chunks with the function that splits their samples.
+) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    """Returns the split of each sample of each chunk, and the begin of its time window,
+    if there are windows.
 
     Raises:
-      DataError: if there are no samples, or they are not in the order of time.
+      DataError: if the samples are not in the order of time.
     """
     total = sum(chunk.rows for chunk in samples)
-    if not total:
-        raise DataError(f"{recipe.raw[0].path}: has no samples")
     last_file = sum(c.rows for c in samples if c.file == len(recipe.raw) - 1)
     extent = Extent(total, total - last_file)
     splits_by = {"random": random_split, "none": all_train, "time": recipe.time_split}
@@ -242,13 +241,24 @@ def _split(
                 "--window cuts the data by their column of times, must come with one: "
                 "time=NAME"
             )
-        windows = functools.partial(time_windows, length=options.window)
-    chunks, start = [], 0
+        window = functools.partial(time_windows, length=options.window)
+        windows = [window(chunk.read()) for chunk in samples]
+    splits, start = [], 0
     for chunk in samples:
-        splits = functools.partial(split, start=start, extent=extent)
-        chunks.append(SplitChunk(chunk, start, splits, windows))
+        splits.append(split(chunk.read(), start, extent))
         start += chunk.rows
-    return chunks
+    return splits, windows
+
+
+def _missing(recipe: Recipe, samples: Sequence[SampleChunk]) -> dict[str, int]:
+    """Returns how many values of each dense column are missing, and become 0."""
+    with_zeros = [n for n in recipe.dense if recipe.all_numbers[n].missing == "zero"]
+    counts = dict.fromkeys(with_zeros, 0)
+    for chunk in samples:
+        table = chunk.read()
+        for name in with_zeros:
+            counts[name] += table[name].null_count
+    return {name: count for name, count in counts.items() if count}
 
 
 def _by_time(chunks: Sequence[SampleChunk], total: int) -> Split:
@@ -300,7 +310,7 @@ def _hashed_tables(recipe: Recipe, options: Options) -> dict[str, int]:
     Raises:
       DataError: if a column cannot be hashed.
     """
-    tables = {f.name: f.table for f in recipe.features if f.name not in recipe.numbers}
+    tables = {feature.name: feature.table for feature in recipe.categories}
     hashed = dict.fromkeys(tables.values(), options.max_rows) if options.hashed else {}
     rows_of: dict[str, int] = {}
     for name, rows in options.hash_columns.items():
@@ -319,18 +329,20 @@ def _hashed_tables(recipe: Recipe, options: Options) -> dict[str, int]:
 
 
 def _tables_by_frequency(
-    recipe: Recipe, options: Options, hashed: Mapping[str, int]
+    recipe: Recipe,
+    options: Options,
+    with_rows: set[str],
+    hashed: Mapping[str, int],
 ) -> tuple[str, ...]:
     """Returns the tables whose hashes or row numbers get rows by frequency.
 
     Raises:
       DataError: if a column has a vocabulary, or keys of a dynamic table.
     """
-    numbered = numbered_tables(recipe)
-    fixed = {table for table, rows in hashed.items() if rows != HASHED_KEYS}
-    tables = {f.name: f.table for f in recipe.features if f.name not in recipe.numbers}
+    tables = {feature.name: feature.table for feature in recipe.categories}
     for name in options.by_frequency:
-        if tables.get(name) not in fixed | numbered.keys():
+        table = tables.get(name)
+        if table not in with_rows or hashed.get(table) == HASHED_KEYS:
             raise DataError(
                 f"--by-frequency {name}: must be a column that is hashed to a number "
                 "of rows, or has row numbers (features.NAME.rows); vocabularies have "
@@ -343,12 +355,12 @@ def _manifest(
     recipe: Recipe,
     counted: Counted,
     made_from: Mapping[str, Any],
-    by_frequency: tuple[str, ...],
-    parsed: Sequence[ParsedChunk],
+    tables: Tables,
+    missing: Mapping[str, int],
+    samples: SampleChunk,
 ) -> Manifest:
     """Returns the manifest, complete but for the files."""
     bags = recipe.bags_of_one_id
-    with_zeros = [n for n, c in recipe.all_numbers.items() if c.missing == "zero"]
     features = {
         feature.name: PreparedFeature(
             table=feature.table,
@@ -358,6 +370,7 @@ def _manifest(
         )
         for feature in recipe.features
     }
+    schema = samples.schema()
     return Manifest.of(
         made_from=made_from,
         dense=recipe.dense,
@@ -366,21 +379,14 @@ def _manifest(
         features=features,
         table_rows=counted.table_rows,
         hashed_tables=counted.hashed_tables,
-        by_frequency=by_frequency,
+        by_frequency=tuple(tables.by_frequency),
         vocabularies=counted.vocabularies,
         numbers={n: counted.numbers[n] for n in recipe.numbers},
         columns=recipe.columns,
         text_features=tuple(
-            field.name
-            for field in (parsed[0].read().schema if recipe.columns else ())
-            if is_text(field.type)
+            feature.name
+            for feature in (recipe.categories if recipe.columns else ())
+            if is_text(schema.field(feature.name).type)
         ),
-        raw_rows=sum(chunk.raw_rows for chunk in parsed),
-        skipped_lines=sum(chunk.skipped for chunk in parsed),
-        missing_dense={
-            name: count
-            for name in recipe.dense
-            if name in with_zeros
-            if (count := sum(chunk.missing.get(name, 0) for chunk in parsed))
-        },
+        missing_dense=missing,
     )

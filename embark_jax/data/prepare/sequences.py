@@ -65,3 +65,29 @@ class History:
 def _latest(is_start: np.ndarray) -> np.ndarray:
     """Returns for each position the last start up to it; the first one is a start."""
     return np.maximum.accumulate(np.where(is_start, np.arange(len(is_start)), 0))
+
+
+def flat(values: pa.Array) -> pa.Array:
+    """Returns the values of all bags, or the single values themselves."""
+    return values.flatten() if pa.types.is_list(values.type) else values
+
+
+def padded(
+    values: pa.ListArray, ids: np.ndarray, hotness: int, at_end: bool = False
+) -> np.ndarray:
+    """Returns ``[bags, hotness]`` ids, padded with -1, from the ids of all values. A
+    longer bag keeps its first ids.
+
+    With ``at_end`` the padding is in front: the last event of every sequence comes
+    last, and a longer sequence keeps its last events.
+    """
+    lengths = values.value_lengths().fill_null(0).to_numpy().astype(np.int64)[:, None]
+    ends = np.cumsum(lengths)[:, None]
+    column = np.arange(hotness)
+    if at_end:
+        filled, source = column >= hotness - lengths, ends - hotness + column
+    else:
+        filled, source = column < lengths, ends - lengths + column
+    bags = np.full((len(values), hotness), -1, ids.dtype)
+    bags[filled] = ids[source[filled]]
+    return bags

@@ -6,64 +6,52 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
-from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare.delimited import Column, Layout, with_header
-from embark_jax.data.prepare.joins import SideTable
+from embark_jax.data.prepare.columns import NumberColumn
+from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.recipe import (
-    SPLIT,
     TEST,
     TRAIN,
-    DelimitedFile,
+    History,
     Recipe,
+    SideTable,
     find,
     given_split,
-    missing_where,
 )
-from embark_jax.data.prepare.sequences import History
+from embark_jax.data.prepare.values import Column
 from embark_jax.plans.tables import FeatureSpec
 
 LAST_DAY_S = 1_494_604_800  # 2017-05-13, 0:00 in Beijing
+_MISSING = ("", "NULL")
 
 
-def _layout(*columns: Column) -> Layout:
-    return with_header(columns, ",", missing=("", "NULL"))
+def _integers(*names: str, **options) -> tuple[Column, ...]:
+    return tuple(Column(n, "integer", missing=_MISSING, **options) for n in names)
 
 
-SAMPLES = _layout(
-    Column("user", "integer", required=True),
-    Column("time_stamp", "integer", required=True),
-    Column("adgroup_id", "integer", required=True),
-    Column("pid"),
-    Column("nonclk", "integer", required=True, bounds=(0, 1)),
-    Column("clk", "integer", required=True, bounds=(0, 1)),
+SAMPLES = (
+    *_integers("user", "time_stamp", "adgroup_id", required=True),
+    Column("pid", "category"),
+    *_integers("nonclk", "clk", required=True, bounds=(0, 1)),
 )
-ADS = _layout(
-    Column("adgroup_id", "integer", required=True),
-    *(Column(n, "integer") for n in ("cate_id", "campaign_id", "customer", "brand")),
+ADS = (
+    *_integers("adgroup_id", required=True),
+    *_integers("cate_id", "campaign_id", "customer", "brand"),
     Column("price", "number", bounds=(0, 1e12)),
 )
-USERS = _layout(
-    Column("userid", "integer", required=True),
-    *(
-        Column(name, "integer")
-        for name in (
-            "cms_segid",
-            "cms_group_id",
-            "final_gender_code",
-            "age_level",
-            "pvalue_level",
-            "shopping_level",
-            "occupation",
-            "new_user_class_level",
-        )
-    ),
+USERS = (
+    *_integers("userid", required=True),
+    *_integers("cms_segid", "cms_group_id", "final_gender_code", "age_level"),
+    *_integers("pvalue_level", "shopping_level", "occupation", "new_user_class_level"),
 )
 OF_SAMPLES = ("user", "adgroup_id", "pid")
-OF_ADS = tuple(column.name for column in ADS.columns[1:-1])
-OF_USERS = tuple(column.name for column in USERS.columns[1:])
+OF_ADS = tuple(column.name for column in ADS[1:-1])
+OF_USERS = tuple(column.name for column in USERS[1:])
+QUERY = f"""
+SELECT "number of the row", clk::FLOAT AS label, price, time_stamp,
+  {", ".join(OF_SAMPLES + OF_ADS + OF_USERS)},
+  if(time_stamp >= {LAST_DAY_S}, {TEST}, {TRAIN})::UTINYINT AS split
+FROM raw LEFT JOIN ads USING (adgroup_id) LEFT JOIN users ON user = userid
+"""
 HISTORY = History(
     "user",
     "time_stamp",
@@ -79,28 +67,10 @@ def taobao(raw: Path) -> Recipe:
     without a description have missing values. A split by time takes the last day as
     test set, as in DIN (https://arxiv.org/abs/1706.06978), and makes no validation set.
     HISTORY describes the sequences."""
-    ads = SideTable(find(raw, "ad_feature.csv"), ADS, "adgroup_id")
-    users = SideTable(find(raw, "user_profile.csv"), USERS, "userid")
-
-    def samples(columns: pa.Table, file: int) -> pa.Table:
-        ad = ads.rows_of(columns["adgroup_id"])
-        user = users.rows_of(columns["user"])
-        prices = ad["price"].fill_null(0).to_numpy()
-        log_prices = np.log1p(prices).astype(np.float32)
-        late = columns["time_stamp"].to_numpy() >= LAST_DAY_S
-        return pa.table(
-            {
-                LABEL: columns["clk"].cast(pa.float32()),
-                "price": missing_where(ad["price"], log_prices),
-                **{name: columns[name] for name in (*OF_SAMPLES, HISTORY.time)},
-                **{name: ad[name] for name in OF_ADS},
-                **{name: user[name] for name in OF_USERS},
-                SPLIT: np.where(late, TEST, TRAIN).astype(np.uint8),
-            }
-        )
-
     return Recipe(
-        raw=[DelimitedFile(find(raw, "raw_sample.csv"), SAMPLES)],
+        raw=[_file(raw, "raw_sample.csv", SAMPLES)],
+        raw_columns=SAMPLES,
+        query=QUERY,
         dense=("price",),
         features=(
             *map(FeatureSpec, (*OF_SAMPLES, *OF_ADS, *OF_USERS)),
@@ -109,9 +79,17 @@ def taobao(raw: Path) -> Recipe:
                 for name, of in HISTORY.sequences.items()
             ),
         ),
-        samples=samples,
+        sides={
+            "ads": SideTable(_file(raw, "ad_feature.csv", ADS), ADS),
+            "users": SideTable(_file(raw, "user_profile.csv", USERS), USERS),
+        },
         time_split=given_split,
         usual_split="time",
+        numbers={"price": NumberColumn(transform="log")},
         history=HISTORY,
-        sides=(ads.path, users.path),
     )
+
+
+def _file(raw: Path, name: str, columns: tuple[Column, ...]) -> TextFile:
+    names = tuple(column.name for column in columns)
+    return TextFile(find(raw, name), names, ",", header=True)

@@ -1,4 +1,4 @@
-"""Says which values of a user's own files are the same: the one rule for preparation
+"""The rule that says which values are the same: for training samples of every source,
 and for raw rows that are scored later, whatever they are in.
 
 A value is missing, a text or a whole number:
@@ -16,15 +16,12 @@ without a sign, up to 2^64 - 1, are texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+import re
+from typing import Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
+from embark_jax.data.prepare import sql
 
 MISSING = (
     "",
@@ -47,213 +44,232 @@ MISSING = (
 )
 """The texts that stand for a missing value: those of databases, and those that the
 readers of data frames take for one."""
+BLANKS = " \t\r\n\v\f\u00a0"
+_INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT"}
+_INTEGERS |= {"UTINYINT", "USMALLINT", "UINTEGER"}
+_FLOATS = {"FLOAT": 2**24, "DOUBLE": 2**53}
+"""Types of floats, and the largest whole number up to which each has all others."""
+_NUMBERS = {*_INTEGERS, *_FLOATS, "UBIGINT", "HUGEINT", "UHUGEINT", "BOOLEAN", '"NULL"'}
+_SPLITS = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
+"""The beginnings of the names of splits, in names of files and in columns."""
 
-WHOLE_RANGE = range(-(2**63), 2**63)
-_DECIMAL_FORMS = (
-    (r"^([+-]?)\.(\d+)$", r"\10.\2"),  # the groups of RE2 have one digit
-    (r"^(?:\+|(-))?0*(\d+)(?:\.0*)?$", r"\1\2"),
-    (r"^(?:\+|(-))?0*(\d+)\.(\d*[1-9])0*$", r"\1\2.\3"),
-    (r"^-0$", "0"),
-)
-"""Patterns of numbers in text, and what they become, one after the other."""
+_MACROS = rf"""
+CREATE OR REPLACE MACRO present(v) AS CASE
+  WHEN list_contains({sql.texts(MISSING)}, trim(v, {sql.text(BLANKS)})) THEN NULL
+  ELSE trim(v, {sql.text(BLANKS)}) END;
+CREATE OR REPLACE MACRO decimal_of(v) AS
+  regexp_replace(regexp_replace(regexp_replace(regexp_replace(v,
+    '^([+-]?)\.(\d+)$', '\10.\2'),
+    '^(?:\+|(-))?0*(\d+)(?:\.0*)?$', '\1\2'),
+    '^(?:\+|(-))?0*(\d+)\.(\d*[1-9])0*$', '\1\2.\3'),
+    '^-0$', '0');
+CREATE OR REPLACE MACRO canonical(v) AS CASE
+  WHEN ascii(v) BETWEEN 43 AND 48 OR ascii(v) BETWEEN 49 AND 57 AND contains(v, '.')
+  THEN decimal_of(v)
+  WHEN v IN ('True', 'TRUE') THEN 'true' WHEN v IN ('False', 'FALSE') THEN 'false'
+  ELSE v END;
+"""
+"""Functions of texts: ``present`` is null for missing ones; ``canonical`` is the one
+way to write a value. ``decimal_of`` is for what may be a number: it begins with a
+digit, a sign or a point."""
 
 
-class ValueRule(Config):
-    """The rule, as the manifest keeps it.
+def define(database: sql.Database) -> None:
+    """Defines the rule in a database."""
+    database.run(_MACROS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of raw files, and what it becomes.
 
     Attributes:
-      missing: texts that stand for a missing value.
-      true, false: texts that stand for ``true`` and ``false``.
+      name: its name.
+      kind: "integer", "number", "hex" (8 digits, as Criteo's), "category", "split",
+        "time" or "as it is". A category may be in lists.
+      required: whether every line needs a value.
+      bounds: smallest and largest number allowed.
+      missing: texts that stand for a missing value, of an integer or hex column; others
+        follow the rule above.
+      separator: the separator between the values of a list in text, if any.
+      is_text: whether training had texts; None takes what the column is.
+      rule: what its values must be, in words; None takes those of its kind.
+      alias: its name in queries, if it is another.
     """
 
-    missing: tuple[str, ...] = MISSING
-    true: tuple[str, ...] = ("true", "True", "TRUE")
-    false: tuple[str, ...] = ("false", "False", "FALSE")
+    name: str
+    kind: Literal["integer", "number", "hex", "category", "split", "time", "as it is"]
+    required: bool = False
+    bounds: tuple[float, float] | None = None
+    missing: tuple[str, ...] = ("",)
+    separator: str | None = None
+    is_text: bool | None = None
+    rule: str | None = None
+    alias: str | None = None
 
-    def numbers(self, column: pa.ChunkedArray | pa.Array) -> pa.Array:
-        """Returns float64 numbers, with nulls for missing ones.
-
-        Raises:
-          pa.ArrowInvalid, pa.ArrowNotImplementedError: if a value is no number.
-        """
-        values = _plain(column)
-        if pa.types.is_string(values.type):
-            values = _by_unique_value(values, self._without_missing)
-        nearest = pa.types.is_integer(values.type)  # beyond 2^53
-        values = values.cast(pa.float64(), safe=not nearest)
-        is_nan = pc.call_function("is_nan", [values])
-        return _nulled(values, is_nan)
-
-    def categories(
-        self,
-        column: pa.ChunkedArray | pa.Array,
-        where: str,
-        is_text: bool | None = None,
-        separator: str | None = None,
-    ) -> pa.Array:
-        """Returns the values, alone or in lists, as texts or int64.
+    def typed(self, raw: str, type_: str) -> Typed:
+        """Returns what makes values of the raw ones.
 
         Args:
-          column: the column as it is in the raw rows.
-          where: file and column, for messages.
-          is_text: whether training had texts; None takes what the column is.
-          separator: the separator between the values of a list in text, if any.
+          raw: SQL of the raw value.
+          type_: its type in DuckDB.
 
         Raises:
-          DataError: if a value is no text and no whole number.
+          DataError: if values of this type cannot be those of such a column.
         """
-        values = _plain(column)
-        if separator is not None and not pa.types.is_list(values.type):
-            if is_text and not pa.types.is_string(values.type):
-                values = self._singles(values, where, is_text)  # lists of one number
-            if pa.types.is_string(values.type):
-                options = pc.SplitPatternOptions(separator)
-                texts = values.fill_null("")
-                values = pc.call_function("split_pattern", [texts], options)
-        if not pa.types.is_list(values.type):
-            return self._singles(values, where, is_text)
-        singles = self._singles(values.flatten(), where, is_text)
-        return without_nulls(singles, values.value_lengths().fill_null(0).to_numpy())
+        if type_.startswith("ENUM"):
+            raw, type_ = f"({raw})::VARCHAR", "VARCHAR"
+        made = {
+            "integer": self._integer,
+            "number": self._number,
+            "hex": self._hex,
+            "category": self._category,
+            "split": self._split,
+            "time": self._time,
+            "as it is": lambda raw, type_: Typed(raw, "true", "must be there"),
+        }[self.kind](raw, type_)
+        check, rule = made.check, made.rule
+        if self.bounds is not None and self.kind != "category":
+            check += f" AND {self._within(made.value)}"
+            rule = "must be from {:g} to {:g}".format(*self.bounds)
+        if self.required:
+            check += f" AND {made.value} IS NOT NULL"
+        return Typed(made.value, check, self.rule or rule)
 
-    def _singles(self, values: pa.Array, where: str, is_text: bool | None) -> pa.Array:
-        kind = values.type
-        # Of 64 bits without a sign, such as hashes: int64 does not hold them.
-        is_wide = pa.types.is_uint64(kind) and is_text is not False
-        if pa.types.is_boolean(kind) or pa.types.is_null(kind) or is_wide:
-            values = values.cast(pa.string())
-        elif pa.types.is_floating(kind):
-            values = _of_floats(values, where, is_text)
-        if pa.types.is_integer(values.type):
-            return values.cast(pa.string()) if is_text else _whole(values, where)
-        if not pa.types.is_string(values.type):
+    def _within(self, value: str) -> str:
+        if self.bounds is None:
+            return "true"
+        low, high = self.bounds
+        return f"coalesce({value} BETWEEN {low!r} AND {high!r}, true)"
+
+    def _integer(self, raw: str, type_: str) -> Typed:
+        if type_ != "VARCHAR":
+            return self._number(raw, type_)
+        given = f"CASE WHEN {raw} NOT IN ({_listed(self.missing)}) THEN {raw} END"
+        value = f"TRY_CAST({given} AS BIGINT)"
+        # The text of most integers is that of DuckDB; patterns cost more time.
+        exact = f"coalesce({value}::VARCHAR = {given}, {given} IS NULL)"
+        other = f"{value} IS NOT NULL AND regexp_full_match({given}, '-?[0-9]+')"
+        return Typed(value, f"({exact} OR {other})", "must be an integer")
+
+    def _hex(self, raw: str, type_: str) -> Typed:
+        # The cast takes 0000_00f, too.
+        digits = f"TRY_CAST('0x' || {raw} AS UINTEGER) IS NOT NULL"
+        check = f"({raw} = '' OR strlen({raw}) = 8 AND {digits} "
+        check += f"AND NOT contains({raw}, '_'))"
+        value = f"CASE WHEN {raw} <> '' THEN lower({raw}) END"
+        return Typed(value, check, "must be 8 hexadecimal digits")
+
+    def _number(self, raw: str, type_: str) -> Typed:
+        number = f"({raw})::DOUBLE"
+        check = "true"
+        if type_ == "VARCHAR":
+            number = f"TRY_CAST(present({raw}) AS DOUBLE)"
+            check = f"({number} IS NOT NULL AND NOT contains({raw}, '_') OR "
+            check += f"present({raw}) IS NULL)"
+        elif type_ not in _NUMBERS and not type_.startswith("DECIMAL"):
+            raise DataError(f"type is {type_}, must be numbers")
+        elif type_ in _FLOATS:
+            number = f"CASE WHEN NOT isnan({raw}) THEN {number} END"
+        # Transforms are of all digits, and their results alone are rounded to float32.
+        finite = f"coalesce(isfinite(TRY_CAST({number} AS FLOAT)), {number} IS NULL)"
+        return Typed(number, f"{check} AND {finite}", "must be finite in float32")
+
+    def _split(self, raw: str, type_: str) -> Typed:
+        word = f"lower(({raw})::VARCHAR)"
+        cases = " ".join(
+            f"WHEN starts_with({word}, '{start}') THEN {number}"
+            for start, number in _SPLITS.items()
+        )
+        value = f"CASE {cases} END::UTINYINT"
+        rule = "must be train, validation, test"
+        return Typed(value, f"{value} IS NOT NULL", rule)
+
+    def _time(self, raw: str, type_: str) -> Typed:
+        value = f"present({raw})" if type_ == "VARCHAR" else raw
+        return Typed(value, "true", "must be a time")
+
+    def _category(self, raw: str, type_: str) -> Typed:
+        lists = re.fullmatch(r"(.*)\[\d*\]", type_)
+        if lists:
+            type_ = lists[1]
+        elif self.separator is not None and type_ == "VARCHAR":
+            raw = f"string_split({raw}, {sql.text(self.separator)})"
+        elif self.separator is None:
+            return self._single(raw, type_)
+        else:
+            raw = f"[{raw}]"
+        if type_.startswith("ENUM"):
+            raw, type_ = f"({raw})::VARCHAR[]", "VARCHAR"
+        if type_.endswith("]"):
+            raise DataError(f"type is {type_}[], must be lists of integers or text")
+        raw = f"coalesce({raw}, [])"
+        single = self._single("x", type_)
+        made = f"list_transform({raw}, lambda x: {single.value})"
+        value = f"list_filter({made}, lambda x: x IS NOT NULL)"
+        check = "true"
+        if single.check != "true":
+            bad = f"list_filter({raw}, lambda x: NOT ({single.check}))"
+            check = f"len({bad}) = 0"
+        return Typed(value, check, single.rule)
+
+    def _single(self, raw: str, type_: str) -> Typed:
+        """Returns what makes one value."""
+        rule = "must be whole numbers, as in training"
+        if type_ in ("BOOLEAN", '"NULL"'):
+            raw, type_ = f"({raw})::VARCHAR", "VARCHAR"
+        if type_ == "VARCHAR":
+            text = f"canonical(present({raw}))"
+            if self.is_text is not False:
+                return Typed(text, "true", rule)
+            value = f"TRY_CAST({text} AS BIGINT)"
+            whole = f"{value} IS NOT NULL AND regexp_full_match({text}, '-?[0-9]+')"
+            check = f"({text} IS NULL OR {whole}) AND {self._within(value)}"
+            return Typed(value, check, rule)
+        if type_ == "UBIGINT" and self.is_text is False:
+            rule = "must be below 2^63, as in training; to train on such ids, prepare "
+            rule += "the column as uint64 or text"
+            value = f"TRY_CAST({raw} AS BIGINT)"
+            return Typed(value, f"({raw} IS NULL OR {value} IS NOT NULL)", rule)
+        if type_ in _INTEGERS or type_ == "UBIGINT":
+            is_text = self.is_text or type_ == "UBIGINT"
+            value = f"({raw})::{'VARCHAR' if is_text else 'BIGINT'}"
+            return Typed(value, self._within(value), rule)
+        if type_ not in _FLOATS:
             raise DataError(
-                f"{where}: type is {kind}, must be integers or text, or lists of them"
+                f"type is {type_}, must be integers or text, or lists of them"
             )
-        try:
-            values.validate(full=True)
-        except pa.ArrowInvalid as error:  # such as half of a surrogate pair
-            raise DataError(f"{where}: is no UTF-8 text ({error})") from None
-        values = _by_unique_value(values, self._canonical)
-        return values if is_text is not False else _read_whole(values, where)
-
-    def _canonical(self, texts: pa.Array) -> pa.Array:
-        """Returns the one way to write each text, null for missing ones."""
-        texts = self._without_missing(texts)
-        for meaning, forms in (("true", self.true), ("false", self.false)):
-            texts = pc.call_function(
-                "if_else", [_is_in(texts, forms), pa.scalar(meaning), texts]
-            )
-        for pattern, replacement in _DECIMAL_FORMS:
-            options = pc.ReplaceSubstringOptions(pattern, replacement)
-            texts = pc.call_function("replace_substring_regex", [texts], options)
-        return texts
-
-    def _without_missing(self, texts: pa.Array) -> pa.Array:
-        trimmed = pc.call_function("utf8_trim_whitespace", [texts])
-        return _nulled(trimmed, _is_in(trimmed, self.missing))
-
-
-def without_nulls(values: pa.Array, lengths: np.ndarray) -> pa.ListArray:
-    """Returns lists without missing values, from the values of all lists and the
-    ``[lists]`` numbers of values of each."""
-    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
-    ends = np.append(0, np.cumsum(is_valid))[np.append(0, np.cumsum(lengths))]
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values.drop_null())
-
-
-def _plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Returns one array, with texts of any kind as strings."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-    is_list = pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if is_list or pa.types.is_list(kind):
-        value_kind = kind.value_type
-        if pa.types.is_dictionary(value_kind):
-            value_kind = value_kind.value_type
-        return column.cast(pa.list_(_as_string(value_kind)))
-    return column.cast(_as_string(column.type))
-
-
-def _as_string(kind: pa.DataType) -> pa.DataType:
-    is_text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return pa.string() if is_text else kind
-
-
-def _by_unique_value(
-    texts: pa.Array, function: Callable[[pa.Array], pa.Array]
-) -> pa.Array:
-    """Applies a function to each text once."""
-    encoded = texts.dictionary_encode()
-    return function(encoded.dictionary).take(encoded.indices)
-
-
-def _is_in(texts: pa.Array, forms: tuple[str, ...]) -> pa.Array:
-    options = pc.SetLookupOptions(pa.array(forms, pa.string()))
-    return pc.call_function("is_in", [texts], options)
-
-
-def _nulled(values: pa.Array, missing: pa.Array) -> pa.Array:
-    nothing = pa.scalar(None, values.type)
-    return pc.call_function("if_else", [missing.fill_null(False), nothing, values])
-
-
-def _of_floats(values: pa.Array, where: str, is_text: bool | None) -> pa.Array:
-    """Returns floats as int64 if all are whole numbers, otherwise as texts if training
-    had texts."""
-    values = _nulled(values, pc.call_function("is_nan", [values]))
-    present = values.drop_null().to_numpy()
-    exact = 2 ** (np.finfo(present.dtype).nmant + 1)
-    if len(bad := present[~(np.abs(present) <= exact)]):
-        raise DataError(
-            f"{where}: value is {_shown(bad[0])} in {values.type}, which has no exact "
-            f"integers beyond {exact:,}; give integers or text"
+        exact = _FLOATS[type_]
+        there = f"(isnan({raw}) OR {raw} IS NULL)"
+        check = f"abs({raw}) <= {exact}"
+        rule = (
+            f"must be integers or text: {type_} has no exact integers beyond {exact:,}"
         )
-    if (present == np.trunc(present)).all():
-        return values.cast(pa.int64())
-    if not is_text:
-        example = _shown(present[present != np.trunc(present)][0])
-        raise DataError(
-            f"{where}: type is {values.type}, must be integers or text, or lists of "
-            f"them; a value is {example}"
+        if self.is_text:
+            value = f"canonical(({raw})::VARCHAR)"
+        else:
+            check += f" AND {raw} = trunc({raw})"
+            value = f"TRY_CAST({raw} AS BIGINT)"
+            check += f" AND {self._within(value)}"
+        return Typed(
+            f"CASE WHEN NOT {there} THEN {value} END", f"({there} OR {check})", rule
         )
-    encoded = values.dictionary_encode()
-    texts = [
-        np.format_float_positional(number, trim="-")
-        for number in encoded.dictionary.to_numpy()
-    ]
-    return pa.array(texts, pa.string()).take(encoded.indices)
 
 
-def _whole(values: pa.Array, where: str) -> pa.Array:
-    try:
-        return values.cast(pa.int64())
-    except pa.ArrowInvalid:
-        largest = pc.call_function("max", [values]).as_py()
-        raise DataError(
-            f"{where}: value is {largest}, must be below 2^63, as in training; to "
-            "train on such ids, prepare the column as uint64 or text"
-        ) from None
+@dataclasses.dataclass(frozen=True)
+class Typed:
+    """SQL of a column's value, and of what is true of a good one; and that in words."""
+
+    value: str
+    check: str
+    rule: str
 
 
-def _read_whole(texts: pa.Array, where: str) -> pa.Array:
-    try:
-        return texts.cast(pa.int64())
-    except pa.ArrowInvalid:
-        bad = next(text for text in texts.to_pylist() if not _is_whole(text))
-        raise DataError(
-            f"{where}: value is {bad!r:.80}, must be whole numbers, as in training"
-        ) from None
+def split_named(name: str) -> int | None:
+    """Returns the number of the split that a name begins with, if there is one."""
+    numbers = (n for start, n in _SPLITS.items() if name.lower().startswith(start))
+    return next(numbers, None)
 
 
-def _is_whole(text: str | None) -> bool:
-    try:
-        return text is None or int(text) in WHOLE_RANGE
-    except ValueError:
-        return False
-
-
-def _shown(number: Any) -> str:
-    return repr(float(number))
+def _listed(values: tuple[str, ...]) -> str:
+    return ", ".join(map(sql.text, values))

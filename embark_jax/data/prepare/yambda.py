@@ -28,7 +28,7 @@ from embark_jax.data.event_lists import EventLists
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import Manifest, PreparedFeature
 from embark_jax.data.pipeline import Workers
-from embark_jax.data.prepare.recipe import ParquetFile, RawChunk
+from embark_jax.data.prepare.raw_files import Chunk, ParquetFile
 from embark_jax.data.prepare.yambda_samples import (
     CROSSES,
     EVENT_TYPES,
@@ -158,7 +158,7 @@ def _find(raw: Path) -> _Raw:
     return _Raw(event_files[0], *sides)
 
 
-def _chunks(path: Path) -> list[tuple[int, RawChunk]]:
+def _chunks(path: Path) -> list[tuple[int, Chunk]]:
     missing = {*COLUMNS} - {*pq.read_schema(path).names}
     if missing:
         raise DataError(f"{path}: has no column {', '.join(sorted(missing))}")
@@ -166,10 +166,10 @@ def _chunks(path: Path) -> list[tuple[int, RawChunk]]:
 
 
 def _parser(events: Path, folder: Path):
-    def parse(job: tuple[int, RawChunk]) -> RowGroup:
+    def parse(job: tuple[int, Chunk]) -> RowGroup:
         number, chunk = job
         path = folder / f"{number:06}.arrow"
-        raw = chunk.read("error").table
+        raw = chunk.rows.rename_columns(list(COLUMNS))
         table = USERS.by_hash(_typed(raw, f"{events}, row group {number}"))
         write_arrow(path, table)
         largest = [int(table[name].to_numpy().max()) for name in ("item_id", "uid")]

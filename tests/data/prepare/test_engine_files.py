@@ -97,7 +97,7 @@ def test_ids_as_they_are(clicks, tmp_path):
     ids = np.concatenate([b.ids["item"] for b in data.in_file_order("train", 64)])
     assert ids[:, 0].tolist() == [-1 if item is None else item for item in items]
     columns = Columns(features={"item": {"rows": 20}}, ignore=("price",))
-    with pytest.raises(DataError, match=r"column item: value is \d+, must be a row"):
+    with pytest.raises(DataError, match=r"column item: value is '\d+', must be a row"):
         prepared(tmp_path / "clicks.parquet", tmp_path / "low", columns)
 
 

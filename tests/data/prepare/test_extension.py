@@ -48,9 +48,9 @@ def prepare_day(
     return PreparedData(out)
 
 
-def vocabulary(data: PreparedData, table: str) -> list:
+def vocabulary(data: PreparedData, table: str, column: str = "key") -> list:
     path = data.folder / "vocabulary" / f"{table}.arrow"
-    return read_arrow(path)["key"].to_pylist()
+    return read_arrow(path)[column].to_pylist()
 
 
 def training_values(day: int, column: str, splits) -> Counter:
@@ -62,16 +62,19 @@ def training_values(day: int, column: str, splits) -> Counter:
 def test_values_keep_their_rows_and_new_ones_come_after_them(tmp_path, min_count):
     splits = random_split(pa.table({"i": range(120)}), 0, Extent(120, 0))
     columns = Columns(dense={"price": "log"}, ignore=("age",))
-    data, oracle = None, {"user": [], "item": []}
+    data, oracle = None, {"user": {}, "item": {}}
     for day in range(4):
         extend = data.folder if data else None
         data = prepare_day(tmp_path, day, extend, columns=columns, min_count=min_count)
         for column, values in oracle.items():
             counts = training_values(day, column, splits)
-            enough = [v for v, n in counts.items() if n >= min_count]
-            new = [value for value in enough if value not in values]
-            values += sorted(new, key=lambda value: (-counts[value], value))
-            assert vocabulary(data, column) == values
+            new = [v for v, n in counts.items() if n >= min_count and v not in values]
+            for value in values:  # however rare it is today
+                values[value] += counts[value]
+            for value in sorted(new, key=lambda value: (-counts[value], value)):
+                values[value] = counts[value]
+            assert vocabulary(data, column) == list(values)
+            assert vocabulary(data, column, "count") == list(values.values())
             assert data.table_rows[column] == 2 + len(values)
             ids = {value: row for row, value in enumerate(values, 2)}
             seen = Counter(s[column] for s in everything(data))
@@ -129,7 +132,7 @@ def test_a_bag_does_not_become_shorter(tmp_path):
         ({"max_rows": 30}, r"table 'user': has more values than --max-rows 30.*raise"),
         (
             {"rows": [row | {"user": 7} for row in rows_of_day(1)]},
-            r"table 'user': values are int64, but string in .*user\.arrow",
+            r"table 'user': values are whole numbers, but string in .*user\.arrow",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import chunks, numbers, own_files, raw_rows
+from embark_jax.data.prepare import numbers, own_files, raw_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import Moments, NumberFit
 from tests.data.prepare.raw_files import (
@@ -48,7 +48,7 @@ def rows() -> list[dict]:
 
 def test_lists_and_sequences_of_one_table(rows, tmp_path, monkeypatch):
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
+    monkeypatch.setattr(raw_files, "CHUNK_BYTES", path.stat().st_size // 5)
     columns = {
         "label": "stars",
         "positive_from": 4,
@@ -91,7 +91,7 @@ def test_several_labels_and_weights(rows, tmp_path, monkeypatch):
         row["stars"] = int(row["stars"] >= 4) * 3
         row["w"] = f"{i / 8}"
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
+    monkeypatch.setattr(raw_files, "CHUNK_BYTES", path.stat().st_size // 5)
     columns = {"labels": ["stars", "like"], "positive_from": 2, "split": "fold"}
     columns["weight"] = "w"
     data = of(path, tmp_path / "out", features={"film": {}}, others=False, **columns)
@@ -107,11 +107,13 @@ def test_several_labels_and_weights(rows, tmp_path, monkeypatch):
     assert batch.labels.shape == (16, 2)
     rows[5]["like"] = ""
     path = write_table(tmp_path / "bad.csv", rows)
-    with pytest.raises(DataError, match="column like"):
+    with pytest.raises(DataError, match="line 7: column like: is empty"):
         of(path, tmp_path / "bad", features={"film": {}}, others=False, **columns)
     rows[5] |= {"like": 1, "w": "-2"}
     path = write_table(tmp_path / "bad.csv", rows)
-    with pytest.raises(DataError, match="column w: is -2, must be 0 or more"):
+    with pytest.raises(
+        DataError, match="line 7: column w: value is '-2', must be 0 or"
+    ):
         of(path, tmp_path / "worse", features={"film": {}}, others=False, **columns)
 
 
@@ -143,7 +145,7 @@ def test_files_say_the_split(tmp_path):
 @pytest.mark.parametrize("missing", ["zero", "mean"])
 def test_numbers(rows, tmp_path, monkeypatch, transform, missing):
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", path.stat().st_size // 5)
+    monkeypatch.setattr(raw_files, "CHUNK_BYTES", path.stat().st_size // 5)
     column = {"transform": transform, "missing": missing, "quantiles": 5}
     data = of(
         path,

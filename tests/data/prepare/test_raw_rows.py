@@ -82,14 +82,6 @@ def test_the_same_rows_in_a_file_and_in_a_table(folder):
     assert ids(folder, folder / "rows.parquet") == expected
 
 
-def test_the_rule_is_in_the_encoding(folder):
-    manifest = raw_rows.read_encoding(folder / raw_rows.FOLDER)
-    assert "NULL" in manifest.values.missing
-    assert manifest.hashed_tables == ()
-    rule = manifest.values.model_copy(update={"missing": ("ann",)})
-    assert rule.categories(pa.array(["ann", ""]), "").to_pylist() == [None, ""]
-
-
 def test_null_columns_and_columns_of_other_shapes(folder):
     rows = pyarrow.csv.read_csv(folder / "raw.csv").drop_columns(["label"])
     empty = pa.table({name: pa.nulls(3) for name in rows.column_names})
@@ -104,7 +96,7 @@ def test_null_columns_and_columns_of_other_shapes(folder):
     expected = [row[:1] for row in ids(folder, one_tag)["tags"]]
     found = ids(folder, numbers)["tags"]
     assert found[0] == found[4] == [*expected[0], -1]
-    with pytest.raises(DataError, match=r"column shop: type is binary, must be inte"):
+    with pytest.raises(DataError, match=r"column shop: type is BLOB, must be inte"):
         ids(folder, rows.set_column(3, "shop", pa.array([b"x"] * 5)))
 
 
@@ -113,7 +105,7 @@ def documented_ids(folder: Path, table: str, values: list) -> list[int]:
     manifest = json.loads((folder / "encoding/manifest.json").read_text())
     if table in manifest["hashed_tables"]:
         rows = manifest["table_rows"][table]
-        digests = [hashlib.blake2b(v.encode(), digest_size=8).digest() for v in values]
+        digests = [hashlib.md5(v.encode()).digest()[8:] for v in values]
         return [1 + int.from_bytes(d, "little") % (rows - 1) for d in digests]
     with pa.OSFile(str(folder / "encoding/vocabulary" / f"{table}.arrow")) as file:
         keys = pa.ipc.open_file(file).read_all()["key"].to_pylist()
@@ -153,7 +145,7 @@ def test_ids_of_64_bits(tmp_path):
         assert batch.ids["user"][:, 0].tolist() == [vocabulary[id] for id in known]
     for rows, message in (
         ([2**64], "rows: column user: has integers of more than 64 bits"),
-        ([float(BIG)], r"user: value is 9\.22.*e\+18 in double, which has no"),
+        ([float(BIG)], r"column user: value is '9\.22.*e\+18', .* no exact"),
         ([1, "a"], "rows: column user: Could not convert 'a'"),
     ):
         with pytest.raises(DataError, match=message):

@@ -1,23 +1,24 @@
 """Sequences: of the same user, earlier, the last ones, and of nothing later."""
 
+import contextlib
 from pathlib import Path
 
 import jax
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark_jax._base.files import write_arrow
 from embark_jax.config.reading import load
 from embark_jax.data import PreparedData
 from embark_jax.data.pipeline import Workers
-from embark_jax.data.prepare import chunks, taobao, user_groups
-from embark_jax.data.prepare.parsing import SampleChunk
+from embark_jax.data.prepare import history, raw_files, sql, taobao
+from embark_jax.data.prepare.history import with_histories
+from embark_jax.data.prepare.recipe import History
 from embark_jax.data.prepare.run import Options, prepare
-from embark_jax.data.prepare.sequences import History
-from embark_jax.data.prepare.user_groups import with_histories
+from embark_jax.data.prepare.samples import SampleChunk
 from embark_jax.run import experiment
 from tests.data.prepare.raw_files import samples, write_rows
 
@@ -65,28 +66,29 @@ def check(found: list[dict], rows) -> None:
             assert rows[event][1] < time
 
 
-@given(SAMPLES)
-def test_events_are_the_last_of_the_same_user_at_earlier_times(rows):
-    check(HISTORY.add_to(table_of(rows)).to_pylist(), rows)
-
-
 @given(SAMPLES, st.integers(1, 9), st.integers(1, 9))
-def test_chunks_do_not_matter(tmp_path_factory, rows, piece, size):
-    folder, whole, chunks_ = tmp_path_factory.mktemp("chunks"), table_of(rows), []
+@settings(max_examples=20)
+def test_events_are_the_last_of_the_same_user_at_earlier_times(
+    tmp_path_factory, rows, piece, size
+):
+    """Whatever the chunks are."""
+    folder, whole, chunks = tmp_path_factory.mktemp("chunks"), table_of(rows), []
     for number, first in enumerate(range(0, len(rows), piece)):
         path = folder / f"{number}.arrow"
-        cut = HISTORY.by_hash(whole.slice(first, piece))
+        cut = whole.slice(first, piece)
         write_arrow(path, cut)
-        chunks_.append(SampleChunk(path=path, file=0, rows=len(cut)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(user_groups, "CHUNK_SAMPLES", size)
-        made = with_histories(HISTORY, chunks_, folder / "out", Workers(2))
-        found = [each.read().to_pylist() for each in made]
-    check([each for part in found for each in part], rows)
-    # All of a user are together.
-    users = [each["user"] for part in found for each in part]
-    groups = [{each["user"] for each in part} for part in found]
-    assert sum(map(len, groups)) == len(set(users))
+        chunks.append(SampleChunk(path, 0, len(cut)))
+    if not chunks:
+        return
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.closing(sql.Database(folder)) as database,
+    ):
+        patch.setattr(history, "CHUNK_SAMPLES", size)
+        made = with_histories(database, HISTORY, chunks, folder)
+        found = [each for chunk in made for each in chunk.read().to_pylist()]
+    assert [each["number"] for each in found] == list(range(len(rows)))
+    check(found, rows)
 
 
 @pytest.fixture
@@ -106,23 +108,23 @@ def raw(tmp_path):
         clicks,
         strict=True,
     )
-    header = [column.name for column in taobao.SAMPLES.columns]
+    header = [column.name for column in taobao.SAMPLES]
     write_rows(folder / "raw_sample.csv", header, rows)
     # An ad's category is its number + 100; every third has no brand.
     ads = [
         (ad, ad + 100, 1, 1, "NULL" if ad % 3 == 0 else ad + 200, 9.5)
         for ad in range(1, 31)
     ]
-    names = [column.name for column in taobao.ADS.columns]
+    names = [column.name for column in taobao.ADS]
     write_rows(folder / "ad_feature.csv", names, ads)
-    names = [column.name for column in taobao.USERS.columns]
+    names = [column.name for column in taobao.USERS]
     write_rows(folder / "user_profile.csv", names, [(1, *[0] * 8)])
     return folder
 
 
 def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(user_groups, "CHUNK_SAMPLES", 80)
+    monkeypatch.setattr(raw_files, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(history, "CHUNK_SAMPLES", 80)
     out = tmp_path / "out"
     prepare(taobao.taobao(raw), out, Options(split="time"), {}, Workers(2))
     data = PreparedData(out)
@@ -133,15 +135,18 @@ def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
     for line in text.splitlines()[1:]:
         user, time, ad, *_ = line.split(",")
         shown.setdefault(int(user), []).append((int(time), int(ad)))
+    # The last day is the test set.
+    remaining = {
+        user: sorted(events, key=lambda event: event[0] >= taobao.LAST_DAY_S)
+        for user, events in shown.items()
+    }
     for events in shown.values():
         events.sort(key=lambda event: event[0])  # those of one time as in the file
-    remaining = {user: list(events) for user, events in shown.items()}
     lengths = []
     for split, late in (("train", False), ("test", True)):
         for sample in samples(data, split):
             user = sample["user"]
-            # Samples of a user are in order of time, so this is the next of them.
-            time, ad = remaining[user].pop(0)
+            time, ad = remaining[user].pop(0)  # samples are in the order of the file
             assert sample["adgroup_id"] == ad
             assert (time >= taobao.LAST_DAY_S) == late
             before = [ad for when, ad in shown[user] if when < time][-20:]
