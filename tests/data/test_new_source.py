@@ -107,7 +107,7 @@ def test_a_source_needs_its_file_and_one_line(embark, tmp_path):
     assert shown.returncode == 0, shown.stderr
     assert "Bags of 24 samples" in shown.stdout
     unknown = embark("data", "stats", "a.yaml", "data.kind=countng")
-    assert "must be 'counting' or 'synthetic' or" in unknown.stderr
+    assert "kind is 'counting' or 'synthetic' or" in unknown.stderr
 
 
 def test_a_recipe_needs_its_file_and_one_line(embark, tmp_path):
