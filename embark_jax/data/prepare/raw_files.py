@@ -176,7 +176,7 @@ class ParquetFile:
                 for name in set(folders) & set(self.columns):
                     value = pa.scalar(self.partition[name], pa.string())
                     table = table.append_column(name, pa.repeat(value, len(table)))
-                table = by_position(table.select(list(self.columns)))
+                table = by_position(table.select(list(self.columns)), self.path)
                 yield Chunk(table, first, size * (group + 1) // file.num_row_groups)
                 first += len(table)
         except (OSError, pa.ArrowInvalid) as error:
@@ -189,9 +189,20 @@ class ParquetFile:
         return f"c{self.columns.index(name)}"
 
 
-def by_position(table: pa.Table) -> pa.Table:
-    """Returns the columns under the names c0, c1 and so on: those of DuckDB differ in
-    more than capital letters."""
+def by_position(table: pa.Table, path: Path) -> pa.Table:
+    """Returns the columns of a file under the names c0, c1 and so on: those of DuckDB
+    differ in more than capital letters.
+
+    Raises:
+      DataError: if texts are no UTF-8, which DuckDB takes for granted.
+    """
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:  # such as half of a surrogate pair
+            raise DataError(
+                f"{path}: column {name}: is no UTF-8 text ({error})"
+            ) from None
     return table.rename_columns([f"c{i}" for i in range(table.num_columns)])
 
 
@@ -231,7 +242,11 @@ def shown(text: bytes) -> str:
     characters."""
     whole = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
     cut = whole if len(whole) <= MOST_SHOWN else f"{whole[: MOST_SHOWN - 3]}..."
-    return ascii(cut) if not cut.isprintable() else repr(cut)
+    escaped = (
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in cut
+    )
+    return f"'{''.join(escaped)}'"
 
 
 def _texts(path: Path, size: int) -> Iterator[tuple[bytes, int]]:

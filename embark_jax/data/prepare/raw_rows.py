@@ -224,7 +224,7 @@ class _Rows:
         return tuple(self.table.column_names)
 
     def chunks(self) -> Iterator[Chunk]:
-        yield Chunk(by_position(self.table), 0, 0)
+        yield Chunk(by_position(self.table, self.path), 0, 0)
 
     def source(self) -> str:
         return "(SELECT *, NULL::VARCHAR AS problem FROM chunk)"

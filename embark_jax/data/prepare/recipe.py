@@ -224,12 +224,12 @@ def as_times(times: pa.Array) -> pa.Array:
         kinds = [pa.timestamp(times.type.unit, times.type.tz and "UTC")]
     cast = next(filter(None, (_cast(times, kind) for kind in kinds)), None)
     if cast is None:
-        example = next(
+        no_times = (
             value.as_py()
-            for value in [*times.unique(), times[0]]
+            for value in times.unique()
             if not any(_cast(pa.array([value]), kind) for kind in kinds)
-            or value is times[0]
         )
+        example = next(no_times, times[0].as_py())
         raise ValueError(
             f"values such as {example!r} are not times, must be numbers, whole ones "
             "from -2^63 to 2^63 - 1, or dates such as 2024-05-31 12:30:00, all with a "

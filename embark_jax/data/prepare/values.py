@@ -173,7 +173,9 @@ class Column:
             number = f"CASE WHEN NOT isnan({raw}) THEN {number} END"
         # Transforms are of all digits, and their results alone are rounded to float32.
         finite = f"coalesce(isfinite(TRY_CAST({number} AS FLOAT)), {number} IS NULL)"
-        return Typed(number, f"{check} AND {finite}", "must be finite in float32")
+        return Typed(
+            number, f"{check} AND {finite}", "must be a number, finite in float32"
+        )
 
     def _split(self, raw: str, type_: str) -> Typed:
         word = f"lower(({raw})::VARCHAR)"

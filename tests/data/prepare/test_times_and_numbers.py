@@ -86,7 +86,7 @@ def test_times_of_several_zones_in_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("NaT", "column when: has missing times"),
+        ("NaT", "line 9: column when: value is 'NaT', must be a time"),
         ("soon", "values such as 'soon' are not times"),
         ("2024-05-31T12:30:00Z", "all with a time zone or none"),
     ],
