@@ -4,5 +4,4 @@ README.md beside this file describes the format.
 """
 
 from embark_jax.checkpoint.checkpointer import Checkpointer as Checkpointer
-from embark_jax.checkpoint.checkpointer import chosen_steps as chosen_steps
 from embark_jax.checkpoint.errors import CheckpointError as CheckpointError

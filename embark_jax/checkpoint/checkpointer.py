@@ -1,9 +1,10 @@
 """The checkpoints of a run: saved during training, restored whatever plan wrote them.
 
-Orbax saves in the background, gives a checkpoint its name when it is complete, and has
-all processes wait for each other. Each process writes and reads for its own devices; no
-device takes part. The order of data is a function of seed and step: the step, with the
-seed in the identity, is the data position.
+Orbax's manager saves in the background, gives a checkpoint its name when it is
+complete, deletes older ones, and has all processes wait for each other. Each process
+writes and reads for its own devices; no device takes part. The order of data is a
+function of seed and step: the step, with the seed in the identity, is the data
+position.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.agreement import differences, parts
+from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.agreement import in_process_0, together
@@ -32,18 +31,16 @@ from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Descrip
 from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, reason
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.layout import SavedArray, is_key, named_arrays, with_arrays
+from embark_jax.checkpoint.manager import Manager
 from embark_jax.checkpoint.reading import READING_BYTES, SavedCheckpoint
-from embark_jax.checkpoint.restoring import restore_arrays
+from embark_jax.checkpoint.restoring import fill
 from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import dynamic_blocks, table_layouts
-from embark_jax.launch.agreement import WAIT_MS, of_process_0
+from embark_jax.launch.agreement import of_process_0
 from embark_jax.train.state import TrainState
 
 GIGABYTE = 1e9
-
-# Orbax logs each of its steps, and the errors that it raises.
-logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
 
 
 class Checkpointer:
@@ -82,18 +79,18 @@ class Checkpointer:
     ):
         self._folder = CheckpointFolder(folder)
         self._identity = identity
-        self._keep = keep
         self.best_step: int | None = None
         self.evaluations: list[dict[str, Any]] = []
         self._memory_bytes = memory_bytes
         self._say = say
-        self._writer = StateWriter()
-        self._orbax = _orbax(self._writer, self._folder.temporary)
-        self._damaged: set[int] = set()  # left out, and written anew
-        self._thread: threading.Thread | None = None
-        self._error: CheckpointError | None = None
+        self._writer = StateWriter(memory_bytes)
+        self._saving: tuple[int, float] | None = None  # its step and when it began
+        self._manager: Manager | None = None
         if keep is not None:
-            in_process_0(functools.partial(self._folder.prepare, say))
+            in_process_0(self._folder.prepare)
+            self._manager = Manager(
+                self._folder, self._writer, keep, lambda: self.best_step, self._written
+            )
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -136,6 +133,10 @@ class Checkpointer:
           CheckpointError: if this checkpoint, or the one before it, could not be
             written.
         """
+        if self._manager is None:
+            raise ValueError(
+                "keep is None, must be a number for checkpoints to be saved"
+            )
         check_whole(state, embeddings)
         self._finish()
         begin = time.monotonic()
@@ -161,39 +162,16 @@ class Checkpointer:
             ARRAYS: ocp.args.PyTreeSave(arrays),
             DESCRIPTION: ocp.args.JsonSave(description.to_json()),
         }
-        # All come here once nothing of theirs is written any more: a step that failed
-        # may be tried again.
-        in_process_0(self._folder.check)
-        self._writer.memory_bytes = self._memory_bytes
+        self._saving = step, begin
         try:
-            self._orbax.save(
-                self._folder.path / str(step),
-                args=ocp.args.Composite(**items),
-                force=step in self._damaged,
-            )
+            # Its own barriers give up after minutes, this one does not. What is damaged
+            # is not there any more.
+            together(self._manager.reload)
+            args = ocp.args.Composite(**items)
+            self._manager.save(step, args=args, force=True)
         except Exception as error:
+            self._saving = None
             raise self._failed(step, error) from None
-        waited_s = time.monotonic() - begin
-
-        def tidy():
-            self._folder.check()
-            self._folder.keep(self._keep or 1, self.best_step)
-
-        def complete():
-            try:
-                self._orbax.wait_until_finished()
-                in_process_0(tidy, "commit")
-            except Exception as error:
-                self._error = self._failed(step, error)
-                return
-            seconds, size = time.monotonic() - begin, self._writer.size / GIGABYTE
-            self._say(
-                f"checkpoint {step}: {size:.2f} GB in {seconds:.1f} s, "
-                f"{size / seconds:.2f} GB/s; training waited {waited_s:.2f} s"
-            )
-
-        self._thread = threading.Thread(target=complete, name="checkpoint", daemon=True)
-        self._thread.start()
 
     def restore(
         self,
@@ -214,47 +192,44 @@ class Checkpointer:
         Raises:
           CheckpointError: if there is none, it is damaged, or of another model.
         """
-        steps = chosen_steps(self._folder.path, self.steps, step)
+        self._finish()
         # The other processes may not see yet what process 0 sees.
-        steps = of_process_0(steps)
+        steps = of_process_0(self._folder.chosen_steps(step))
+        check_whole(state, embeddings)
         jax.block_until_ready(state)  # else reading pays for initial tables
-        overwritten: dict[str, jax.Array] = {}  # by a checkpoint that was damaged
+        arrays = named_arrays(state)
+        layouts = table_layouts(embeddings.plan.storages)
 
-        def read(folder: epath.Path) -> tuple[TrainState, Description]:
+        def read(number: int) -> Description:
             memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
-            saved = SavedCheckpoint(folder, memory)
+            saved = SavedCheckpoint(self._folder.of_step(number), memory)
             self._check_identity(saved)
-            check_whole(state, embeddings)
-            arrays = named_arrays(state) | overwritten
-            layouts = table_layouts(embeddings.plan.storages)
-            restored = restore_arrays(saved, arrays, layouts, overwritten)
-            return with_arrays(state, restored), saved.description
+            fill(saved, arrays, layouts, saved.description.table_rows)
+            return saved.description
 
-        damaged, problem = [], ""
+        damaged, problem = set(), ""
         for number in steps:
-            begin, folder = time.monotonic(), self._folder.path / str(number)
+            begin = time.monotonic()
             try:
-                restored, description = together(functools.partial(read, folder))
+                description = together(functools.partial(read, number))
             except OtherExperimentError:
                 raise
             except (CheckpointError, OSError) as error:
-                problem = f"{folder}: is damaged ({reason(error)})"
+                problem = (
+                    f"{self._folder.of_step(number)}: is damaged ({reason(error)})"
+                )
                 self._say(f"left out {problem}")
-                damaged.append(number)
+                damaged.add(number)
                 continue
             seconds = time.monotonic() - begin
             self._say(f"checkpoint {number}: read in {seconds:.1f} s")
-            if self._keep is not None and jax.process_index() == 0:
-                for other in damaged:  # the run will come to these steps again
-                    if path := self._folder.set_aside(other):
-                        self._say(f"moved to {path}")
-            self._damaged = set(damaged)
+            self._folder.damaged = damaged  # the run will come to these steps again
             self.evaluations = [dict(record) for record in description.evaluations]
             # device_put would compare the processes' values in a collective.
             sharding = NamedSharding(embeddings.mesh, PartitionSpec())
             put = jax.jit(lambda *values: values, out_shardings=sharding)
             at, halted = put(np.int32(number), np.bool_(False))
-            restored = restored._replace(step=at, halted=halted)
+            restored = with_arrays(state, arrays)._replace(step=at, halted=halted)
             return restored, dict(description.bad_ids)
         older = "delete it to use an older one" if step else "and so are all older ones"
         raise CheckpointError(f"{problem}{';' if step else ','} {older}")
@@ -268,16 +243,35 @@ class Checkpointer:
         try:
             self._finish()
         finally:
+            if self._manager is not None:
+                self._manager.close()
             self._folder.release()
 
     def _finish(self) -> None:
         """Waits for the checkpoint in the making; raises the reason if it failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._manager is None or self._saving is None:
+            return
+        step, _ = self._saving
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failed(step, error) from None
+        finally:
+            self._saving = None
+
+    def _written(self) -> None:
+        """Says what a checkpoint took, in process 0, when all files are written."""
+        if not in_bucket(self._folder.path):
+            # Orbax does not: what is older may go when the newest is on the disk.
+            for path in self._folder.unfinished():
+                _sync(path / DESCRIPTION / NAME)
+        assert self._saving is not None
+        step, begin = self._saving
+        seconds, size = time.monotonic() - begin, self._writer.size / GIGABYTE
+        self._say(
+            f"checkpoint {step}: {size:.2f} GB in {seconds:.1f} s, "
+            f"{size / seconds:.2f} GB/s; training waited {self._writer.copied_s:.2f} s"
+        )
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
         newest = "there is none yet"
@@ -287,7 +281,7 @@ class Checkpointer:
             if steps := self._folder.steps():
                 newest = f"the newest is that of step {steps[-1]}"
         return CheckpointError(
-            f"{self._folder.path / str(step)}: the checkpoint could not be written "
+            f"{self._folder.of_step(step)}: the checkpoint could not be written "
             f"({reason(error)}); {newest}"
         )
 
@@ -297,24 +291,6 @@ class Checkpointer:
             raise OtherExperimentError(
                 "\n  ".join([f"{saved.folder}: belongs to another experiment:", *lines])
             )
-
-
-def chosen_steps(
-    folder: epath.Path, steps: Sequence[int], step: int | None
-) -> list[int]:
-    """Returns the steps to try, best first: the given one, or all, the newest first.
-
-    Raises:
-      CheckpointError: if the given step is not among the complete checkpoints.
-    """
-    if not steps:
-        raise CheckpointError(f"{folder}: holds no complete checkpoint")
-    if step is not None and step not in steps:
-        raise CheckpointError(
-            f"{folder}: holds no complete checkpoint of step {step}, only of "
-            f"{', '.join(map(str, steps))}"
-        )
-    return sorted(steps, reverse=True) if step is None else [step]
 
 
 def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
@@ -327,40 +303,9 @@ def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
             )
 
 
-def _orbax(writer: StateWriter, temporary: type | None) -> ocp.AsyncCheckpointer:
-    """Returns what saves arrays, which ``writer`` writes, and a description.
-
-    Args:
-      writer: writes the arrays.
-      temporary: Orbax's class of checkpoints in the making; None is its own choice.
-    """
-    # With processes named, they wait without a collective.
-    processes = ocp.options.MultiprocessingOptions(
-        active_processes=set(range(jax.process_count()))
-    )
-    waiting = ocp.AsyncOptions(
-        timeout_secs=WAIT_MS // 1000, create_directories_asynchronously=False
-    )
-    arrays = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=False,
-        use_zarr3=True,
-        multiprocessing_options=processes,
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (jax.Array, writer), (StoredArray, writer)
-        ),
-    )
-    description = ocp.JsonCheckpointHandler(NAME, multiprocessing_options=processes)
-    options = ocp.CompositeOptions(
-        multiprocessing_options=processes,
-        async_options=waiting,
-        temporary_path_class=temporary,
-    )
-    items = ocp.CompositeCheckpointHandler(
-        composite_options=options, **{ARRAYS: arrays, DESCRIPTION: description}
-    )
-    return ocp.AsyncCheckpointer(
-        items,
-        async_options=waiting,
-        multiprocessing_options=processes,
-        temporary_path_class=temporary,
-    )
+def _sync(path: os.PathLike[str]) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

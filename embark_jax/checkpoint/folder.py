@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: which are complete, and which may go.
+"""The folder of a run's checkpoints: which are complete, and who may write.
 
 Orbax writes a checkpoint under a temporary name, and gives it the name of its step when
 it is complete; in a bucket, where nothing can be renamed, it writes a file at last.
@@ -7,10 +7,9 @@ it is complete; in a bucket, where nothing can be renamed, it writes a file at l
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import orbax.checkpoint as ocp
@@ -18,17 +17,16 @@ from etils import epath
 
 from embark_jax._base.bucket_copy import bucket_client, check_writable, children
 from embark_jax._base.storage import file_system_or_bucket, in_bucket, reached
-from embark_jax.checkpoint.description import DESCRIPTION, NAME
 from embark_jax.checkpoint.errors import CheckpointError
-from embark_jax.checkpoint.lease import Lease
 
 STEP = re.compile("0|[1-9][0-9]*")
 COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
 """File of a checkpoint in a bucket that says that it is complete."""
 
 
-class CheckpointFolder:
-    """The names in the folder, and the lock of its writer.
+class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
+    """The checkpoints in a folder by name, as Orbax's manager asks for them, and the
+    lock of its writer.
 
     Args:
       path: path of the folder.
@@ -36,22 +34,23 @@ class CheckpointFolder:
     Attributes:
       path: path of the folder, absolute if on a file system.
       temporary: Orbax's class of checkpoints in the making; None is its own choice.
+      damaged: steps of checkpoints that are there and cannot be read: Orbax may write
+        them anew.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         is_local = not in_bucket(path)
         path = file_system_or_bucket(path)
         self.path = epath.Path(Path(path).absolute() if is_local else path)
-        self._lock: int | Lease | None = None
+        self.damaged: set[int] = set()
+        self._lock: int | None = None
         classes = ocp.path.atomicity
         # Orbax knows of Google's buckets alone.
         self.temporary = None if is_local else classes.CommitFileTemporaryPath
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Makes the folder, keeps other writers out, and clears what was left.
-
-        Args:
-          say: gets a line if this waits.
+    def prepare(self) -> None:
+        """Makes the folder, keeps other writers out, and clears what was left. Nothing
+        keeps writers of other machines out of a bucket.
 
         Raises:
           CheckpointError: if another program writes there.
@@ -59,7 +58,6 @@ class CheckpointFolder:
         """
         if in_bucket(self.path):
             check_writable(self.path)
-            self._lock = Lease(self.path, say)
             with reached(self.path):
                 self.clear()
             return
@@ -77,16 +75,9 @@ class CheckpointFolder:
             pass  # a filesystem without locks
         self.clear()
 
-    def check(self) -> None:
-        """Raises ``CheckpointError`` if another program has begun to write there."""
-        if isinstance(self._lock, Lease):
-            self._lock.check()
-
     def release(self) -> None:
         """Lets other writers in."""
-        if isinstance(self._lock, Lease):
-            self._lock.release()
-        elif self._lock is not None:
+        if self._lock is not None:
             os.close(self._lock)
         self._lock = None
 
@@ -109,46 +100,46 @@ class CheckpointFolder:
                 if STEP.fullmatch(name) and files.exists(f"{root}/{name}/{COMMITTED}")
             )
 
-    def clear(self) -> None:
-        """Deletes what is left of writes that were killed or failed."""
-        for left in ocp.step.all_temporary_paths(
-            self.path, temporary_path_cls=self.temporary
-        ):
-            left.get().rmtree(missing_ok=True)
+    def chosen_steps(self, step: int | None) -> list[int]:
+        """Returns the steps to try, best first: the given one, or all, the newest
+        first.
 
-    def set_aside(self, step: int) -> epath.Path | None:
-        """Gives a damaged checkpoint another name, and returns it; None in a bucket,
-        where that would copy all of it."""
-        if in_bucket(self.path):
-            return None
-        names = (f"{step}.damaged-{i}" for i in itertools.count(1))
-        path = next(self.path / n for n in names if not (self.path / n).exists())
-        return (self.path / str(step)).rename(path)
-
-    def keep(self, count: int, best: int | None) -> None:
-        """Deletes all checkpoints except the newest ones and the best.
-
-        They become temporary first, so that no name ever stands for a part of one.
+        Raises:
+          CheckpointError: if the given step is not among the complete checkpoints.
         """
         steps = self.steps()
-        if not in_bucket(self.path):
-            # Orbax does not: what is older may go when the newest is on the disk.
-            _sync(self.path / str(steps[-1]) / DESCRIPTION / NAME)
-            _sync(self.path)
-        for step in steps[:-count]:
-            path = self.path / str(step)
-            if step == best:
-                continue
-            if in_bucket(path):
-                (path / COMMITTED).unlink()
-            else:
-                path.rename(path.with_name(path.name + ocp.utils.TMP_DIR_SUFFIX))
-        self.clear()
+        if not steps:
+            raise CheckpointError(f"{self.path}: holds no complete checkpoint")
+        if step is not None and step not in steps:
+            raise CheckpointError(
+                f"{self.path}: holds no complete checkpoint of step {step}, only of "
+                f"{', '.join(map(str, steps))}"
+            )
+        return steps[::-1] if step is None else [step]
 
+    def of_step(self, step: int) -> epath.Path:
+        """Returns the folder of a checkpoint."""
+        return self.path / str(step)
 
-def _sync(path: epath.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def unfinished(self) -> list[epath.Path]:
+        """Returns the folders of checkpoints in the making, or of killed writes."""
+        paths = ocp.step.all_temporary_paths(
+            self.path, temporary_path_cls=self.temporary
+        )
+        return [path.get() for path in paths]
+
+    def clear(self) -> None:
+        """Deletes what is left of writes that were killed or failed."""
+        for left in self.unfinished():
+            left.rmtree(missing_ok=True)
+
+    def build_name(self, step: int) -> str:
+        return str(step)
+
+    def find_all(self, base_path: epath.PathLike) -> Iterator[ocp.step.Metadata]:
+        for step in self.steps():
+            if step not in self.damaged:
+                yield ocp.step.Metadata(step, self.of_step(step))
+
+    def find_step(self, base_path: epath.PathLike, step: int) -> ocp.step.Metadata:
+        return ocp.step.Metadata(step, self.of_step(step))

@@ -68,11 +68,6 @@ class SavedCheckpoint:
         """
         return _result(self._store(name).read())
 
-    def row_count(self, name: str) -> int:
-        """Returns the rows of a table's array, of all blocks; 0 if there is none."""
-        store = self._stores.get(name)
-        return 0 if store is None else store.shape[0] * store.shape[1]
-
     def rows(self, name: str, begin: int, count: int) -> Callable[[], np.ndarray]:
         """Begins to read rows of one block of a table's array of ``[rows, width]``.
 

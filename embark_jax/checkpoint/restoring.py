@@ -1,9 +1,9 @@
-"""Puts the arrays of a checkpoint onto devices, extent by extent.
+"""Puts the arrays of a checkpoint onto devices, whatever plan wrote them.
 
-If this plan lays out a storage as the one that wrote it did, rows are copied unchanged.
-Else each table goes through host memory, some thousands of its rows at a time, out of
-the shards that hold them and into those that will. Either way the arrays of tables are
-overwritten in place, so that neither devices nor hosts need room for a second state.
+A table goes through host memory some thousands of its rows at a time, out of the shards
+that hold them and into those that will: those of the same plan, those of another one,
+or the first rows of a larger table. The arrays of tables are overwritten in place, so
+that neither devices nor hosts need room for a second state.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
 from embark_jax.cache.stored_array import StoredArray
 from embark_jax.cache.stored_rows import StoredRows
 from embark_jax.checkpoint.errors import CheckpointError
-from embark_jax.checkpoint.layout import is_key, of_table
+from embark_jax.checkpoint.layout import is_key, named_arrays, of_table, with_arrays
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
-from embark_jax.embedding.logical import RangeLayout, TableLayout
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.logical import RangeLayout, TableLayout, table_layouts
+from embark_jax.train.state import TrainState
 
 OVERWRITTEN_BYTES = 1 << 20
 """Bytes of a device's array that are overwritten at a time."""
+
+OPTIMIZER_FIELDS = ("dense_state", "embedding_state")
+"""Fields of the state that are the optimizers'."""
 
 ROW_VALUES = 16
 """Bytes of a parameter with its optimizer state, roughly."""
@@ -34,44 +40,79 @@ Rows = tuple[int, np.ndarray]
 """Consecutive rows of an array, ``[rows, width]``, and the number of the first."""
 
 
-def restore_arrays(
+def fill(
     saved: SavedCheckpoint,
-    arrays: Mapping[str, Any],
+    arrays: dict[str, Any],
     tables: Mapping[str, TableLayout],
-    overwritten: dict[str, jax.Array],
-) -> dict[str, Any]:
-    """Returns the arrays of a checkpoint, sharded like those of a state.
+    counts: Mapping[str, int],
+) -> None:
+    """Puts what a checkpoint has in place of a state's arrays.
 
     Args:
       saved: the checkpoint.
-      arrays: arrays by name in the state; those of tables are overwritten.
+      arrays: arrays by name in the state, which change; those of tables are overwritten
+        row by row. If this fails it has what is left of them.
       tables: layouts of the tables in these arrays.
-      overwritten: gets what is left of those, even if this fails.
+      counts: number of first rows that are taken, by table. Rows of dynamic tables are
+        taken by key, all that there are.
 
     Raises:
       CheckpointError: if the checkpoint is damaged, or lacks an array of this shape.
     """
-    restored = {}
     for name, array in arrays.items():
         if not of_table(name):
-            restored[name] = restored_array(saved, name, array)
-            continue
-        if isinstance(array, StoredRows):
-            restore_by_key(saved, array)
-            restored[name] = array
-            continue
-        blocks = Blocks(array)
-        try:
-            for rows in _rows_of(saved, name, blocks, tables):
-                blocks.put(*rows)
-        finally:
-            restored[name] = blocks.array()
-            if isinstance(array, jax.Array):
-                overwritten[name] = restored[name]
-    return restored
+            arrays[name] = _whole_array(saved, name, array)
+        elif isinstance(array, StoredRows):
+            if array.table in saved.description.tables:
+                _fill_by_key(saved, array)
+        else:
+            blocks = Blocks(array)
+            try:
+                for first, rows in _own_rows(saved, name, blocks, tables, counts):
+                    blocks.put(first, rows)
+            finally:
+                arrays[name] = blocks.array()
 
 
-def restore_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
+def warm_state(
+    saved: SavedCheckpoint,
+    state: TrainState,
+    embeddings: EmbeddingCollection,
+    counts: Mapping[str, int],
+    keep_optimizer: bool,
+) -> TrainState:
+    """Returns a new run's state with what comes over from a checkpoint of another one.
+
+    Args:
+      saved: the checkpoint.
+      state: a new trainer's ``state_to_fill``; consumed.
+      embeddings: collection that the state belongs to.
+      counts: number of first rows that come over, by table; dynamic tables get all
+        rows of then, and all other rows keep their initial values.
+      keep_optimizer: whether the state of the optimizers and the number of steps come
+        over, too.
+
+    Raises:
+      CheckpointError: if the checkpoint is damaged, or an array of the dense model or
+        of the optimizers has another shape there.
+    """
+    jax.block_until_ready(state)  # else reading pays for initial tables
+    arrays = named_arrays(state)
+    chosen = {
+        name: array
+        for name, array in arrays.items()
+        if keep_optimizer or not name.startswith(OPTIMIZER_FIELDS)
+    }
+    fill(saved, chosen, table_layouts(embeddings.plan.storages), counts)
+    state = with_arrays(state, arrays | chosen)
+    if not keep_optimizer:
+        return state
+    replicated = NamedSharding(embeddings.mesh, PartitionSpec())
+    step = np.int32(saved.description.step)
+    return state._replace(step=jax.jit(lambda: step, out_shardings=replicated)())
+
+
+def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
     """Gives a dynamic table those of its rows that this process owns."""
     rows_by_key.clear()
     (layout,) = saved.description.tables[rows_by_key.table]
@@ -111,7 +152,7 @@ def restore_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
             rows_by_key.take(*taken)
 
 
-def restored_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
+def _whole_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
     """Returns an array that is not of tables, sharded like another one."""
     data = jax.random.key_data(like) if is_key(like) else like
     value = saved.array(name)
@@ -134,7 +175,7 @@ class Blocks:
     """The blocks of a table's array on the devices of this process.
 
     Attributes:
-      rows, width, dtype: as of the array.
+      width, dtype: as of the array.
       ranges: rows that this process has, each once.
     """
 
@@ -142,7 +183,7 @@ class Blocks:
         self._array, self._blocks = array, array.addressable_shards
         self._begins = [shard.index[0].start or 0 for shard in self._blocks]
         self._data: list[Any] = [shard.data for shard in self._blocks]
-        self.rows, self.width = array.shape
+        self.width = array.shape[1]
         self.dtype = np.dtype(array.dtype)
         size = array.sharding.shard_shape(array.shape)[0]
         self.ranges = [range(i, i + size) for i in sorted(set(self._begins))]
@@ -182,46 +223,30 @@ def _overwrite(data: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(data, rows, first, axis=0)
 
 
-def _rows_of(
+def _own_rows(
     saved: SavedCheckpoint,
     name: str,
     blocks: Blocks,
     tables: Mapping[str, TableLayout],
+    counts: Mapping[str, int],
 ) -> Iterator[Rows]:
-    """Yields the rows of an array that this process has."""
-
-    def of_storage(layouts: Mapping[str, TableLayout]) -> dict[str, RangeLayout]:
-        storage = name.split(".")[1]
-        return {
-            table: layout
-            for table, ranges in layouts.items()
-            for layout in ranges
-            if layout.storage == storage
-        }
-
-    def read(rows: range) -> Rows:
-        return rows.start, saved.rows(name, rows.start, len(rows))()
-
-    here, there = of_storage(tables), of_storage(saved.description.tables)
-    if here == there and saved.row_count(name) == blocks.rows:
-        for rows in blocks.ranges:
-            yield from saved.in_threads(read, extents(rows, blocks.row_bytes))
-        return
-    for table, layout in here.items():
-        for batch in moved_rows(saved, name, table, layout, blocks):
-            yield from batch
+    """Yields the rows that this process has of an array, wherever they were."""
+    storage = name.split(".")[1]
+    for table, count in counts.items():
+        for here in tables.get(table, ()):
+            if here.storage == storage:
+                yield from _own_rows_of(saved, name, blocks, table, here, count)
 
 
-def moved_rows(
+def _own_rows_of(
     saved: SavedCheckpoint,
     name: str,
+    blocks: Blocks,
     table: str,
     here: RangeLayout,
-    blocks: Blocks,
-    count: int | None = None,
-) -> Iterator[list[Rows]]:
-    """Yields a table's first ``count`` rows, or all, as far as they lie here in one
-    storage, wherever they were."""
+    count: int,
+) -> Iterator[Rows]:
+    """Yields those of a table's first ``count`` rows that lie in one range here."""
     whole = blocks.width == here.width  # else one value a row, in all column shards
     own_shards = [
         (j, k)
@@ -257,8 +282,7 @@ def moved_rows(
         return batch
 
     if own_shards:
-        # A dynamic table may have more here.
-        end = saved.description.table_rows[table] if count is None else count
-        span = range(here.begin, min(here.end, end))
+        span = range(here.begin, min(here.end, count))
         all_extents = extents(span, blocks.row_bytes * here.column_shards)
-        yield from saved.in_threads(read, all_extents)
+        for batch in saved.in_threads(read, all_extents):
+            yield from batch

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any
@@ -32,17 +33,21 @@ COPYING_THREADS = min(8, os.cpu_count() or 1)
 class StateWriter(ocp.type_handlers.TypeHandler):
     """Writes this process's part of the arrays that Orbax saves.
 
-    Attributes:
+    Args:
       memory_bytes: most memory for what is copied and not yet written; None is a
         quarter of what this process writes.
+
+    Attributes:
       size: bytes that this process wrote last.
+      copied_s: seconds that copying them took, for which training waited.
     """
 
     _array_metadata_store = None  # Orbax looks for it; zarr.json says the same
 
-    def __init__(self):
-        self.memory_bytes: int | None = None
+    def __init__(self, memory_bytes: int | None):
+        self._memory_bytes = memory_bytes
         self.size = 0
+        self.copied_s = 0.0
 
     def typestr(self) -> str:
         """Returns the type as which plain Orbax reads the arrays."""
@@ -55,10 +60,11 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         args: Sequence[Any] | None = None,
     ) -> list[Future]:
         """Copies arrays; the result ends when all processes have written theirs."""
-        folder = infos[0].parent_dir
+        begin, folder = time.monotonic(), infos[0].parent_dir
         arrays = {info.name: value for info, value in zip(infos, values, strict=True)}
         # Without waiting here the others' next step would wait for a slow disk.
         writes = together(lambda: self._start(folder, arrays))
+        self.copied_s = time.monotonic() - begin
 
         def finish():
             together(lambda: [write.result() for write in writes], "commit")
@@ -88,7 +94,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         # Copies from all devices at a time, each from the beginning.
         extents.sort(key=lambda extent: extent.rows.start if extent.rows else 0)
         size = sum(extent.nbytes for extent in extents)
-        files = (self.memory_bytes or size // 4) // FILE_BYTES
+        files = (self._memory_bytes or size // 4) // FILE_BYTES
         # What is being written is in memory twice: as it was and encoded.
         count = max(2, files // 2, files - WRITING_THREADS)
         buffers: queue.LifoQueue[np.ndarray] = queue.LifoQueue()
@@ -112,7 +118,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
             finally:
                 buffers.put(buffer)
             if extent.file and not in_bucket(folder):
-                _uncache(folder / extent.name / extent.file)
+                _write_back(folder / extent.name / extent.file)
 
         self.size = size
         writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
@@ -134,9 +140,9 @@ def _copied(extent: Extent, buffer: np.ndarray) -> np.ndarray:
     return copy
 
 
-def _uncache(path: epath.Path) -> None:
-    """Takes a file out of the page cache: what is written is not read soon, and would
-    push out what is."""
+def _write_back(path: epath.Path) -> None:
+    """Has the system write a file to the disk now and take it out of the page cache:
+    what waits for long makes the writes after it wait, and pushes out what is read."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -18,7 +18,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax._base.files import read_json, write_json
 from embark_jax._base.storage import in_bucket
 from embark_jax.checkpoint.reading import SavedCheckpoint
-from embark_jax.checkpoint.warm_start import warm_state
+from embark_jax.checkpoint.restoring import warm_state
 from embark_jax.config import ExperimentConfig, PreparedConfig
 from embark_jax.data import TableValues
 from embark_jax.data import manifest as manifests

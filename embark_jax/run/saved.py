@@ -12,7 +12,7 @@ import numpy as np
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
-from embark_jax.checkpoint import CheckpointError, chosen_steps
+from embark_jax.checkpoint import CheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents
 from embark_jax.config import reading
@@ -84,8 +84,7 @@ def open_checkpoint(
       CheckpointError: if there is none, or it is damaged.
     """
     checkpoints = CheckpointFolder(folder)
-    path = checkpoints.path
-    path /= str(chosen_steps(path, checkpoints.steps(), step)[0])
+    path = checkpoints.of_step(checkpoints.chosen_steps(step)[0])
     try:
         return SavedCheckpoint(path)
     except CheckpointError as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embark_jax._base.storage import StorageError
-from embark_jax.checkpoint import Checkpointer, CheckpointError, lease
+from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.run.saved import SavedModel, open_checkpoint
 from tests.buckets import objects, s3_server
 from tests.builders import assert_same_tables, tables_and_states
@@ -56,31 +56,6 @@ def test_a_bucket_holds_checkpoints(server, tmp_path):
     assert SavedModel(open_checkpoint(where)).step == 3
     arrays = jax.tree.leaves(other.state.params)
     assert all(np.isfinite(array).all() for array in arrays)
-
-
-@pytest.mark.slow
-def test_a_second_writer_is_kept_out(server, tmp_path, monkeypatch):
-    """While the first renews its lease, or after it lost it; one that was killed on
-    another machine is out when its lease is not renewed."""
-    monkeypatch.setattr(lease, "RENEWED_S", 0.2)
-    monkeypatch.setattr(lease, "EXPIRES_S", 2)
-    setup, trainer = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=2")
-    where, waits = "s3://bucket/run", []
-    with Checkpointer(where, setup.identity, 2) as first:
-        first.save(trainer.state, 1, trainer.embeddings, BAD_IDS)
-        with pytest.raises(CheckpointError, match="another run writes its checkpoints"):
-            Checkpointer(where, setup.identity, 2)
-        assert first.steps == [1]
-        # As if this machine had been away for long.
-        first._folder._lock._released.set()
-        with Checkpointer(where, setup.identity, 2, say=waits.append) as second:
-            assert "waits up to 2 s" in waits[0]
-            first._folder._lock._renew()
-            with pytest.raises(CheckpointError, match="another run writes"):
-                first.save(trainer.state, 2, trainer.embeddings, BAD_IDS)
-            second.save(trainer.state, 3, trainer.embeddings, BAD_IDS)
-            assert second.steps == [1, 3]
-    assert not [name for name in objects("run") if name.endswith(lease.KEY)]
 
 
 @pytest.mark.slow

@@ -115,21 +115,23 @@ def change(identity, path, value):
     ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_checkpoint_of_another_model_is_refused(saved, path, value, message):
-    folder, identity, *_ = saved
+    folder, identity, _, trainer = saved
     other = change(identity, path, value)
     with (
         Checkpointer(folder, other, keep=None) as checkpoints,
         pytest.raises(CheckpointError) as caught,
     ):
-        checkpoints.restore(None, None)
+        checkpoints.restore(trainer.state, trainer.embeddings)
     assert (
         str(caught.value)
         == f"{folder / '4'}: belongs to another experiment:\n  {message}"
     )
 
 
-CHUNK = "arrays/storages.rb_4/c/1/0/0"
+CHUNK = "arrays/storages.ub_4/c/1/0/0"
 """The rows that device 1 has of a storage."""
+PADDING = re.compile(r"\.rb_4[^/]*/c/1/")
+"""Files of device 1, which has none of that storage's rows: nobody reads them."""
 DESCRIPTION = "embark/checkpoint.json"
 
 
@@ -204,7 +206,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(saved, tmp_path, count):
         expected = older if left_out else newest
         jax.tree.map(np.testing.assert_array_equal, state, expected)
         found += len(left_out)
-        if "/c/" in str(path):
+        if "/c/" in str(path) and not PADDING.search(str(path)):
             (line,) = left_out
             assert str(path) in line
     assert found
@@ -225,20 +227,19 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(saved, tmp_path):
     )
 
 
-def test_a_run_that_goes_on_sets_a_damaged_checkpoint_aside(saved, tmp_path):
-    """It comes to the same step again, and writes it anew."""
+def test_a_run_that_goes_on_writes_a_damaged_checkpoint_anew(saved, tmp_path):
+    """It comes to the same step again; until then it deletes no good one for it."""
     folder, identity, _, trainer = saved
     copied = shutil.copytree(folder, tmp_path / "run")
-    said = []
-    (copied / "4.damaged-1").mkdir()  # as it was before
     (copied / "4" / CHUNK).unlink()
-    with Checkpointer(copied, identity, keep=2, say=said.append) as checkpoints:
+    with Checkpointer(copied, identity, keep=2) as checkpoints:
         state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
         trainer.restore(state)
-        assert said[-1] == f"moved to {copied / '4.damaged-2'}"
         checkpoints.save(trainer.state, 4, trainer.embeddings, BAD_IDS)
         assert checkpoints.steps == [3, 4]
-    assert (copied / "4.damaged-2" / DESCRIPTION).exists()
+        state, _ = checkpoints.restore(trainer.state, trainer.embeddings)
+        trainer.restore(state)
+        assert trainer.step == 4
 
 
 def test_when_all_are_damaged_it_says_so(saved, tmp_path):
@@ -290,7 +291,7 @@ def test_what_a_killed_write_left_goes_when_a_run_goes_on(saved, tmp_path):
 
 def save_and_wait(checkpoints, trainer, step):
     checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
-    checkpoints.close()
+    assert step in checkpoints.steps
 
 
 def test_a_full_disk_leaves_the_older_checkpoints(saved, tmp_path):
@@ -368,7 +369,7 @@ def test_saving_copies_nothing_that_is_donated(tmp_path):
         assert places() == before
         state, _ = checkpoints.restore(other.state, other.embeddings)
     other.restore(state)
-    assert places() == before
+    assert places() == before, "it is overwritten in place"
     other.fit(setup.dataset, 2)
     assert places() == before
 
