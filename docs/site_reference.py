@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from typer.core import TyperGroup
 
-from embark_jax._base.config import Config, kind_of, sections
+from embark_jax._base.config import Config, each_section, kind_of, sections
 from embark_jax.cli import app
 from embark_jax.config import ExperimentConfig
 from embark_jax.data.prepare.columns import Columns
@@ -82,7 +82,7 @@ def config_keys() -> str:
         "it on the command line as `section.key=value`; an unknown key is an error "
         "that names the nearest known key. `NAME` stands for a name of your choice.",
     ]
-    lines += _sections(each_section())
+    lines += _sections(each_section(ExperimentConfig))
     lines += [
         "",
         "## Columns of your own files",
@@ -125,18 +125,6 @@ def _sections(sections_: Iterator[tuple[str, type[Config]]]) -> list[str]:
             text = _cell(_prose(field.description or ""))
             lines.append(f"| `{name}` | {_cell(_type(field))} | {shown} | {text} |")
     return lines
-
-
-def each_section(
-    section: type[Config] = ExperimentConfig, prefix: str = ""
-) -> Iterator[tuple[str, type[Config]]]:
-    """Yields each section of a config with its dotted key, outermost first."""
-    yield prefix, section
-    for name, field in section.model_fields.items():
-        key = f"{prefix}.{name}".lstrip(".")
-        mapping = "Mapping" in str(field.annotation)
-        for inner in sections(field.annotation):
-            yield from each_section(inner, f"{key}.NAME" if mapping else key)
 
 
 def _type(field: Any) -> str:

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 import embark_jax
 from docs import pictures, site_reference
 from embark_jax import cli
+from embark_jax._base.config import each_section
 from embark_jax.config import RECIPES, ExperimentConfig, reading
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.planner import read_table_list
@@ -277,8 +278,8 @@ def test_a_list_has_what_its_registry_has(page, names):
 
 def test_every_config_key_is_explained():
     page = site_reference.config_keys()
-    configs = site_reference.each_section(ExperimentConfig)
-    for prefix, section in (*configs, *site_reference.each_section(Columns)):
+    configs = each_section(ExperimentConfig)
+    for prefix, section in (*configs, *each_section(Columns)):
         assert f"`{prefix}`" in page or not prefix
         for name, field in section.model_fields.items():
             assert name == "kind" or field.description, f"{prefix}.{name}"

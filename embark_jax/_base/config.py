@@ -74,6 +74,19 @@ def sections(annotation: Any) -> list[Any]:
     return [section for inner in get_args(annotation) for section in sections(inner)]
 
 
+def each_section(
+    section: type[Config], prefix: str = ""
+) -> Iterator[tuple[str, type[Config]]]:
+    """Yields a section and all in it, each with its dotted key, outermost first; NAME
+    stands for a name of the user's choice."""
+    yield prefix, section
+    for name, field in section.model_fields.items():
+        key = f"{prefix}.{name}".lstrip(".")
+        mapping = "Mapping" in str(field.annotation)
+        for inner in sections(field.annotation):
+            yield from each_section(inner, f"{key}.NAME" if mapping else key)
+
+
 def kind_of(section: type[Config]) -> str:
     """Returns the value of ``kind`` that chooses this section among several."""
     return section.model_fields["kind"].default

@@ -16,6 +16,7 @@ from embark_jax.cli import (
     errors,
     export,
     init,
+    keys,
     launch,
     plan,
     plot,
@@ -72,6 +73,7 @@ app.command(buckets=["workdir", "out", "since"])(export.export)
 app.command(buckets=["folder", "delta"], writes=["out"])(predict.predict)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.command()(keys.keys)
 app.command()(doctor.doctor)
 
 

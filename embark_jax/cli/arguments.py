@@ -52,7 +52,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Config keys to override, such as train.batch_size=4096.",
+        help="Config keys to override, such as train.batch_size=4096; `embark keys` "
+        "shows them.",
     ),
 ]
 TrustCode = Annotated[

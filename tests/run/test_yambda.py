@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from embark_jax.data.prepare import yambda
-from embark_jax.data.prepare.yambda_files import Yambda
 from embark_jax.data.prepare.yambda_samples import Options
 from tests import runs
 from tests.config_files import CONFIGS
 from tests.runs import done
+from tests.yambda_files import Yambda
 
 pytestmark = pytest.mark.slow
 SMALL = [

@@ -11,10 +11,10 @@ from embark_jax.data.batch import DataError
 from embark_jax.data.event_lists import Histories
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import yambda
-from embark_jax.data.prepare.yambda_files import Yambda
 from embark_jax.data.prepare.yambda_samples import Options
 from embark_jax.data.prepared import PreparedData
 from embark_jax.data.windows import WindowsData
+from tests.yambda_files import Yambda
 
 SMALL = Yambda(
     users=23, items=600, albums=150, artists=40, days=4, events_a_day=15.0, seed=3
