@@ -24,6 +24,7 @@ LAYERS = (
     "_base",
     "plans",
     "statistics",
+    "metrics",
     "planner",
     "report",
     "config",
@@ -33,7 +34,6 @@ LAYERS = (
     "models",
     "launch",
     "cache",
-    "metrics",
     "train",
     "checkpoint",
     "run",
@@ -51,8 +51,14 @@ ONLY = {room: {"_base", "plans", "config"} for room in ("models", "data")}
 
 WITHOUT_JAX = set(LAYERS[: LAYERS.index("embedding")])
 JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
-MAY_IMPORT_JAX = {("plans/plan.py", name) for name in ("partition_specs", "make_mesh")}
-"""Functions that turn a plan into JAX's objects."""
+MAY_IMPORT_JAX = {
+    ("plans/plan.py", "partition_specs"),
+    ("plans/plan.py", "make_mesh"),
+    ("metrics/pointwise.py", "to_host"),
+    ("metrics/retrieval.py", None),
+}
+"""Functions that turn a plan into JAX's objects, or read arrays on devices, and the
+index that searches there: what needs no device does not import it."""
 
 SHOWS_ITSELF = {
     ("plans/plan.py", name) for name in ("__rich__", "__str__", "_repr_html_")

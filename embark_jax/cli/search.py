@@ -13,7 +13,7 @@ from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.host_memory import keep_freed_memory
 from embark_jax.cli.xla_setup import set_up_xla
 from embark_jax.config import reading
-from embark_jax.plans.metrics import MetricName
+from embark_jax.metrics.deciding import MetricName
 
 
 def search(

@@ -23,7 +23,7 @@ from embark_jax.config.data import DataConfig, SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
-from embark_jax.plans.metrics import MetricName
+from embark_jax.metrics.deciding import MetricName
 from embark_jax.plans.options import DenseParallelism, Service, WireFormat
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embark_jax._base.errors import UserError
-from embark_jax.plans.metrics import POINTWISE
+from embark_jax.metrics.metric import Metric
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -70,7 +70,7 @@ def evaluate(
         pairs = zip(labels.T, logits.T, strict=True)
         return _means([evaluate(*pair, weights) for pair in pairs])
     values: dict[str, Any] = {
-        metric.name: metric.compute(labels, logits, weights) for metric in POINTWISE
+        metric.name: metric.function(labels, logits, weights) for metric in POINTWISE
     }
     return Metrics(len(labels), **values)
 
@@ -112,6 +112,16 @@ def accuracy(labels: np.ndarray, logits: np.ndarray, weights=None) -> float | No
     if _are_soft(labels):
         return None
     return _mean((logits > 0) == (labels == 1), weights)
+
+
+POINTWISE = (
+    Metric("log_loss", log_loss, False),
+    Metric("normalized_entropy", normalized_entropy, False),
+    Metric("calibration", calibration, None),
+    Metric("auc", auc, True),
+    Metric("accuracy", accuracy, True),
+)
+"""Metrics of labels, logits and the weights of samples."""
 
 
 def _mean(values: np.ndarray, weights: np.ndarray | None) -> float:

@@ -1,11 +1,16 @@
-"""The ranking quality of predictions within groups of samples, such as a user's."""
+"""The ranking quality of predictions: within groups of samples, such as a user's, and
+of the item that a user met, among all."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from embark_jax.metrics.metric import Metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,3 +127,60 @@ def _differs_from_previous(values: np.ndarray) -> np.ndarray:
 
 def _mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
+
+
+class Ranks(NamedTuple):
+    """Where the items that users met are, among all items by decreasing product.
+
+    Attributes:
+      before: ``[users]`` number of items with a larger product.
+      equal: ``[users]`` number of other items with the same product. Their order is
+        left open: ``at_k`` takes the mean over all orders.
+    """
+
+    before: np.ndarray
+    equal: np.ndarray
+
+
+def at_k(ranks: Ranks, cutoffs: Sequence[int]) -> dict[str, float]:
+    """Returns the hit rate ``hr@K`` and ``ndcg@K`` of ranks, for each cutoff K.
+
+    Of one item for each user, a hit is a rank below K, whose gain is
+    ``1 / log2(rank + 2)`` (https://arxiv.org/abs/1808.09781, section IV-B). Items with
+    the same product are in random order: both are expectations over it.
+
+    Raises:
+      ValueError: if there are no ranks.
+    """
+    if not np.size(ranks.before):
+        raise ValueError("there are no ranks")
+    values: dict[str, Any] = {
+        f"{metric.name}@{k}": metric.function(ranks, k)
+        for k in cutoffs
+        for metric in RETRIEVAL
+    }
+    return values
+
+
+def hit_rate(ranks: Ranks, k: int) -> float:
+    """See ``at_k``."""
+    first, end, tied = _places(ranks, k)
+    return float(np.mean((end - first) / tied))
+
+
+def ndcg(ranks: Ranks, k: int) -> float:
+    """See ``at_k``."""
+    first, end, tied = _places(ranks, k)
+    gains = np.append(0, np.cumsum(1 / np.log2(np.arange(k) + 2.0)))
+    return float(np.mean((gains[end] - gains[first]) / tied))
+
+
+def _places(ranks: Ranks, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the first rank of the item and its equals, the one after the last, both
+    at most K, and how many they are."""
+    before, tied = (np.asarray(x, np.int64) for x in (ranks.before, ranks.equal + 1))
+    return np.minimum(before, k), np.minimum(before + tied, k), tied
+
+
+RETRIEVAL = (Metric("hr", hit_rate, True), Metric("ndcg", ndcg, True))
+"""Metrics of ranks and a cutoff K; a record has them as ``hr@10``."""

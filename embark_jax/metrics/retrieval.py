@@ -1,4 +1,4 @@
-"""Exact search over all items, on all devices of the mesh, and its quality.
+"""Exact search over all items, on all devices of the mesh.
 
 Each device scores its share of the items. Of a search only its own best K travel; of
 ranks only two numbers: how many items come before the one that was met, and how many
@@ -8,8 +8,7 @@ are equal to it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.plans.metrics import RETRIEVAL
+from embark_jax.metrics.ranking import Ranks
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.tables import PADDING_ID
 
@@ -25,19 +24,6 @@ ITEMS_AT_ONCE = 8192
 """Items of a device that are scored at once, and ``USERS_AT_ONCE`` users by them: 8 MiB
 of scores."""
 USERS_AT_ONCE = 256
-
-
-class Ranks(NamedTuple):
-    """Where the items that users met are, among all items by decreasing product.
-
-    Attributes:
-      before: ``[users]`` number of items with a larger product.
-      equal: ``[users]`` number of other items with the same product. Their order is
-        left open: ``at_k`` takes the mean over all orders.
-    """
-
-    before: np.ndarray
-    equal: np.ndarray
 
 
 class ItemIndex:
@@ -154,46 +140,6 @@ def shard_rows(rows: np.ndarray, mesh: Mesh, multiple: int = 1) -> jax.Array:
     filled = np.pad(rows, ((0, missing), (0, 0)))
     sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
     return jax.make_array_from_callback(filled.shape, sharding, filled.__getitem__)
-
-
-def at_k(ranks: Ranks, cutoffs: Sequence[int]) -> dict[str, float]:
-    """Returns the hit rate ``hr@K`` and ``ndcg@K`` of ranks, for each cutoff K.
-
-    Of one item for each user, a hit is a rank below K, whose gain is
-    ``1 / log2(rank + 2)`` (https://arxiv.org/abs/1808.09781, section IV-B). Items with
-    the same product are in random order: both are expectations over it.
-
-    Raises:
-      ValueError: if there are no ranks.
-    """
-    if not np.size(ranks.before):
-        raise ValueError("there are no ranks")
-    values: dict[str, Any] = {
-        f"{metric.name}@{k}": metric.compute(ranks, k)
-        for k in cutoffs
-        for metric in RETRIEVAL
-    }
-    return values
-
-
-def hit_rate(ranks: Ranks, k: int) -> float:
-    """See ``at_k``."""
-    first, end, tied = _places(ranks, k)
-    return float(np.mean((end - first) / tied))
-
-
-def ndcg(ranks: Ranks, k: int) -> float:
-    """See ``at_k``."""
-    first, end, tied = _places(ranks, k)
-    gains = np.append(0, np.cumsum(1 / np.log2(np.arange(k) + 2.0)))
-    return float(np.mean((gains[end] - gains[first]) / tied))
-
-
-def _places(ranks: Ranks, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the first rank of the item and its equals, the one after the last, both
-    at most K, and how many they are."""
-    before, tied = (np.asarray(x, np.int64) for x in (ranks.before, ranks.equal + 1))
-    return np.minimum(before, k), np.minimum(before + tied, k), tied
 
 
 @functools.lru_cache(maxsize=8)

@@ -17,8 +17,8 @@ from embark_jax.config import tasks_of
 from embark_jax.data import Batch
 from embark_jax.data.prepare.vocabulary import MISSING_ID
 from embark_jax.metrics.pointwise import to_host
-from embark_jax.metrics.ranking import Ranking, rank
-from embark_jax.metrics.retrieval import ItemIndex, Ranks, at_k, shard_rows
+from embark_jax.metrics.ranking import Ranking, Ranks, at_k, rank
+from embark_jax.metrics.retrieval import ItemIndex, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.report.display import TEST_STEP

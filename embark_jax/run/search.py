@@ -26,8 +26,8 @@ from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
 from embark_jax.config import ExperimentConfig, SearchedConfig, reading
 from embark_jax.launch.processes import make_host_devices
+from embark_jax.metrics.deciding import DECIDING, MetricName
 from embark_jax.metrics.pointwise import NonFiniteLogitError
-from embark_jax.plans.metrics import DECIDING, MetricName
 from embark_jax.run import training
 from embark_jax.run.folder import CONFIG as RUN_CONFIG
 from embark_jax.run.logs import read_metrics

@@ -16,7 +16,7 @@ from embark_jax.config import TrainConfig, negatives_of
 from embark_jax.config.models import TwoTowerConfig
 from embark_jax.data import WithUniformNegatives
 from embark_jax.embedding.device_batch import Columns
-from embark_jax.metrics import retrieval
+from embark_jax.metrics import ranking, retrieval
 from embark_jax.models import Masked
 from tests import runs
 from tests.models.sequence_oracle import last_event
@@ -82,8 +82,8 @@ def test_ranks_equal_counting(shape, items, monkeypatch):
 
 
 def test_hit_rates_and_gains_of_ranks():
-    ranks = retrieval.Ranks(np.array([0, 2, 9, 10]), np.zeros(4, int))
-    assert retrieval.at_k(ranks, (1, 10)) == {
+    ranks = ranking.Ranks(np.array([0, 2, 9, 10]), np.zeros(4, int))
+    assert ranking.at_k(ranks, (1, 10)) == {
         "hr@1": 0.25,
         "ndcg@1": 0.25,
         "hr@10": 0.75,
@@ -103,7 +103,7 @@ def test_ties_count_by_the_mean_over_all_orders():
             gains.append(1 / np.log2(place + 2) if place < k else 0)
         items = np.arange(len(scores))
         index = ej.ItemIndex(items, scores[:, None], mesh((1, 1)))
-        found = retrieval.at_k(index.ranks([[1.0]], [target]), (k,))
+        found = ranking.at_k(index.ranks([[1.0]], [target]), (k,))
         assert found[f"hr@{k}"] == pytest.approx(np.mean(hits))
         assert found[f"ndcg@{k}"] == pytest.approx(np.mean(gains))
 
@@ -113,7 +113,7 @@ def test_equal_vectors_are_found_by_chance():
     vectors = np.tile(np.random.default_rng(0).normal(size=32), (1000, 1))
     index = ej.ItemIndex(np.arange(1000), vectors, mesh())
     users = np.random.default_rng(1).normal(size=(5, 32))
-    found = retrieval.at_k(index.ranks(users, np.arange(5)), (10,))
+    found = ranking.at_k(index.ranks(users, np.arange(5)), (10,))
     assert found["hr@10"] == pytest.approx(10 / 1000)
 
 
