@@ -61,6 +61,11 @@ class Config(BaseModel):
         is_other = "kind" in fields and kind_of(cls) != kind
         return set() if is_other else fields.keys()
 
+    @classmethod
+    def of_all_kinds(cls) -> list[type[Config]]:
+        """Returns the sections that it stands for."""
+        return [cls]
+
 
 def sections(annotation: Any) -> list[Any]:
     """Returns the sections, or pydantic's dataclasses, that a field may hold: none,
@@ -83,8 +88,9 @@ def each_section(
     for name, field in section.model_fields.items():
         key = f"{prefix}.{name}".lstrip(".")
         mapping = "Mapping" in str(field.annotation)
-        for inner in sections(field.annotation):
-            yield from each_section(inner, f"{key}.NAME" if mapping else key)
+        for found in sections(field.annotation):
+            for inner in found.of_all_kinds():
+                yield from each_section(inner, f"{key}.NAME" if mapping else key)
 
 
 def kind_of(section: type[Config]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,7 +20,6 @@ from embark_jax.cli.arguments import (
 )
 from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
-from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 
 if TYPE_CHECKING:
     from embark_jax.run.experiment import PlannedModel
@@ -125,15 +124,15 @@ def _job(model: PlannedModel) -> Job:
     from embark_jax.run import planning
 
     config, data = model.config, model.description
+    layers: Any = config.model
     network = simulator.network_of(
-        config.model, model.tables, model.features, data.dense_features
+        layers, model.tables, model.features, data.dense_features
     )
-    assert isinstance(config.model, DLRMConfig | DLRMDCNv2Config)
     return simulator.Job(
         model.tables,
         model.features,
         planning.workload(config, data, model.tables, model.features),
         network,
-        config.model.compute_dtype,
+        layers.compute_dtype,
         config.dense_optimizer.kind,
     )

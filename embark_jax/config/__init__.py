@@ -12,7 +12,6 @@ from embark_jax.config.data import WindowsConfig as WindowsConfig
 from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig
-from embark_jax.config.models import AnyModelConfig as AnyModelConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
 from embark_jax.config.models import negatives_of as negatives_of

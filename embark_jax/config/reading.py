@@ -16,7 +16,7 @@ from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.storage import local
 from embark_jax._base.validation import listed, short, validated
 from embark_jax.config import ExperimentConfig, SyntheticConfig, gin_files
-from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
+from embark_jax.config.models import WITHOUT_MODEL
 
 if TYPE_CHECKING:
     from embark_jax.planner import TableList
@@ -59,16 +59,25 @@ def load(
         and rule, one a line. Rules between several keys are checked once each key is
         right by itself.
     """
-    return load_with_list(path, overrides, point)[0]
+    return _load(path, overrides, point)[0]
 
 
 def load_with_list(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    point: Mapping[str, Any] | None = None,
+    path: str | Path, overrides: Sequence[str] = ()
 ) -> tuple[ExperimentConfig, TableList | None]:
     """Reads as ``load`` does. Returns the config, and the table list that it is of;
-    None if it is of none, or for other data or a model with other layers."""
+    None if it is of none, or for other data or a model with other layers. The model of
+    a list is left unread, ``WITHOUT_MODEL``, unless something of it changes."""
+    is_changed = any(each.startswith(("model", "data", "scale")) for each in overrides)
+    return _load(path, overrides, None, None if is_changed else WITHOUT_MODEL)
+
+
+def _load(
+    path: str | Path,
+    overrides: Sequence[str],
+    point: Mapping[str, Any] | None,
+    context_of_list: Any = None,
+) -> tuple[ExperimentConfig, TableList | None]:
     path = _file(path)
     try:
         data, tables = _read(path)
@@ -84,13 +93,14 @@ def load_with_list(
     source = f"{path} with {', '.join(changes)}" if changes else str(path)
     scales = [change for change in changes if change.startswith("scale=")]
     others = [change for change in changes if change not in scales]
-    config = validated(ExperimentConfig, data, others, source)
+    context = None if tables is None else context_of_list
+    config = validated(ExperimentConfig, data, others, source, context)
     if config.fleet is not None and "gpus_per_node" not in config.mesh.model_fields_set:
         from embark_jax.plans import fleet as fleets
 
         gpus = fleets.load(config.fleet).gpus_per_node
         others.append(f"mesh.gpus_per_node={gpus}")
-        config = validated(ExperimentConfig, data, others, source)
+        config = validated(ExperimentConfig, data, others, source, context)
     if not scales:
         return config, _of_list(config, tables)
     try:
@@ -101,7 +111,7 @@ def load_with_list(
 
 
 def _of_list(config: ExperimentConfig, tables: TableList | None) -> TableList | None:
-    known = isinstance(config.model, DLRMConfig | DLRMDCNv2Config)
+    known = config.model.kind in ("dlrm", "dlrm_dcnv2")
     return tables if known and isinstance(config.data, SyntheticConfig) else None
 
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    SerializeAsAny,
     model_validator,
 )
 
 from embark_jax._base.config import Config, ConfigError
 from embark_jax.config.data import DataConfig, SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig
-from embark_jax.config.models import DLRMDCNv2Config, ModelConfig
+from embark_jax.config.models import ModelConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.metrics.deciding import MetricName
 from embark_jax.plans.options import DenseParallelism, Service, WireFormat
@@ -223,7 +224,9 @@ class ExperimentConfig(Config):
     """Seed of the initial parameters and of the order of the data."""
     data: DataConfig
     """Source of the samples."""
-    model: ModelConfig = DLRMDCNv2Config()
+    model: SerializeAsAny[ModelConfig] = Field(
+        default=cast(ModelConfig, {"kind": "dlrm_dcnv2"}), validate_default=True
+    )
     """The dense model."""
     mesh: MeshConfig = MeshConfig()
     """The devices."""

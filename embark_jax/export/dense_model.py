@@ -13,7 +13,7 @@ from jax.extend.core import Var
 
 from embark_jax import models
 from embark_jax.checkpoint.layout import array_name
-from embark_jax.config import AnyModelConfig
+from embark_jax.config import ModelConfig
 from embark_jax.models.packed import Masked
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_shapes
 from embark_jax.train.step_model import CALL, step_model
@@ -40,7 +40,7 @@ class DenseModel:
 
     def __init__(
         self,
-        config: AnyModelConfig,
+        config: ModelConfig,
         tables: Sequence[TableSpec],
         features: Sequence[FeatureSpec],
         dense_features: int,

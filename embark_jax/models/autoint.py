@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+from pydantic import Field, PositiveInt
 
 from embark_jax.models.interface import in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, matmul, xavier_normal
+from embark_jax.models.options import ComputeDtype, Dropout, Widths
 
 _VECTOR_STD = 0.1
 """Standard deviation of the initial vectors of dense features, as in ``DeepFM``."""
@@ -83,7 +86,8 @@ class AutoInt(nnx.Module):
       deep: widths of the MLP, each layer with ReLU; a linear logit follows. () means no
         MLP.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to the MLP.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -95,11 +99,11 @@ class AutoInt(nnx.Module):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        attention: Sequence[int] = (64, 64, 64),
-        heads: int = 2,
-        deep: Sequence[int] = (),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        attention: Annotated[Widths, Field(min_length=1)] = (64, 64, 64),
+        heads: PositiveInt = 2,
+        deep: Widths = (),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

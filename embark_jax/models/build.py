@@ -12,7 +12,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import call_named
 from embark_jax.config.models import (
     MODELS,
-    AnyModelConfig,
+    ModelConfig,
     OwnModelConfig,
     negatives_of,
 )
@@ -20,7 +20,7 @@ from embark_jax.models.function import Model
 
 
 def build(
-    config: AnyModelConfig,
+    config: ModelConfig,
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     rngs: nnx.Rngs,
@@ -42,7 +42,7 @@ def build(
     """
     if isinstance(config, OwnModelConfig):
         return _own(config, embedding_shapes, dense_features, rngs)
-    model = pkgutil.resolve_name(MODELS[type(config)])
+    model = pkgutil.resolve_name(MODELS[config.kind])
     arguments = config.model_dump(exclude={"kind"})
     if negatives := negatives_of(config):
         arguments["catalog"] = values.get(negatives[0], 1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from embark_jax.models.interface import in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, VectorCross, made_once
+from embark_jax.models.options import ComputeDtype, Dropout, Layers, Widths
 
 
 class DCN(nnx.Module):
@@ -29,7 +29,8 @@ class DCN(nnx.Module):
       cross_layers: number of cross layers.
       deep: widths of the MLP, each layer with ReLU.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -40,10 +41,10 @@ class DCN(nnx.Module):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        cross_layers: int = 6,
-        deep: Sequence[int] = (1024, 1024),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        cross_layers: Layers = 6,
+        deep: Widths = (1024, 1024),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import BATCH_NORM_MOMENTUM, Linear
+from embark_jax.models.options import ComputeDtype, Dropout, History, Widths
 from embark_jax.models.packed import MaskedModel, unmasked
 
 
@@ -91,7 +92,7 @@ class DIN(MaskedModel):
       activation: widths of the hidden layers of each activation unit.
       deep: widths of the hidden layers of the MLP.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: dropout of the MLP.
+      dropout: share of the MLP's hidden values that training sets to zero.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -102,11 +103,11 @@ class DIN(MaskedModel):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        history: Mapping[str, str],
-        activation: Sequence[int] = (80, 40),
-        deep: Sequence[int] = (200, 80),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        history: History,
+        activation: Widths = (80, 40),
+        deep: Widths = (200, 80),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         *,
         rngs: nnx.Rngs,
     ):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_top, in_order, pooled_dims
 from embark_jax.models.layers import MLP
+from embark_jax.models.options import ComputeDtype, Dropout, Widths
 
 
 class DLRM(nnx.Module):
@@ -26,10 +26,12 @@ class DLRM(nnx.Module):
       embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
         same dim for all. Features are taken sorted by name.
       dense_features: number of dense features; may be 0.
-      bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
+      bottom: widths of the MLP that reads the dense features, each layer with ReLU;
+        the last must be dim. Data without dense features have none.
       top: widths of the top MLP, which ends in one linear logit.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -42,10 +44,10 @@ class DLRM(nnx.Module):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        bottom: Sequence[int] = (512, 256, 128),
-        top: Sequence[int] = (1024, 1024, 512, 256, 1),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        bottom: Widths = (512, 256, 128),
+        top: Widths = (1024, 1024, 512, 256, 1),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

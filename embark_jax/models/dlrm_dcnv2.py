@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
+from pydantic import Field, PositiveInt
 
 from embark_jax.models.interface import check_top, in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, LowRankCross, made_once
+from embark_jax.models.options import ComputeDtype, Dropout, Widths
 
 Structure = Literal["stacked", "parallel"]
 
@@ -34,12 +35,14 @@ class DLRMDCNv2(nnx.Module):
       embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
         differ. Features are taken sorted by name.
       dense_features: number of dense features; may be 0.
-      bottom: widths of the bottom MLP, each layer with ReLU.
+      bottom: widths of the MLP that reads the dense features, each layer with ReLU;
+        data without them have none.
       top: widths of the top MLP, which ends in one linear logit.
       cross_layers: number of cross layers.
       cross_rank: rank of each cross layer.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       structure: place of the top MLP, behind ("stacked") or beside ("parallel") the
         cross layers.
       rngs: its ``params`` stream draws the weights.
@@ -52,12 +55,12 @@ class DLRMDCNv2(nnx.Module):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        bottom: Sequence[int] = (512, 256, 128),
-        top: Sequence[int] = (1024, 1024, 512, 256, 1),
-        cross_layers: int = 3,
-        cross_rank: int = 512,
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        bottom: Widths = (512, 256, 128),
+        top: Widths = (1024, 1024, 512, 256, 1),
+        cross_layers: Annotated[int, Field(ge=0, le=1000)] = 3,
+        cross_rank: PositiveInt = 512,
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         structure: Structure = "stacked",
         *,

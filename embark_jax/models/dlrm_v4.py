@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
+from pydantic import Field, PositiveInt
 
 from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import Linear
+from embark_jax.models.options import ComputeDtype, Dropout, Features, History, Layers
 from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.sequence import STU, apply_layers, project
 
@@ -67,7 +70,8 @@ class DLRMv4(MaskedModel):
         candidate's own rows: of times and actions.
       width: width of an event.
       hidden: width of the hidden layers of the MLPs of events.
-      layers, heads: of the STU layers.
+      layers: number of STU layers.
+      heads: their attention heads.
       head_dim: width of queries, keys and values of a head.
       deep: width of the hidden layers of the candidate's MLP and the logit's.
       samples_at_once: number of samples of the whole batch that go through the model at
@@ -85,19 +89,19 @@ class DLRMv4(MaskedModel):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        history: Mapping[str, str],
-        content: str,
-        encodings: Sequence[str] = (),
-        width: int = 64,
-        hidden: int = 32,
-        layers: int = 3,
-        heads: int = 4,
-        head_dim: int = 16,
-        deep: int = 64,
-        samples_at_once: int | None = None,
-        compute_dtype: DTypeLike = jnp.float32,
-        input_dropout: float = 0.0,
-        dropout: float = 0.0,
+        history: History,
+        content: Annotated[str, Field(examples=["past_items"])],
+        encodings: Features = (),
+        width: PositiveInt = 64,
+        hidden: PositiveInt = 32,
+        layers: Layers = 3,
+        heads: PositiveInt = 4,
+        head_dim: PositiveInt = 16,
+        deep: PositiveInt = 64,
+        samples_at_once: PositiveInt | None = None,
+        compute_dtype: ComputeDtype = "float32",
+        input_dropout: Dropout = 0.0,
+        dropout: Dropout = 0.0,
         *,
         rngs: nnx.Rngs,
     ):

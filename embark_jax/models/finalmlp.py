@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+from pydantic import PositiveInt
 
 from embark_jax.models.interface import in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, matmul, xavier_normal
+from embark_jax.models.options import ComputeDtype, Dropout, Features, Widths
 
 
 class FeatureGate(nnx.Module):
@@ -67,7 +69,8 @@ class FinalMLP(nnx.Module):
       gate: widths of the hidden layers of each gate; () means no gates.
       context1, context2: features that the gates read; () means a learned vector.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to both MLPs.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -79,14 +82,14 @@ class FinalMLP(nnx.Module):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        stream1: Sequence[int] = (400, 400, 400),
-        stream2: Sequence[int] = (400, 400, 400),
-        heads: int = 1,
-        gate: Sequence[int] = (),
-        context1: Sequence[str] = (),
-        context2: Sequence[str] = (),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        stream1: Widths = (400, 400, 400),
+        stream2: Widths = (400, 400, 400),
+        heads: PositiveInt = 1,
+        gate: Widths = (),
+        context1: Features = (),
+        context2: Features = (),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

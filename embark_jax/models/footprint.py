@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax.config import AnyModelConfig
+from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import split
 
@@ -28,7 +28,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(
-    config: AnyModelConfig,
+    config: ModelConfig,
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     batch_size: int | None = None,

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.typing import DTypeLike
+from pydantic import PositiveInt
 
 from embark_jax.models.interface import check_embeddings, check_history
 from embark_jax.models.layers import MLP, Linear
+from embark_jax.models.options import ComputeDtype, Dropout, History, Layers, Widths
 from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.sequence import SequenceEncoder, project
 
@@ -33,11 +34,12 @@ class HSTU(MaskedModel):
       history: for each sequence feature the pooled feature whose past values it holds;
         sequences have equal lengths, and their events are those of the first by name.
       width: width of an event.
-      layers, heads: see ``SequenceEncoder``.
+      layers: number of layers.
+      heads: attention heads, which must divide the width.
       deep: widths of the hidden layers of the MLP.
       compute_dtype: dtype of the operands of products with weights.
-      dropout: of the layers and the MLP.
-      batch_norm: of the MLP.
+      dropout: share of hidden values that training sets to zero.
+      batch_norm: whether the MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -49,13 +51,13 @@ class HSTU(MaskedModel):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        history: Mapping[str, str],
-        width: int = 64,
-        layers: int = 3,
-        heads: int = 4,
-        deep: Sequence[int] = (64,),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        history: History,
+        width: PositiveInt = 64,
+        layers: Layers = 3,
+        heads: PositiveInt = 4,
+        deep: Widths = (64,),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

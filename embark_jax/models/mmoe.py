@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
+from pydantic import Field
 
 from embark_jax.models.interface import in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear
+from embark_jax.models.options import ComputeDtype, Dropout, Features, Layers, Widths
 
 
 class MMoE(nnx.Module):
@@ -26,11 +28,13 @@ class MMoE(nnx.Module):
         differ. Features are taken sorted by name.
       dense_features: number of dense features.
       tasks: names of the tasks, in the order of the labels.
-      experts: number of experts.
+      experts: number of experts, which all tasks share; a single one makes the
+        shared-bottom model.
       expert: widths of each expert, each layer with ReLU.
       tower: hidden widths of each task's tower.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to experts and towers.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -41,12 +45,12 @@ class MMoE(nnx.Module):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        tasks: Sequence[str],
-        experts: int = 8,
-        expert: Sequence[int] = (256,),
-        tower: Sequence[int] = (64,),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        tasks: Annotated[Features, Field(min_length=2, examples=[("click", "like")])],
+        experts: Layers = 8,
+        expert: Widths = (256,),
+        tower: Widths = (64,),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

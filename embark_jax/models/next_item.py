@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.typing import DTypeLike
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import check_history
 from embark_jax.models.layers import Linear
+from embark_jax.models.options import ComputeDtype, Dropout, History, Layers
 from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.retrieval import (
     Queries,
@@ -42,10 +43,15 @@ class NextItem(RetrievalModel, MaskedModel):
       dense_features: number of dense features, which belong to the context.
       history: the sequence feature, and the feature of one id a sample whose past
         values it holds.
-      encoder: ``sasrec`` or ``hstu``.
-      layers, heads: see ``SequenceEncoder``, whose width is the dim of the item.
+      encoder: layers that read the history, ``sasrec`` or ``hstu``.
+      layers: number of layers.
+      heads: attention heads, which must divide the dim of the item.
       every_position: whether all events of a history are predicted, by those before.
-      temperature, in_batch, uniform_negatives, catalog: see ``RetrievalModel``.
+      temperature: number that divides the cosines before the softmax.
+      in_batch: whether the items of a batch's samples are negatives of each other.
+      uniform_negatives: items drawn at random for each sample, which are negatives of
+        the whole batch.
+      catalog: see ``RetrievalModel``.
       compute_dtype: dtype of the operands of products with weights.
       dropout: of the layers.
       rngs: its ``params`` stream draws the weights.
@@ -59,18 +65,18 @@ class NextItem(RetrievalModel, MaskedModel):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        history: Mapping[str, str],
+        history: Annotated[History, Field(max_length=1)],
         encoder: Literal["hstu", "sasrec"] = "hstu",
-        layers: int = 2,
-        heads: int = 1,
-        temperature: float = 0.05,
+        layers: Layers = 2,
+        heads: PositiveInt = 1,
+        temperature: PositiveFloat = 0.05,
         every_position: bool = False,
         in_batch: bool = True,
-        uniform_negatives: int = 0,
-        catalog: int = 1,
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        uniform_negatives: NonNegativeInt = 0,
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         *,
+        catalog: int = 1,
         rngs: nnx.Rngs,
     ):
         inputs = without_negatives(embedding_shapes)

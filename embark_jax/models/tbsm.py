@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from embark_jax.models.dlrm import pairwise_dots
 from embark_jax.models.interface import (
@@ -16,6 +15,7 @@ from embark_jax.models.interface import (
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, matmul, xavier_normal
+from embark_jax.models.options import ComputeDtype, Dropout, History, Widths
 from embark_jax.models.packed import MaskedModel, unmasked
 
 _LEAST_SQUARED_NORM = 1e-12
@@ -45,12 +45,14 @@ class TBSM(MaskedModel):
       dense_features: number of dense features; may be 0.
       history: for each sequence feature the pooled feature whose past values it holds,
         such as ``{"item_history": "item"}``. All have the same length.
-      bottom: widths of the bottom MLP, each layer with ReLU; the last must be dim.
+      bottom: widths of the MLP that reads the dense features, each layer with ReLU;
+        the last must be dim. Data without dense features have none.
       event: widths of the MLP that makes an event's vector, each layer with ReLU.
       attention: widths of the hidden layers of the MLP over the similarities.
       top: widths of the top MLP, which ends in one linear logit.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -62,13 +64,13 @@ class TBSM(MaskedModel):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        history: Mapping[str, str],
-        bottom: Sequence[int] = (16,),
-        event: Sequence[int] = (15, 15),
-        attention: Sequence[int] = (15, 15),
-        top: Sequence[int] = (60, 1),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        history: History,
+        bottom: Widths = (16,),
+        event: Widths = (15, 15),
+        attention: Widths = (15, 15),
+        top: Widths = (60, 1),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import pooled_dims
 from embark_jax.models.layers import MLP
+from embark_jax.models.options import ComputeDtype, Dropout, Features, Widths
 from embark_jax.models.retrieval import (
     Queries,
     RetrievalModel,
@@ -31,9 +33,14 @@ class TwoTower(RetrievalModel):
       items: features of the item; the first one, with one id per sample, identifies
         the item. All others belong to the user.
       tower: widths of both MLPs; each layer but the last has ReLU.
-      temperature, in_batch, uniform_negatives, catalog: see ``RetrievalModel``.
+      temperature: number that divides the cosines before the softmax.
+      in_batch: whether the items of a batch's samples are negatives of each other.
+      uniform_negatives: items drawn at random for each sample, which are negatives of
+        the whole batch.
+      catalog: see ``RetrievalModel``.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -45,16 +52,16 @@ class TwoTower(RetrievalModel):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        items: Sequence[str],
-        tower: Sequence[int] = (128, 64),
-        temperature: float = 0.05,
+        items: Annotated[Features, Field(min_length=1, examples=[("item",)])],
+        tower: Annotated[Widths, Field(min_length=1)] = (128, 64),
+        temperature: PositiveFloat = 0.05,
         in_batch: bool = True,
-        uniform_negatives: int = 0,
-        catalog: int = 1,
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        uniform_negatives: NonNegativeInt = 0,
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
+        catalog: int = 1,
         rngs: nnx.Rngs,
     ):
         dims = dict(pooled_dims(without_negatives(embedding_shapes)))

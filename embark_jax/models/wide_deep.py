@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from embark_jax.models.interface import check_deep, in_order, pooled_dims
 from embark_jax.models.layers import MLP, FirstOrder
+from embark_jax.models.options import ComputeDtype, Dropout, Widths
 
 
 class WideDeep(nnx.Module):
@@ -28,7 +28,8 @@ class WideDeep(nnx.Module):
       dense_features: number of dense features; both parts read them. May be 0.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
       compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout, batch_norm: see ``layers.MLP``; they apply to all MLPs.
+      dropout: share of an MLP's hidden values that training sets to zero.
+      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       rngs: its ``params`` stream draws the weights.
 
     Raises:
@@ -39,9 +40,9 @@ class WideDeep(nnx.Module):
         self,
         embedding_shapes: Mapping[str, tuple[int, ...]],
         dense_features: int,
-        deep: Sequence[int] = (1024, 512, 256),
-        compute_dtype: DTypeLike = jnp.float32,
-        dropout: float = 0.0,
+        deep: Widths = (1024, 512, 256),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
         batch_norm: bool = False,
         *,
         rngs: nnx.Rngs,

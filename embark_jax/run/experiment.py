@@ -14,8 +14,8 @@ from embark_jax import models
 from embark_jax._base.agreement import CHECKPOINT, parts
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.config import (
-    AnyModelConfig,
     ExperimentConfig,
+    ModelConfig,
     RetrievalConfig,
 )
 from embark_jax.data import (
@@ -260,7 +260,7 @@ def _other_kinds(config: ExperimentConfig) -> dict[str, Any] | None:
     return {n: k for n, k in kinds.items() if k != embedding.optimizer.kind} or None
 
 
-def _saved_model(config: AnyModelConfig) -> dict[str, Any]:
+def _saved_model(config: ModelConfig) -> dict[str, Any]:
     """Returns the part of a model's config that its variables depend on."""
     described = config.model_dump(mode="json", exclude={"compute_dtype"})
     # Nothing is saved for models without these keys, as before there were such keys.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from embark_jax._base.config import config_error_at
 from embark_jax._base.devices import has_gpu
 from embark_jax.config import ExperimentConfig, SyntheticConfig
-from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
+from embark_jax.config.models import ModelConfig
 from embark_jax.planner import TableList
 from embark_jax.planner.request.dense import NO_NETWORK, DenseLoad
 from embark_jax.planner.request.workload import STATE_VALUES
@@ -33,16 +35,19 @@ def plan_list(
     Raises:
       ConfigError: if no plan is possible.
     """
-    embedding, data, model = config.embedding, config.data, config.model
+    embedding, data = config.embedding, config.data
+    model: Any = config.model
     assert isinstance(data, SyntheticConfig)
-    assert isinstance(model, DLRMConfig | DLRMDCNv2Config)
     table_rows, features = embedding.declared("a table list has them")
     with config_error_at("embedding.tables"):
         tables = [embedding.table(name, rows) for name, rows in table_rows.items()]
-    network = NO_NETWORK
-    if not is_embeddings_alone(config, listed):
+    network, dtype = NO_NETWORK, "bfloat16"
+    if not _is_unread(config):
         stride = listed.dense.pool_stride if listed.dense else 1
         network = network_of(model, tables, features, data.dense_features, stride)
+        dtype = model.compute_dtype
+    elif listed.dense is not None:
+        network = listed.dense.network(tables, features)
     kind = config.dense_optimizer.kind
     if kind in DENSE_OPTIMIZERS:
         states = STATE_VALUES[kind][0]
@@ -66,11 +71,15 @@ def plan_list(
         statistics if statistics.samples else listed.statistics(),
     )
     made = planning.plan_of(config, load, tables, features)
-    return Job(tables, features, load, network, model.compute_dtype, kind), made
+    return Job(tables, features, load, network, dtype, kind), made
 
 
 def is_embeddings_alone(config: ExperimentConfig, listed: TableList) -> bool:
     """Says whether nothing is known of the dense layers: the list has none, and nobody
     changed those of a config without a model."""
-    default = ExperimentConfig.model_fields["model"].default
-    return listed.dense is None and config.model == default
+    return listed.dense is None and _is_unread(config)
+
+
+def _is_unread(config: ExperimentConfig) -> bool:
+    """Says whether the model is the list's own, whose keys are not read."""
+    return type(config.model) is ModelConfig

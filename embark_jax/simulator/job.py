@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from embark_jax._base.config import ConfigError
-from embark_jax.config import AnyModelConfig
-from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
 from embark_jax.planner.request.dense import (
     NO_NETWORK,
     DenseNetwork,
@@ -68,7 +67,7 @@ def job_of_list(
 
 
 def network_of(
-    model: AnyModelConfig,
+    model: Any,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     dense_features: int,
@@ -86,8 +85,8 @@ def network_of(
       ConfigError: if the products of such a model are not known.
     """
     width = embedding_width(tables, features) // pool_stride
-    match model:
-        case DLRMDCNv2Config():
+    match model.kind:
+        case "dlrm_dcnv2":
             return dlrm_dcnv2(
                 width,
                 dense_features,
@@ -97,7 +96,7 @@ def network_of(
                 model.cross_rank,
                 parallel=model.structure == "parallel",
             )
-        case DLRMConfig():
+        case "dlrm":
             return dlrm(len(features), width, dense_features, model.bottom, model.top)
         case _:
             raise ConfigError(

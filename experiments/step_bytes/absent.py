@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pydantic
 from embark_kernels import Implementation
 from flax import nnx
 from jax.experimental import topologies
@@ -87,7 +86,7 @@ def compile_step(
     """
     collection = EmbeddingCollection(plan, mesh, implementation=implementation)
     described = experiment_of(listed)["model"]
-    config = pydantic.TypeAdapter(ModelConfig).validate_python(described)
+    config = ModelConfig.model_validate(described)
     assert listed.dense is not None
     features = listed.dense.features
     model = step_model(

@@ -18,7 +18,7 @@ from embark_jax.config import (
     TableConfig,
     TrainConfig,
 )
-from embark_jax.config.models import DLRMConfig, DLRMDCNv2Config
+from embark_jax.config.models import section_of
 from embark_jax.config.reading import dump_yaml, load, save
 from tests.config_files import SYNTHETIC, error_of
 
@@ -90,7 +90,7 @@ def test_a_gin_file_may_choose_another_model_than_the_one_it_includes(write):
         "data.kind = 'synthetic'\nmodel.kind = 'dlrm_dcnv2'\nmodel.cross_rank = 8\n",
     )
     path = write("a.gin", "include 'base.gin'\nmodel.kind = 'dlrm'")
-    assert load(path).model == DLRMConfig()
+    assert load(path).model == section_of("dlrm")()
 
 
 def test_loading_gin_leaves_gins_own_state_alone(write):
@@ -134,8 +134,8 @@ configs = st.builds(
     seed=st.integers(0, 2**32 - 1),
     data=st.builds(SyntheticConfig, zipf_exponent=positive)
     | st.builds(MovieLens100KConfig, path=maybe(st.just(Path("~/ml: 100k")))),
-    model=st.builds(DLRMDCNv2Config, bottom=widths, cross_rank=counts)
-    | st.builds(DLRMConfig, top=widths),
+    model=st.builds(section_of("dlrm_dcnv2"), bottom=widths, cross_rank=counts)
+    | st.builds(section_of("dlrm"), top=widths),
     embedding=st.builds(
         EmbeddingConfig,
         tables=st.dictionaries(names, tables, max_size=3),
@@ -194,7 +194,7 @@ def test_overrides_change_either_syntax(write, name, text):
     assert (config.train.batch_size, config.train.steps) == (4096, 2000)
     assert config.mesh.nodes == 2
     assert config.embedding.tables == {"user": TableConfig(cluster="ub")}
-    assert config.model == DLRMConfig(bottom=[4])
+    assert config.model == section_of("dlrm")(bottom=[4])
     assert config.dense_optimizer.learning_rate == 1e-3
     assert config.embedding.optimizer == EmbeddingOptimizerConfig(kind="adam")
     assert config.name == "a=b"
@@ -205,7 +205,7 @@ def test_a_changed_kind_drops_the_keys_that_only_the_old_kind_has(write):
     text = SYNTHETIC + "model: {kind: dlrm_dcnv2, bottom: [8], cross_rank: 4}"
     path = write("a.yaml", text)
     config = load(path, ["model.kind=dlrm", "data.kind=movielens_100k"])
-    assert config.model == DLRMConfig(bottom=[8])
+    assert config.model == section_of("dlrm")(bottom=[8])
     assert config.data == MovieLens100KConfig()
     adam = "embedding: {optimizer: {kind: adam, beta1: 0.5, eps: 0.1, weight_decay: 1}}"
     path = write("b.yaml", SYNTHETIC + adam)

@@ -11,7 +11,7 @@ from flax import nnx
 import embark_jax as ej
 from embark_jax import models, planner
 from embark_jax.config import EmbeddingOptimizerConfig
-from embark_jax.config.models import DLRMv4Config
+from embark_jax.config.models import section_of
 from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload, price
@@ -27,7 +27,7 @@ from tests.config_files import CONFIGS
 
 EVENTS, SAMPLES, GPUS, DENSE_FEATURES = 600, 32, 8, 4
 TABLES = ("item_id", "album_id", "artist_id")
-MODEL = DLRMv4Config(
+MODEL = section_of("dlrm_v4")(
     history={f"{name}_0": f"{name}_1" for name in TABLES},
     content="item_id_0",
     width=512,

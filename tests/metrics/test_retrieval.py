@@ -13,7 +13,7 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.config import TrainConfig, negatives_of
-from embark_jax.config.models import TwoTowerConfig
+from embark_jax.config.models import section_of
 from embark_jax.data import WithUniformNegatives
 from embark_jax.embedding.device_batch import Columns
 from embark_jax.metrics import ranking, retrieval
@@ -164,13 +164,13 @@ def test_the_loss_equals_its_formula(uniform):
 
 
 def test_towers_are_built_with_negatives_of_their_item():
-    config = TwoTowerConfig(items=("item",), uniform_negatives=2)
+    config = section_of("two_tower")(items=("item",), uniform_negatives=2)
     assert negatives_of(config) == ("item", 2)
     shapes = {"user": (DIM,), "item": (DIM,), "uniform_negatives": (2, DIM)}
     model = ej.models.build(config, shapes, 0, nnx.Rngs(0), {"item": ITEMS})
     assert model.catalog == ITEMS
     shapes["shop"] = (DIM,)
-    config = TwoTowerConfig(items=("item", "shop"), uniform_negatives=2)
+    config = section_of("two_tower")(items=("item", "shop"), uniform_negatives=2)
     with pytest.raises(ValueError, match="vector is made of item, shop, of which"):
         ej.models.build(config, shapes, 0, nnx.Rngs(0))
     del shapes["uniform_negatives"]

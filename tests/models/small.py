@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 import embark_jax as ej
-from embark_jax.config.models import MODELS, BaseModelConfig
+from embark_jax.config.models import MODELS, ModelConfig, section_of
 from embark_jax.models import Masked
 
 DIM, LENGTH = 8, 3
@@ -18,12 +18,12 @@ VARIANTS = (
     ("next_item", {"encoder": "sasrec", "heads": 2}),
 )
 """Options that add layers to a model, or take some away."""
-KINDS = {section.model_fields["kind"].default: section for section in MODELS}
+KINDS = {kind: section_of(kind) for kind in MODELS}
 
 CASES = [*((kind, {}) for kind in KINDS), *VARIANTS]
 
 
-def small_config(section: type[BaseModelConfig], **changes: Any) -> BaseModelConfig:
+def small_config(section: type[ModelConfig], **changes: Any) -> ModelConfig:
     """Makes a config with the first examples of required keys, and all widths DIM but
     for those of logits."""
     values = {}
@@ -39,7 +39,7 @@ def small_config(section: type[BaseModelConfig], **changes: Any) -> BaseModelCon
     return section(**(values | changes))
 
 
-def features_of(config: BaseModelConfig) -> tuple[ej.FeatureSpec, ...]:
+def features_of(config: ModelConfig) -> tuple[ej.FeatureSpec, ...]:
     """Returns features of the small tables, with the sequences that the model reads."""
     histories = getattr(config, "history", {})
     return (
@@ -52,7 +52,7 @@ def features_of(config: BaseModelConfig) -> tuple[ej.FeatureSpec, ...]:
     )
 
 
-def shapes_of(config: BaseModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns each feature's embedding shape per sample."""
     return {
         feature.name: (LENGTH, DIM) if feature.pooling == "none" else (DIM,)

@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 
 from embark_jax import models
-from embark_jax.config.models import MMoEConfig
+from embark_jax.config.models import section_of
 from embark_jax.embedding.device_batch import own_samples
 from embark_jax.train.losses import BinaryCrossEntropy
 from tests.builders import SMALL_BATCH, SMALL_DATA, losses, small_trainer
@@ -27,7 +27,9 @@ def tasks_trainer(model, gpus=1, micro_batches=1):
 
 
 def mmoe():
-    config = MMoEConfig(tasks=("click", "like"), experts=2, expert=(4,), tower=(3,))
+    config = section_of("mmoe")(
+        tasks=("click", "like"), experts=2, expert=(4,), tower=(3,)
+    )
     return models.build(config, {"a": (4,), "b": (4,)}, 1, nnx.Rngs(0))
 
 
