@@ -80,11 +80,14 @@ def problems_of(
     """
     problems: dict[str, str] = {}
     for details in error.errors(include_url=False):
+        details: Any
         keys, section = _followed(details, data)
         match details["type"]:
             case "extra_forbidden" | "unexpected_keyword_argument":
                 known = _keys_at(schema, keys[:-1], section.get("kind"))
                 text = f"unknown key; {nearest(str(keys[-1]), known)}"
+            case "too_short" if len(details["input"]) >= details["ctx"]["min_length"]:
+                continue  # it counts only elements that are right
             case "missing":
                 text = "missing, must be set"
             case "value_error":

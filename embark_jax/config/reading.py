@@ -68,7 +68,8 @@ def load_with_list(
     """Reads as ``load`` does. Returns the config, and the table list that it is of;
     None if it is of none, or for other data or a model with other layers. The model of
     a list is left unread, ``WITHOUT_MODEL``, unless something of it changes."""
-    is_changed = any(each.startswith(("model", "data", "scale")) for each in overrides)
+    of_model = ("model", "data=", "data.kind", "data.dense_features")
+    is_changed = any(each.startswith(of_model) for each in overrides)
     return _load(path, overrides, None, None if is_changed else WITHOUT_MODEL)
 
 

@@ -269,7 +269,8 @@ class ExperimentConfig(Config):
         def share(whole: int) -> int:
             return math.ceil(whole * scale)
 
-        data, devices = self.model_dump(exclude_none=True), self.mesh.devices
+        data = self.model_dump(exclude={"model"}, exclude_none=True)
+        devices = self.mesh.devices
         for table in data["embedding"]["tables"].values():
             if "rows" in table:
                 table["rows"] = max(min(10, table["rows"]), share(table["rows"]))
@@ -279,4 +280,4 @@ class ExperimentConfig(Config):
         for key in ("train_samples", "test_samples"):
             data["data"][key] = share(data["data"][key])
         data["train"]["batch_size"] = share(self.train.batch_size // devices) * devices
-        return ExperimentConfig.model_validate(data)
+        return ExperimentConfig.model_validate(data | {"model": self.model})

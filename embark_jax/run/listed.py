@@ -42,12 +42,12 @@ def plan_list(
     with config_error_at("embedding.tables"):
         tables = [embedding.table(name, rows) for name, rows in table_rows.items()]
     network, dtype = NO_NETWORK, "bfloat16"
-    if not _is_unread(config):
+    if listed.dense is not None and _is_unread(config):
+        network = listed.dense.network(tables, features)
+    elif not is_embeddings_alone(config, listed):
         stride = listed.dense.pool_stride if listed.dense else 1
         network = network_of(model, tables, features, data.dense_features, stride)
         dtype = model.compute_dtype
-    elif listed.dense is not None:
-        network = listed.dense.network(tables, features)
     kind = config.dense_optimizer.kind
     if kind in DENSE_OPTIMIZERS:
         states = STATE_VALUES[kind][0]
@@ -77,7 +77,9 @@ def plan_list(
 def is_embeddings_alone(config: ExperimentConfig, listed: TableList) -> bool:
     """Says whether nothing is known of the dense layers: the list has none, and nobody
     changed those of a config without a model."""
-    return listed.dense is None and _is_unread(config)
+    return listed.dense is None and (
+        _is_unread(config) or config.model == ModelConfig.model_validate({})
+    )
 
 
 def _is_unread(config: ExperimentConfig) -> bool:
