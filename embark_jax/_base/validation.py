@@ -80,7 +80,6 @@ def problems_of(
     """
     problems: dict[str, str] = {}
     for details in error.errors(include_url=False):
-        details: Any
         keys, section = _followed(details, data)
         match details["type"]:
             case "extra_forbidden" | "unexpected_keyword_argument":

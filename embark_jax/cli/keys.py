@@ -30,7 +30,7 @@ def keys(
             dotted = f"{outer}.{name}".lstrip(".")
             default = field.get_default(call_default_factory=True)
             wanted = not key or f"{dotted}.".startswith(f"{key}.")
-            if isinstance(default, Config) or not wanted:
+            if isinstance(default, Config) or dotted == "model" or not wanted:
                 continue  # of a section, its keys are shown
             found = True
             meaning = field.description or section.__doc__ or ""
