@@ -25,7 +25,8 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
     report with its plan at the beginning, and with curves, metrics and traces, too,
     when the run ends or is stopped. Process 0 writes; the others' logs go nowhere."""
     if jax.process_index() != 0:
-        yield MetricsLog(folder.files, writes=False)
+        with MetricsLog(folder.files, writes=False) as log:
+            yield log
         return
     files, config = folder.files, setup.config
     folder.save_config(config, step)

@@ -11,7 +11,6 @@ import jax
 from embark_jax._base.config import ConfigError
 
 PROFILE = "profile"
-_METADATA_IN_KEY = "jax_compilation_cache_include_metadata_in_key"
 
 
 class StepProfile:
@@ -42,9 +41,6 @@ class StepProfile:
             )
 
     def __enter__(self) -> StepProfile:
-        self._old_key = getattr(jax.config, _METADATA_IN_KEY)
-        if self.stops:  # cached programs may have the names of an older version
-            jax.config.update(_METADATA_IN_KEY, True)
         return self
 
     def begin(self, step: int, state: Any) -> None:
@@ -67,7 +63,6 @@ class StepProfile:
     def __exit__(self, *_) -> None:
         if self._tracing:
             jax.profiler.stop_trace()
-        jax.config.update(_METADATA_IN_KEY, self._old_key)
         if self._traced:
             shown = f"{traces(self._workdir)[-1]} (open it at https://ui.perfetto.dev; "
             self._say(f"profile: {shown}or xprof --logdir {self._workdir / PROFILE})")

@@ -120,7 +120,7 @@ def test_plot_draws_finished_and_unfinished_runs(trained, tmp_path, suffix):
     assert out.read_bytes().startswith(start)
     if suffix == "html":
         final = runs.final(trained[1])
-        assert f">{final['test_auc']:.5g}<" in out.read_text()
+        assert f"{final['test_auc']:.5g}" in out.read_text()
         assert f"Plan of {trained[1]}" in out.read_text()
 
 
