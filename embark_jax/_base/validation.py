@@ -85,8 +85,8 @@ def problems_of(
             case "extra_forbidden" | "unexpected_keyword_argument":
                 known = _keys_at(schema, keys[:-1], section.get("kind"))
                 text = f"unknown key; {nearest(str(keys[-1]), known)}"
-            case "too_short" if len(details["input"]) >= details["ctx"]["min_length"]:
-                continue  # it counts only elements that are right
+            case "too_short" if details["input"] and "not 0" in details["msg"]:
+                continue  # it counts only elements that are right, of which none is
             case "missing":
                 text = "missing, must be set"
             case "value_error":

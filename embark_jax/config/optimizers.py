@@ -99,15 +99,8 @@ DEFAULTS = {
 def _with_own_parameters(
     given: Mapping[str, Any], kind: str, defaults: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Returns a section with the defaults of its kind. Those of other kinds, which
-    earlier runs stored, too, are left out."""
-    own = defaults[kind]
-    others = [default for each in defaults.values() for default in each.items()]
-    return {**own} | {
-        name: value
-        for name, value in given.items()
-        if value is not None and (name in own or (name, value) not in others)
-    }
+    """Returns a section with the defaults of its kind."""
+    return {**defaults[kind]} | {k: v for k, v in given.items() if v is not None}
 
 
 class _AnyRuleConfig(Config):
