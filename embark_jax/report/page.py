@@ -22,7 +22,8 @@ from embark_jax.report import figures, summary
 from embark_jax.report.curves import Records, run_curves
 from embark_jax.report.terminal import Report, new_table
 
-COLUMNS = 160
+COLUMNS, UNLIMITED = 160, 2000
+"""Columns of a plan's tables, and of those of runs, where no figure may be cut."""
 PIXELS_PER_INCH = 110
 TEST, VALIDATION = "test_", "validation_"
 """Prefixes of the metrics of a split."""
@@ -72,7 +73,7 @@ def runs_page(
       traces: paths of profiles, from the page's folder.
     """
     title = escape(", ".join(runs))
-    sections = [f"<h2>{title}</h2>", _html(*_results(runs))]
+    sections = [f"<h2>{title}</h2>", _html(*_results(runs), columns=UNLIMITED)]
     if any(runs.values()):
         what = "Loss, AUC, throughput and fill of buffers"
         sections.append(_image(run_curves(runs), what))
@@ -133,10 +134,10 @@ def _shown(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.5g}"
 
 
-def _html(*contents: RenderableType) -> str:
-    """Returns what a terminal would show."""
+def _html(*contents: RenderableType, columns: int = COLUMNS) -> str:
+    """Returns what a terminal of so many columns would show."""
     console = Console(
-        record=True, file=io.StringIO(), width=COLUMNS, force_jupyter=False
+        record=True, file=io.StringIO(), width=columns, force_jupyter=False
     )
     console.print(*contents, sep="\n")
     return console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
