@@ -9,7 +9,7 @@ from embark_jax._base.devices import has_gpu
 from embark_jax.config import ExperimentConfig, SyntheticConfig
 from embark_jax.config.models import ModelConfig
 from embark_jax.planner import TableList
-from embark_jax.planner.request.dense import NO_NETWORK, DenseLoad
+from embark_jax.planner.request.dense import NO_NETWORK
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans.options import DENSE_OPTIMIZERS
 from embark_jax.plans.plan import Plan
@@ -55,9 +55,7 @@ def plan_list(
         from embark_jax.run.optimizers import state_values
 
         states = state_values(config.dense_optimizer)
-    dense = DenseLoad(
-        network.parameters, states, network.activation_bytes, config.train.dense
-    )
+    dense = network.load(states, config.train.dense)
     kernels = "xla"
     if config.embedding.kernels != "auto" or has_gpu():
         kernels = planning.kernels(config)

@@ -4,7 +4,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.planner import Workload, plan_for
-from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_dcnv2
 from tests.compiled import DENSE_FEATURES, compile_step
 from tests.gpu_compile.machines import h100_mesh
 
@@ -29,7 +29,7 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches, rel):
     workload = Workload(
         ej.fleets.dgx_h100(1),
         BATCH_SIZE,
-        dense=DenseLoad(network.parameters, 1, network.activation_bytes),
+        dense=network.load(states=1),
         micro_batches=micro_batches,
         overlap=True,
     )

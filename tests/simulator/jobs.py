@@ -3,7 +3,6 @@
 import dataclasses
 
 from embark_jax.planner import Workload
-from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -35,13 +34,12 @@ def machines(nodes, gpus, **changed):
 
 
 def job(fleet_, batch=4096):
-    dense = DenseLoad(NETWORK.parameters, 1, NETWORK.activation_bytes)
     workload = Workload(
         fleet_,
         batch,
         1.1,
         optimizer="rowwise_adagrad",
-        dense=dense,
+        dense=NETWORK.load(states=1),
         kernels="mosaic_gpu",
     )
     return Job(TABLES, FEATURES, workload, NETWORK, "bfloat16", "adagrad")

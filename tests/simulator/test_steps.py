@@ -10,7 +10,6 @@ import pytest
 from embark_jax import planner
 from embark_jax.planner.cost.candidates import uses_of
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import SortedBatch, table_uses
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement, row_ranges
@@ -162,7 +161,7 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
 
 
 def test_zero1_sends_as_much_and_updates_a_part():
-    sharded = DenseLoad(NETWORK.parameters, 1, 0.0, "zero1")
+    sharded = NETWORK.load(1, "zero1")
     fleet_ = machines(2, 4)
     no_latency = {"launch_us": 0, "node_hop_us": 0, "network_hop_us": 0}
     efficiency = dataclasses.replace(fleet_.efficiency, **no_latency, short_reduce=None)

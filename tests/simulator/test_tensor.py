@@ -16,7 +16,7 @@ import embark_jax as ej
 from embark_jax import simulator
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload
-from embark_jax.planner.request.dense import DenseLoad, device_products
+from embark_jax.planner.request.dense import device_products
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
@@ -95,7 +95,7 @@ def test_the_compiled_step_sends_what_is_simulated(kind):
     forced = {table.name: ej.ForcedPlacement("dp") for table in TABLES}
     plan = ej.plan(TABLES, FEATURES, fleet, BATCH, forced=forced)
     network = NETWORKS[kind]
-    dense = DenseLoad(network.parameters, 0, 0.0, "tensor")
+    dense = network.load(0, "tensor")
     workload = Workload(fleet, BATCH, optimizer="sgd", dense=dense)
     job = simulator.Job(TABLES, FEATURES, workload, network, "float32", "sgd")
     spans = simulator.simulate_program(job, plan.placements).timeline.spans

@@ -61,6 +61,14 @@ class DenseNetwork:
             VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
         )
 
+    def load(
+        self, states: int, parallelism: DenseParallelism = "replicated"
+    ) -> DenseLoad:
+        """Returns the load of these layers; arguments are those of ``DenseLoad``."""
+        return DenseLoad(
+            self.parameters, states, self.activation_bytes, parallelism, self.products
+        )
+
 
 NO_NETWORK = DenseNetwork((), (), (), width=0)
 """The network of a model whose tables alone are known."""
@@ -97,7 +105,7 @@ class DenseLoad:
     known_products: tuple[Product, ...] = ()
 
     @property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[tuple[float, float], ...]:
         """Products of the layers; of unknown ones a square product of as many
         weights."""
         side = math.sqrt(self.parameters)

@@ -32,7 +32,6 @@ from embark_jax._base.config import (
 from embark_jax._base.validation import validated
 from embark_jax.planner.request.dense import (
     NO_DENSE,
-    DenseLoad,
     DenseNetwork,
     dlrm,
     dlrm_dcnv2,
@@ -171,13 +170,7 @@ class TableList(Config):
         if self.dense is not None:
             network = self.dense.network(tables, features)
             states = STATE_VALUES[dense_optimizer_of(optimizer)][0]
-            dense = DenseLoad(
-                network.parameters,
-                states,
-                network.activation_bytes,
-                parallelism,
-                network.products,
-            )
+            dense = network.load(states, parallelism)
         return Workload(
             fleet,
             _first_set(batch, self.batch, 65_536),

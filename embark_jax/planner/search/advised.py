@@ -229,11 +229,11 @@ def _in_16_bits(request: _Request, made: Plan) -> Plan | None:
     if wire == workload.wire or workload.devices == 1 or dynamic:
         return None
     narrow = dataclasses.replace(workload, wire=wire)
-    priced = price(made.placements, request.features, narrow).prediction()
+    priced = price(made.placements, request.features, narrow)
     assert prediction is not None
     if priced.step_ms > (1 - WORTHWHILE) * prediction.step_ms:
         return None
-    return dataclasses.replace(made, prediction=priced)
+    return dataclasses.replace(made, prediction=priced.prediction())
 
 
 def _on_fewer_nodes(request: _Request, step_ms: float) -> Plan | None:

@@ -31,7 +31,7 @@ class SearchParams:
     """Number of candidates of a group that the last moves, of the best plan, choose
     among: with more memory than it needs, DLRM-DCNv2 on 8 H100 has one plan, not
     three."""
-    powers: tuple[int, ...] = (8, 64, 256)
+    powers: tuple[int, ...] = (8, 16, 64, 256)
     """Powers of the smooth costs by which tables are moved, one pass for each; the
     first is also that by which they are inserted at first. The last is within 128 ** (1
     / 256) = 2 % of the maximum over 128 devices."""
