@@ -34,6 +34,7 @@ def compile_step(
     implementation: str = "xla",
     dense: str = "replicated",
     dense_wire: str = "float32",
+    compiler_options: dict | None = None,
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone."""
     collection = ej.EmbeddingCollection(plan, mesh, implementation=implementation)
@@ -48,7 +49,8 @@ def compile_step(
     step = make_train_step(model, collection, optimizers, state, options)
     batch = abstract_batch(plan, mesh, DENSE_FEATURES)
     routes = abstract_routes(collection, batch)
-    return step.lower(state, batch, routes, batch).compile(), state
+    lowered = step.lower(state, batch, routes, batch)
+    return lowered.compile(compiler_options), state
 
 
 def bytes_per_device(arrays) -> int:

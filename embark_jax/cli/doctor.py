@@ -34,6 +34,11 @@ def doctor() -> None:
 
     if kinds[0][0] == "cpu":
         say("On a CPU, training makes as many devices as the config's mesh has.")
+    elif jax.__version_info__ < (0, 11, 1):
+        say(
+            "This jaxlib compiles sums of rows in plain XLA to loops of "
+            "compare-and-swap, which are slow: take 0.11.1 or later, with Python 3.12."
+        )
 
     compiling = Table("setting", "value", title="Compilation")
     flags = (flag.partition("=") for flag in xla_flags().split())
