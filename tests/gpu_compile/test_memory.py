@@ -52,4 +52,8 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches, rel):
     memory, prediction = compiled.memory_analysis(), planned.prediction
     assert prediction is not None
     temporaries = prediction.device_bytes[0] - memory.argument_size_in_bytes
+    # The routes of the next batch are a result of their own; with cuts, XLA holds them
+    # among the temporaries, too.
+    if micro_batches == 1:
+        temporaries -= memory.output_size_in_bytes - memory.alias_size_in_bytes
     assert memory.temp_size_in_bytes == pytest.approx(temporaries, rel=rel)
