@@ -150,7 +150,7 @@ def test_a_run_lives_in_a_bucket(config, tmp_path):
     _, trainer = ej.load_run(where, step=6)
     assert trainer.step == 6
     # A flipped bit of the copy is found.
-    file = next(local_copy("s3://bucket/data").glob("train/*.npy"))
+    file = next(local_copy("s3://bucket/data").glob("train/*.arrow"))
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)

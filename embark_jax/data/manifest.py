@@ -1,13 +1,12 @@
 """The manifest describes a folder of prepared data, which `embark data prepare` made.
 
-The folder holds ``manifest.json`` and, for each split, files of records
-(``data/records.py``). Training reads them by memory mapping; ``numpy.load`` reads them,
-too. A block is ``block_rows`` samples of a file. ``vocabulary/`` says which value each
-id stands for.
+The folder holds ``manifest.json`` and, for each split, Arrow files of samples
+(``data/sample_files.py``). Training reads them by memory mapping. ``vocabulary/`` says
+which value each id stands for.
 
-Samples are checked when they are written; afterwards a checksum for each block shows
-whoever reads it that they have not changed. The manifest has the hashes of vocabularies
-and of events, which whoever opens one compares.
+Samples are checked when they are written; afterwards a checksum of each file shows
+whoever reads it first that they have not changed. The manifest has the hashes of
+vocabularies and of events, which whoever opens one compares.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
 from embark_jax.data import records as records_
+from embark_jax.data import sample_files
 from embark_jax.data.batch import Batch, DataError, id_dtype
 from embark_jax.data.checks import BatchChecker
 from embark_jax.data.event_lists import RANGE_WORDS, SEQUENCES, EventLists
@@ -33,7 +33,6 @@ from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.vocabulary import VOCABULARY as VOCABULARY
 from embark_jax.data.prepare.vocabulary import vocabulary_file as vocabulary_file
-from embark_jax.data.records import CHECKSUM_DIGITS, MOST_HEADER_BYTES
 from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import FeatureSpec
 
@@ -52,13 +51,12 @@ SMALL_BYTES = 4 * 2**20
 """Vocabularies up to this size are hashed whenever the data are opened."""
 
 
-class RecordFile(SizedFile):
+class SampleFile(SizedFile):
     """A file of samples.
 
     Attributes:
       rows: number of samples.
-      xxh3: checksums of the records of each block, in CHECKSUM_DIGITS digits, one after
-        the other.
+      xxh3: checksum of the file.
       window: begin of the time window that the samples are of, in units of the column
         of times; None if data are not cut into windows.
       values: Parquet file beside it, of samples that are held out: for each feature of
@@ -69,12 +67,7 @@ class RecordFile(SizedFile):
     rows: PositiveInt
     window: int | None = None
     values: HashedFile | None = None
-    xxh3: str = Field(pattern=f"^([0-9a-f]{{{CHECKSUM_DIGITS}}})*$")
-
-    def checksums(self) -> list[str]:
-        """Returns the checksum of each block."""
-        starts = range(0, len(self.xxh3), CHECKSUM_DIGITS)
-        return [self.xxh3[start : start + CHECKSUM_DIGITS] for start in starts]
+    xxh3: str
 
 
 class PreparedFeature(Config):
@@ -107,7 +100,6 @@ class Manifest(ChecksummedFile):
       sample_weights: whether samples have weights.
       features: the features by name, in order.
       table_rows: number of rows of each table.
-      block_rows: number of samples of each block but the last of a file.
       files: files of each split, in order.
       raw_rows: number of lines or rows of the raw files: each became a sample, or is
         among ``skipped_lines``. None for synthetic data.
@@ -132,8 +124,7 @@ class Manifest(ChecksummedFile):
     sample_weights: bool = False
     features: Mapping[str, PreparedFeature]
     table_rows: Mapping[str, PositiveInt]
-    block_rows: PositiveInt
-    files: Mapping[str, tuple[RecordFile, ...]]
+    files: Mapping[str, tuple[SampleFile, ...]]
     raw_rows: NonNegativeInt | None = None
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
@@ -157,34 +148,25 @@ class Manifest(ChecksummedFile):
         strange = {*self.numbers} - {*self.dense, *self.features}
         if strange := strange | {*self.text_features} - {*self.features}:
             raise ValueError(f"{sorted(strange)[0]!r} is no column")
-        layout_bytes = self.layout().itemsize
-        for file in self.record_files:
-            header_bytes = file.bytes - file.rows * layout_bytes
-            if not 0 < header_bytes <= MOST_HEADER_BYTES:
-                raise ValueError(
-                    f"{file.file}: {file.rows:,} records of {layout_bytes:,} bytes do "
-                    f"not fill a file of {file.bytes:,} bytes"
-                )
-            if len(file.checksums()) != -(-file.rows // self.block_rows):
-                raise ValueError(
-                    f"{file.file}: has {len(file.checksums())} checksums of blocks of "
-                    f"{self.block_rows:,} rows, does not fit to {file.rows:,} rows"
-                )
+        self.layout()
         return self
 
     @classmethod
     def of(cls, **fields: Any) -> Manifest:
-        """Makes a manifest without files, whose blocks fill BLOCK_BYTES."""
-        manifest = cls(**fields, block_rows=1, files=dict.fromkeys(SPLITS, ()))
-        rows = 2 ** max(0, int(math.log2(BLOCK_BYTES / manifest.layout().itemsize)))
-        return manifest.model_copy(update={"block_rows": rows})
+        """Makes a manifest without files."""
+        return cls(**fields, files=dict.fromkeys(SPLITS, ()))
+
+    @property
+    def block_rows(self) -> int:
+        """Number of samples that are read together, about BLOCK_BYTES."""
+        return 2 ** max(0, int(math.log2(BLOCK_BYTES / self.layout().itemsize)))
 
     def digest(self) -> str:
         """Identifies the samples and the values that their ids stand for: it differs if
         the files or the vocabularies differ."""
         hashed = [*self.vocabularies, *self.event_files]
         hashes = "".join(
-            [*(file.xxh3 for file in self.record_files), *(f.sha256 for f in hashed)]
+            [*(file.xxh3 for file in self.all_files), *(f.sha256 for f in hashed)]
         )
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
@@ -202,7 +184,7 @@ class Manifest(ChecksummedFile):
         return {self.features[name].table for name in names}
 
     @property
-    def record_files(self) -> list[RecordFile]:
+    def all_files(self) -> list[SampleFile]:
         """Returns the files of all splits."""
         return [file for files in self.files.values() for file in files]
 
@@ -270,7 +252,7 @@ def load(folder: Path) -> Manifest:
       DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
     """
     manifest = read(folder)
-    for file in (*manifest.record_files, *manifest.event_files):
+    for file in (*manifest.all_files, *manifest.event_files):
         file.sized(folder)
     for file in manifest.vocabularies:
         if file.bytes <= SMALL_BYTES:
@@ -302,13 +284,13 @@ def read(folder: Path, mend: str = MEND) -> Manifest:
         ) from None
 
 
-def write_records(
+def write_samples(
     folder: Path,
     file: str,
     records: np.ndarray,
     manifest: Manifest,
     window: int | None = None,
-) -> RecordFile:
+) -> SampleFile:
     """Checks samples, and writes them as a file, whole or not at all.
 
     Args:
@@ -327,8 +309,5 @@ def write_records(
     ]
     check = BatchChecker(stored, manifest.table_rows, len(manifest.dense))
     check(Batch.of(records, f"{folder / file}, row {{}}".format))
-    records_.write(folder / file, records)
-    starts = range(0, len(records), manifest.block_rows)
-    blocks = (records[start : start + manifest.block_rows] for start in starts)
-    xxh3 = "".join(map(records_.checksum, blocks))
-    return RecordFile.of(folder, file, rows=len(records), xxh3=xxh3, window=window)
+    xxh3 = sample_files.write(folder / file, records)
+    return SampleFile.of(folder, file, rows=len(records), xxh3=xxh3, window=window)

@@ -19,10 +19,10 @@ from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
 from embark_jax.config import EmbeddingConfig, PreparedConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
-from embark_jax.data import records as records_
+from embark_jax.data import sample_files
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.event_lists import Histories
-from embark_jax.data.manifest import MEND, SPLITS, Manifest, RecordFile
+from embark_jax.data.manifest import MEND, SPLITS, Manifest, SampleFile
 from embark_jax.data.multi_hot import bags_of
 from embark_jax.data.pipeline import cores
 from embark_jax.data.prepare import raw_rows
@@ -45,8 +45,8 @@ class PreparedData:
     reading those before it. Within a batch, the samples of a window are in the order
     of the files: a step's result depends on it by rounding alone.
 
-    A block's checksum is verified when it is read for the first time. A record is then
-    copied once, from the file's memory into the batch, which is written in order.
+    A file's checksum is verified when it is read for the first time. Samples are then
+    copied from the file's memory into the batch, which is written in order.
 
     Args:
       folder: a folder with a ``manifest.json``; of one in a bucket, a copy on this
@@ -82,6 +82,7 @@ class PreparedData:
         if not self.train_samples:
             raise DataError(f"{self.folder}: has no training samples")
         self._layout = self.manifest.layout()
+        self._pieces = sample_files.pieces(self._layout)
         self._checked_rows = self.manifest.checked_rows()
         self._splits = {split: _blocks(self.manifest, split) for split in SPLITS}
         self._blocks = self._splits["train"]
@@ -104,7 +105,7 @@ class PreparedData:
             slices.append(_Slice(window, samples, position - first))
             position += len(samples)
         records = np.empty(batch_size, self._layout)
-        self._gather(slices, records_.whole(records))
+        self._gather(slices, records)
 
         def row(sample: int) -> int:
             window, samples, start = next(
@@ -131,20 +132,21 @@ class PreparedData:
     def in_file_order(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Yields a split once, in the order of its files; the last batch may be
         shorter."""
-        blocks, total = self._splits[split], self.manifest.rows(split)
-        held, block = np.empty(0, self._layout), 0
+        files, total = self._splits[split].files, self.manifest.rows(split)
+        number, row = 0, 0  # the next sample's file, and its row there
         for first in range(0, total, batch_size):
-            size = min(batch_size, total - first)
-            arrays, count = [held], len(held)
-            while count < size:
-                arrays.append(self._read(blocks, block).view(self._layout))
-                count += len(arrays[-1])
-                block += 1
-            whole = [records_.whole(records) for records in arrays if len(records)]
-            joined = whole[0] if len(whole) == 1 else np.concatenate(whole)
-            records = joined.view(self._layout)
-            held = records[size:]
-            yield self._batch(records[:size], split, first.__add__)
+            records = np.empty(min(batch_size, total - first), self._layout)
+            filled = 0
+            while filled < len(records):
+                rows = slice(row, min(files[number].rows, row + len(records) - filled))
+                target = records[filled : filled + rows.stop - rows.start]
+                matrices = self._open(files[number]).items()
+                some = {name: matrix[rows] for name, matrix in matrices}
+                sample_files.fill(target, self._pieces, some)
+                filled, row = filled + len(target), rows.stop
+                if row == files[number].rows:
+                    number, row = number + 1, 0
+            yield self._batch(records, split, first.__add__)
 
     def shared_values(self, split: str, feature: str) -> pa.Array | None:
         """Returns the values of a feature, of one id a sample, for the samples of a
@@ -205,44 +207,40 @@ class PreparedData:
         return _Window(blocks, starts, order)
 
     def _gather(self, slices: Sequence[_Slice], target: np.ndarray) -> None:
-        """Copies samples from the files' memory to a batch, a block at a time."""
+        """Copies samples from the files' memory to a batch: rows of each matrix, a
+        block at a time, and then the matrices as wholes."""
         jobs = []
         for window, samples, start in slices:
             ends = np.searchsorted(samples, window.starts)
             for number, (begin, end) in enumerate(itertools.pairwise(ends)):
                 if begin < end:
-                    rows = samples[begin:end] - window.starts[number]
-                    to = target[start + begin : start + end]
-                    jobs.append((window.blocks[number], rows, to))
+                    block = window.blocks[number]
+                    first = self._blocks.first[block] - window.starts[number]
+                    rows = samples[begin:end] + first
+                    jobs.append((block, rows, slice(start + begin, start + end)))
+        gathered = {
+            name: np.empty(len(target), row)
+            for name, row in sample_files.row_types(self._pieces).items()
+        }
 
-        def copy(jobs: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> None:
+        def copy(jobs: Sequence[tuple[int, np.ndarray, slice]]) -> None:
             for block, rows, to in jobs:
-                # "clip": NumPy buffers the whole result if it checks indices.
-                self._read(self._blocks, block).take(rows, out=to, mode="clip")
+                file = self._blocks.files[self._blocks.file[block]]
+                for name, matrix in self._open(file).items():
+                    # "clip": NumPy buffers the whole result if it checks indices.
+                    matrix.take(rows, out=gathered[name][to], mode="clip")
 
         shares = [jobs[i :: self._threads] for i in range(self._threads)]
         for _ in self._pool.map(copy, shares):  # raises a thread's exception
             pass
+        sample_files.fill(target, self._pieces, gathered)
 
-    def _read(self, blocks: _Blocks, block: int) -> np.ndarray:
-        """Returns a block of whole records as it lies in the file, without copying."""
-        file, first = blocks.files[blocks.file[block]], int(blocks.first[block])
-        path, size = self.folder / file.file, int(blocks.rows[block])
+    def _open_file(self, file: SampleFile) -> dict[str, np.ndarray]:
+        path = self.folder / file.file
         try:
-            records = self._open(path, file.rows)[first : first + size]
-        except (OSError, ValueError) as error:
+            return sample_files.read(path, self._pieces, file.rows, file.xxh3)
+        except (OSError, KeyError, ValueError) as error:
             raise DataError(f"{path}: {error}; {MEND}") from None
-        if not blocks.checked[block]:
-            if records_.checksum(records) != blocks.checksums[block]:
-                raise DataError(
-                    f"{path}, rows {first} to {first + size - 1}: are "
-                    f"not as they were written, the file is damaged; {MEND}"
-                )
-            blocks.checked[block] = True
-        return records
-
-    def _open_file(self, path: Path, rows: int) -> np.ndarray:
-        return records_.whole(records_.read(path, self._layout, rows))
 
     def _batch(
         self, records: np.ndarray, split: str, row: Callable[[int], int]
@@ -357,17 +355,14 @@ class _Slice(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """For each block of a split: its file, its first row there, its rows, its checksum,
-    and whether that was verified; and the files, with the first row of each in the
-    split."""
+    """For each block of a split: its file, its first row there, and its rows; and the
+    files, with the first row of each in the split."""
 
-    files: Sequence[RecordFile]
+    files: Sequence[SampleFile]
     file_starts: np.ndarray
     file: np.ndarray
     first: np.ndarray
     rows: np.ndarray
-    checksums: list[str]
-    checked: np.ndarray
 
     def first_row(self, block: int) -> int:
         """Returns the first row of a block, counted in the split."""
@@ -375,14 +370,12 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(manifest: Manifest, split: str) -> _Blocks:
-    files = manifest.files[split]
+    files, size = manifest.files[split], manifest.block_rows
     blocks = [
-        (number, first, min(manifest.block_rows, file.rows - first))
+        (number, first, min(size, file.rows - first))
         for number, file in enumerate(files)
-        for first in range(0, file.rows, manifest.block_rows)
+        for first in range(0, file.rows, size)
     ]
     file, first, rows = np.array(blocks, np.int64).reshape(-1, 3).T
     starts = np.cumsum([0, *(file.rows for file in files)])
-    checksums = [checksum for file in files for checksum in file.checksums()]
-    checked = np.zeros(len(rows), bool)
-    return _Blocks(files, starts, file, first, rows, checksums, checked)
+    return _Blocks(files, starts, file, first, rows)

@@ -1,12 +1,12 @@
-"""Stores a sample as one record, in the same form on disk, on hosts and on devices.
+"""A sample is one record, in the same form on hosts and on devices.
 
 A record is a NumPy structured value of 4-byte words, without gaps: ``label``,
 ``dense``, ``ids`` with a field for each feature, ``weights`` with one for each weighted
-feature, if there are any, ``sample_weight``, if samples have one, and on disk
-``events``, if samples have histories. So a batch is gathered, and copied to a device,
-as a whole, and its columns are views.
+feature, if there are any, ``sample_weight``, if samples have one, and as prepared data
+are read ``events``, if samples have histories. So a batch is copied to a device as a
+whole, and its columns are views.
 
-On disk a sequence is padded. On the way to the devices, ``spans`` has the place of its
+On the way to the devices, ``spans`` of a sequence has the place of its
 first event and its length, and the events of all samples of a device are a record of
 their own, with ``ids`` and ``weights``.
 """
@@ -14,21 +14,15 @@ their own, with ``ids`` and ``weights``.
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from embark_jax._base.errors import DataError
-from embark_jax._base.files import replacing
 
 WORD_BYTES = 4
-CHECKSUM_DIGITS = 16
 MOST_RECORD_BYTES = 2**31 - 1
 """NumPy's limit."""
-MOST_HEADER_BYTES = 2**26
-"""A header names each field once; this is room for a million."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -117,29 +111,3 @@ def whole(records: np.ndarray) -> np.ndarray:
     """Returns a view of records as values without fields, which NumPy moves as a
     whole."""
     return records.view(f"V{records.dtype.itemsize}")
-
-
-def checksum(records: np.ndarray) -> str:
-    """Returns XXH3 of contiguous records, in hexadecimal digits."""
-    return xxhash.xxh3_64_hexdigest(whole(records).data)
-
-
-def write(path: Path, records: np.ndarray) -> None:
-    """Writes a file that ``numpy.load`` reads."""
-    with replacing(path) as scratch, scratch.open("wb") as file:
-        np.lib.format.write_array(file, records, version=(3, 0), allow_pickle=False)
-
-
-def read(path: Path, layout: np.dtype, rows: int) -> np.ndarray:
-    """Maps the records of a file that ``write`` wrote into memory.
-
-    The records end the file; the header before them is for other readers.
-
-    Raises:
-      OSError, ValueError: if the file is missing or too short.
-    """
-    header_bytes = path.stat().st_size - rows * layout.itemsize
-    if header_bytes < 0:
-        raise ValueError(f"is too short for {rows:,} records")
-    mapped = np.memmap(path, layout, "r", header_bytes, rows)
-    return mapped.view(np.ndarray)

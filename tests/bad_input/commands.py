@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from embark_jax.data.hashed_file import checksum_of
-from tests.bad_input.case import JUNK, SAMPLES, Case, write
+from tests.bad_input.case import JUNK, Case, write
 
 CASES = Path(__file__).with_name("commands.yaml")
-PART = "train/000-000000.npy"
+PART = "train/000-000000.arrow"
 
 
 def read_cases() -> dict[str, list[Case]]:
@@ -106,14 +105,6 @@ def _half_of_a_compressed_file() -> None:
     write("raw/a.csv.gz", gzip.compress(b"label,a\n" + b"1,2\n" * 99)[:-9])
 
 
-def _other_columns() -> None:
-    """A file with other columns, which the manifest says to be right."""
-    path = Path("prepared", PART)
-    np.save(path, np.zeros(SAMPLES, [("label", "<f4")]))
-    _edit("prepared/manifest.json", {"files.train.0.bytes": path.stat().st_size})
-
-
 DAMAGES: dict[str, Callable[[], None]] = {
     "half_of_a_compressed_file": _half_of_a_compressed_file,
-    "other_columns": _other_columns,
 }

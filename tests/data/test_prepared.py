@@ -8,7 +8,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,14 +32,14 @@ def write(folder: Path, samples=SAMPLES) -> Path:
     }
     manifest = Manifest.of(
         made_from={}, dense=("x", "y"), features=features, table_rows={"t": 1000}
-    ).model_copy(update={"block_rows": BLOCK_ROWS})
+    )
     files = {}
     for split, sizes in samples.items():
         numbers = itertools.accumulate(sizes, initial=0)
         files[split] = tuple(
-            manifests.write_records(
+            manifests.write_samples(
                 folder,
-                f"{split}/{place}.npy",
+                f"{split}/{place}.arrow",
                 records_of(np.arange(first, first + size), manifest),
                 manifest,
             )
@@ -66,6 +68,7 @@ def folder(tmp_path_factory) -> Path:
 def small_windows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepared, "WINDOW_BLOCKS", WINDOW_BLOCKS)
+        patch.setattr(manifests, "BLOCK_BYTES", BLOCK_ROWS * 28)
         yield
 
 
@@ -163,7 +166,7 @@ def test_samples_say_where_they_lie(folder):
         part, row = (0, number) if number < 23 else (1, number - 23)
         if number >= 64:
             part, row = 2, number - 64
-        assert batch.locate(place) == f"{folder}/train/{part}.npy, row {row}"
+        assert batch.locate(place) == f"{folder}/train/{part}.arrow, row {row}"
 
 
 def edit(folder: Path, **changes) -> None:
@@ -192,7 +195,7 @@ def edit_part(folder: Path, rename: Callable[[str], str]) -> None:
 
 def link_outside(path: Path) -> None:
     """Moves a file out of its folder, and leaves a link."""
-    outside = path.rename(path.parents[2] / "outside.npy")
+    outside = path.rename(path.parents[2] / "outside.arrow")
     path.symlink_to(outside)
 
 
@@ -211,16 +214,14 @@ def link_outside(path: Path) -> None:
             lambda f: edit(f, version=2),
             r"manifest\.json: version: .*prepare the data again",
         ),
-        (lambda f: edit(f, block_rows=0), r"manifest\.json: block_rows: "),
-        (lambda f: (f / "train" / "1.npy").unlink(), r"train/1\.npy: is missing"),
+        (lambda f: (f / "train" / "1.arrow").unlink(), r"train/1\.arrow: is missing"),
         (
-            lambda f: (f / "train" / "1.npy").write_bytes(b"ARROW1"),
-            r"train/1\.npy: has 6 bytes, must have [\d,]+; prepare the data again",
+            lambda f: (f / "train" / "1.arrow").write_bytes(b"ARROW1"),
+            r"train/1\.arrow: has 6 bytes, must have [\d,]+; prepare the data again",
         ),
-        (lambda f: edit(f, dense=["x"]), r"npy, rows \d+ to \d+: are not as they were"),
         (
             lambda f: edit(f, dense=list("abcdef")),
-            r"json: .*train/0\.npy: 23 records of 44 bytes do not fill a file of",
+            r"arrow: column numbers is of shape \(\d+, 3\); prepare the data again",
         ),
         (
             lambda f: edit(f, dense=["y", "x"], checksum="0" * 32),
@@ -233,24 +234,20 @@ def link_outside(path: Path) -> None:
         (lambda f: edit(f, files={}), r"json: .*files: must be of train, validation, "),
         (lambda f: edit(f, text_features=["z"]), r"json: .*'z' is no column; prepare"),
         (
-            lambda f: edit(f, block_rows=7),
-            r"json: .*train/0\.npy: has 6 checksums of blocks of 7 rows, does not fit",
-        ),
-        (
             lambda f: edit_bag(f, hotness=10**9),
             r"json: features\.bag\.hotness: Input should be less than",
         ),
         (
-            lambda f: edit_part(f, lambda path: "../outside.npy"),
-            r"names the file '\.\./outside\.npy', which must lie in this folder",
+            lambda f: edit_part(f, lambda path: "../outside.arrow"),
+            r"names the file '\.\./outside\.arrow', which must lie in this folder",
         ),
         (
-            lambda f: edit_part(f, lambda path: str(f.parent / "outside.npy")),
-            r"names the file '/.*/outside\.npy', which must lie in this folder",
+            lambda f: edit_part(f, lambda path: str(f.parent / "outside.arrow")),
+            r"names the file '/.*/outside\.arrow', which must lie in this folder",
         ),
         (
-            lambda f: link_outside(f / "train" / "0.npy"),
-            r"names the file 'train/0\.npy', which must lie in this folder",
+            lambda f: link_outside(f / "train" / "0.arrow"),
+            r"names the file 'train/0\.arrow', which must lie in this folder",
         ),
     ],
 )
@@ -267,7 +264,7 @@ def test_a_flipped_byte_is_never_trained_on(folder, draw):
     """Wherever it is, it is found or changes nothing that is read."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(shutil.copytree(folder, Path(scratch) / "copy"))
-        file = copy / "train" / "1.npy"
+        file = copy / "train" / "1.arrow"
         damaged = bytearray(file.read_bytes())
         place = draw.draw(st.integers(0, len(damaged) - 1))
         damaged[place] ^= draw.draw(st.integers(1, 255))
@@ -293,9 +290,9 @@ def numbers_or_error(folder: Path) -> str:
 def test_bad_samples_are_not_written(tmp_path, number, message):
     manifest = PreparedData(write(tmp_path)).manifest
     records = records_of(np.array([5, number]), manifest)
-    with pytest.raises(DataError, match=rf"new\.npy, row 1: {message}"):
-        manifests.write_records(tmp_path, "new.npy", records, manifest)
-    assert not (tmp_path / "new.npy").exists()
+    with pytest.raises(DataError, match=rf"new\.arrow, row 1: {message}"):
+        manifests.write_samples(tmp_path, "new.arrow", records, manifest)
+    assert not (tmp_path / "new.arrow").exists()
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
@@ -304,28 +301,59 @@ def test_threads_change_nothing(folder, threads):
     assert numbers(PreparedData(folder, threads=threads).train_batch(1, 50)) == expected
 
 
-def test_numpy_reads_the_files(folder):
-    one = np.load(folder / "train" / "1.npy", mmap_mode="r")["ids"]["one"]
-    assert one[:, 0].tolist() == list(range(23, 64))
+def test_other_tools_read_the_files(folder):
+    with pa.memory_map(str(folder / "train" / "1.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all()
+    query = "SELECT ids[1], numbers[2] FROM table_ ORDER BY ids[1]"
+    found = duckdb.connect().register("table_", table).execute(query).fetchall()
+    assert found == [(number, float(number)) for number in range(23, 64)]
+
+
+def test_ids_of_64_bits_have_a_matrix_of_their_own(tmp_path):
+    kinds = [("a", 2, 100), ("b", 1, 2**40), ("c", 3, 100), ("d", 1, 2**50)]
+    features = {
+        name: PreparedFeature(table=name, hotness=hotness, pooling="mean")
+        for name, hotness, _ in kinds
+    }
+    manifest = Manifest.of(
+        made_from={},
+        dense=("x",),
+        labels=("one", "two"),
+        sample_weights=True,
+        features=features,
+        table_rows={name: rows for name, _, rows in kinds},
+    )
+    rng = np.random.default_rng(0)
+    records = np.zeros(50, manifest.layout())
+    records["label"], records["dense"] = rng.random((50, 2)), rng.random((50, 1))
+    records["sample_weight"] = rng.random(50)
+    for name, hotness, rows in kinds:
+        records["ids"][name] = rng.integers(rows, size=(50, hotness))
+    written = manifests.write_samples(tmp_path, "train/0.arrow", records, manifest)
+    files = {"train": (written,), "validation": (), "test": ()}
+    manifest.model_copy(update={"files": files}).save(tmp_path)
+    data = PreparedData(tmp_path, seed=None)
+    (batch,) = data.in_file_order("train", 50)
+    assert batch.to_records().tobytes() == records.tobytes()
+    assert data.train_batch(0, 50).to_records().tobytes() == records.tobytes()
 
 
 def test_damaged_values_are_named_when_they_are_read(tmp_path):
-    file = write(tmp_path) / "train" / "1.npy"
-    content = file.read_bytes()
-    record = np.load(file)[9].tobytes()  # of its third block
-    assert content.count(record) == 1
-    file.write_bytes(content.replace(record, bytes(len(record))))
+    file = write(tmp_path) / "train" / "1.arrow"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
     with pytest.raises(DataError) as found:
         PreparedData(tmp_path).train_batch(0, 72)
     assert str(found.value) == (
-        f"{file}, rows 8 to 11: are not as they were written, the file is damaged; "
-        "prepare the data again, in another folder"
+        f"{file}: is not as it was written, the file is damaged; prepare the data "
+        "again, in another folder"
     )
     assert len(list(PreparedData(tmp_path).test_batches(9))) == 3
 
 
 def test_a_file_of_zeros_is_named(tmp_path):
-    file = write(tmp_path) / "train" / "0.npy"
+    file = write(tmp_path) / "train" / "0.arrow"
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(DataError, match=r"train/0\.npy, .*prepare the data again"):
+    with pytest.raises(DataError, match=r"train/0\.arrow: .*prepare the data again"):
         PreparedData(tmp_path).train_batch(0, 72)

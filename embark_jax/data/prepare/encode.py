@@ -15,7 +15,7 @@ from embark_jax._base.files import replacing
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, RecordFile
+from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, SampleFile
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.numbers import FittedNumber
@@ -213,7 +213,7 @@ def encode(
     manifest: Manifest,
     held_out: Collection[str],
     workers: Workers,
-) -> Iterator[tuple[str, RecordFile]]:
+) -> Iterator[tuple[str, SampleFile]]:
     """Writes the files of each chunk, and yields each with its split.
 
     Args:
@@ -235,8 +235,8 @@ def encode(
             window_of = None if windows is None else windows[number]
             for window, rows in _by_window(window_of, chosen):
                 folder = split_name if window is None else f"{split_name}/{window}"
-                file = manifests.write_records(
-                    out, f"{folder}/{name}.npy", records[rows], manifest, window
+                file = manifests.write_samples(
+                    out, f"{folder}/{name}.arrow", records[rows], manifest, window
                 )
                 if split_name in held_out:
                     values = records_of.shared_values(samples.take(rows), records[rows])

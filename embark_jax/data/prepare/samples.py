@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.errors import DataError
-from embark_jax._base.files import read_arrow, write_arrow
+from embark_jax._base.files import write_arrow
 from embark_jax.data.pipeline import Workers, in_order
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.raw_files import (
@@ -51,8 +51,9 @@ class SampleChunk:
     bad: tuple[str, ...] = ()
 
     def read(self) -> pa.Table:
-        """Reads the samples: label, dense features, values of the features."""
-        return read_arrow(self.path)
+        """Maps the samples into memory: label, dense features, values of features."""
+        with pa.memory_map(str(self.path)) as file:
+            return pa.ipc.open_file(file).read_all()
 
     def schema(self) -> pa.Schema:
         with pa.memory_map(str(self.path)) as file:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from embark_jax._base.files import new_folder
 from embark_jax.data import manifest as manifests
-from embark_jax.data.manifest import Manifest, PreparedFeature, RecordFile
+from embark_jax.data.manifest import Manifest, PreparedFeature, SampleFile
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.synthetic import SyntheticClicks
 
@@ -58,13 +58,13 @@ def write(
         for number, start in enumerate(range(0, size, rows))
     ]
 
-    def make(job: tuple[_Split, int, int]) -> RecordFile:
+    def make(job: tuple[_Split, int, int]) -> SampleFile:
         split, number, count = job
-        file = f"{split}/{number:06}.npy"
+        file = f"{split}/{number:06}.arrow"
         batch = data.batch(split, number * rows, count)
-        return manifests.write_records(folder, file, batch.to_records(), manifest)
+        return manifests.write_samples(folder, file, batch.to_records(), manifest)
 
-    files: dict[str, tuple[RecordFile, ...]] = dict.fromkeys(manifests.SPLITS, ())
+    files: dict[str, tuple[SampleFile, ...]] = dict.fromkeys(manifests.SPLITS, ())
     with new_folder(out) as folder:
         made = (workers or Workers()).map("write", make, jobs)
         for file, (split, _, _) in zip(made, jobs, strict=True):

@@ -85,7 +85,7 @@ class Column:
 
     Attributes:
       name: its name.
-      kind: "integer", "number", "hex" (8 digits, as Criteo's), "category", "split",
+      kind: "integer", "number", "hex" (8 digits, as Criteo's: 32 bits), "category", "split",
         "time" or "as it is". A category may be in lists.
       required: whether every line needs a value.
       bounds: smallest and largest number allowed.
@@ -150,14 +150,14 @@ class Column:
         # The text of most integers is that of DuckDB; patterns cost more time.
         exact = f"coalesce({value}::VARCHAR = {given}, {given} IS NULL)"
         other = f"{value} IS NOT NULL AND regexp_full_match({given}, '-?[0-9]+')"
-        return Typed(value, f"({exact} OR {other})", "must be an integer")
+        check = f"CASE WHEN {exact} THEN true ELSE {other} END"
+        return Typed(value, check, "must be an integer")
 
     def _hex(self, raw: str, type_: str) -> Typed:
+        value = f"TRY_CAST('0x' || {raw} AS UINTEGER)"
         # The cast takes 0000_00f, too.
-        digits = f"TRY_CAST('0x' || {raw} AS UINTEGER) IS NOT NULL"
-        check = f"({raw} = '' OR strlen({raw}) = 8 AND {digits} "
-        check += f"AND NOT contains({raw}, '_'))"
-        value = f"CASE WHEN {raw} <> '' THEN lower({raw}) END"
+        digits = f"strlen({raw}) = 8 AND {value} IS NOT NULL"
+        check = f"({raw} = '' OR {digits} AND NOT contains({raw}, '_'))"
         return Typed(value, check, "must be 8 hexadecimal digits")
 
     def _number(self, raw: str, type_: str) -> Typed:

@@ -18,7 +18,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import id_dtype
 from embark_jax.data.event_lists import EventFile
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.data.manifest import Manifest, RecordFile
+from embark_jax.data.manifest import Manifest, SampleFile
 from embark_jax.data.prepare.sequences import History
 
 DAY_S, HOUR_S = 86_400, 3_600
@@ -68,7 +68,7 @@ class Group(NamedTuple):
     """What was written of a group of users."""
 
     events: EventFile
-    records: tuple[RecordFile, ...]
+    records: tuple[SampleFile, ...]
 
 
 class GroupWriter:
@@ -178,9 +178,9 @@ class GroupWriter:
     def _by_window(self, number: int, times: np.ndarray, records: np.ndarray):
         windows = times.astype(np.int64) // self._options.window * self._options.window
         for window in np.unique(windows):
-            file = f"train/{window:012}-{number:06}.npy"
+            file = f"train/{window:012}-{number:06}.arrow"
             samples = records[windows == window]
-            yield manifests.write_records(
+            yield manifests.write_samples(
                 self._out, file, samples, self._manifest, int(window)
             )
 

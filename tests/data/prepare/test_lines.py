@@ -25,24 +25,24 @@ COLUMNS = (
     Column("name", "category"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-GOOD = (1, -7, "deadbeef", 2.5, "Gödel")
+GOOD = (1, -7, 0xDEADBEEF, 2.5, "Gödel")
 GOOD_LINE = "1\t-7\tdeadbeef\t2.5\tGödel\n".encode()
 BAD_HEX = "column key: value is '{}', must be 8 hexadecimal digits"
 
 STRANGE = [
     # A line, and what it becomes: the values, or what is wrong with it.
-    (b"1\t7\tDEADBEEF\t1\tx\n", (1, 7, "deadbeef", 1.0, "x")),
-    (b"1\t7\tdeadbeef\t1\tx\r\n", (1, 7, "deadbeef", 1.0, "x")),
-    (b"1\t7\tdeadbeef\t1\tx", (1, 7, "deadbeef", 1.0, "x")),
+    (b"1\t7\tDEADBEEF\t1\tx\n", (1, 7, 0xDEADBEEF, 1.0, "x")),
+    (b"1\t7\tdeadbeef\t1\tx\r\n", (1, 7, 0xDEADBEEF, 1.0, "x")),
+    (b"1\t7\tdeadbeef\t1\tx", (1, 7, 0xDEADBEEF, 1.0, "x")),
     (b"0\t\t\t\t\n", (0, None, None, None, None)),
-    (b"1\t007\t00000000\t1e3\t007\n", (1, 7, "00000000", 1000.0, "7")),
-    (b"1\t-0\t00000000\t.5\t-0\n", (1, 0, "00000000", 0.5, "0")),
-    (b"1\t1\t00000000\tNaN\tNaN\n", (1, 1, "00000000", None, None)),
-    (b"1\t1\t00000000\tNULL\t N/A \n", (1, 1, "00000000", None, None)),
-    (b"1\t1\t00000000\t 2.5 \t+7.00\n", (1, 1, "00000000", 2.5, "7")),
-    (b"1\t1\t00000000\t-3\tTRUE\n", (1, 1, "00000000", -3.0, "true")),
-    (b'1\t1\t00000000\t1\t"a\n', (1, 1, "00000000", 1.0, '"a')),
-    (b"1\t1\t00000000\t1\ta\0b\n", (1, 1, "00000000", 1.0, "a\0b")),
+    (b"1\t007\t00000000\t1e3\t007\n", (1, 7, 0, 1000.0, "7")),
+    (b"1\t-0\t00000000\t.5\t-0\n", (1, 0, 0, 0.5, "0")),
+    (b"1\t1\t00000000\tNaN\tNaN\n", (1, 1, 0, None, None)),
+    (b"1\t1\t00000000\tNULL\t N/A \n", (1, 1, 0, None, None)),
+    (b"1\t1\t00000000\t 2.5 \t+7.00\n", (1, 1, 0, 2.5, "7")),
+    (b"1\t1\t00000000\t-3\tTRUE\n", (1, 1, 0, -3.0, "true")),
+    (b'1\t1\t00000000\t1\t"a\n', (1, 1, 0, 1.0, '"a')),
+    (b"1\t1\t00000000\t1\ta\0b\n", (1, 1, 0, 1.0, "a\0b")),
     (
         b"1\t9223372036854775807\t\t\t18446744073709551616\n",
         (1, 2**63 - 1, None, None, "18446744073709551616"),
@@ -109,7 +109,7 @@ def quoted_reference(line: bytes) -> list[str] | None:
     """The values of a line with quotes, one character at a time; None if a quote stays
     open or a carriage return is elsewhere than at its end."""
     text, values, quoted = line.decode().removesuffix("\n"), [""], False
-    text = text.rstrip("\r")
+    text = text.removesuffix("\r")
     characters = iter(enumerate(text))
     start = 0
     for place, each in characters:

@@ -57,7 +57,7 @@ def test_a_stopped_command_leaves_nothing_and_runs_again(raw, tmp_path, stage):
     assert list(folder.iterdir()) == []
     killed = folder / ".out.part"  # a process that is killed leaves its unfinished work
     (killed / "train").mkdir(parents=True)
-    (killed / "train" / "000-000000.npy").write_text("half")
+    (killed / "train" / "000-000000.arrow").write_text("half")
     prepare_in(raw, folder / "out")
     assert [path.name for path in folder.iterdir()] == ["out"]
     finished = runs.snapshot(folder / "out")
@@ -166,7 +166,7 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
     shutil.rmtree(out / "test")
     refused = embark("train", config, "--workdir", tmp_path / "run2")
     assert refused.code == 1
-    assert re.search(r"test/000-\d+\.npy: is missing, must have", refused.err)
+    assert re.search(r"test/000-\d+\.arrow: is missing, must have", refused.err)
 
 
 def test_the_manifest_is_small_and_plain(raw, tmp_path):
