@@ -225,9 +225,9 @@ def _prepare_yambda(
 ) -> None:
     """Prepares events of users, without the options for columns."""
     from embark_jax.data.pipeline import Workers, cores
-    from embark_jax.data.prepare import yambda, yambda_samples
+    from embark_jax.data.prepare import yambda
 
-    options = validated(yambda_samples.Options, {}, overrides, YAMBDA)
+    options = validated(yambda.Options, {}, overrides, YAMBDA)
     with progress_bars() as progress:
         threads = Workers(workers or cores(), progress)
         manifest = yambda.prepare(raw, out, options, made_from, threads)

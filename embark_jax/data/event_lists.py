@@ -16,11 +16,12 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
+from embark_jax._base.files import read_arrow
 from embark_jax.data.hashed_file import MEND, HashedFile
 from embark_jax.data.jagged import Jagged
 
-EVENT = np.dtype([("item", "<u4"), ("time", "<u4"), ("action", "u1")])
-ITEM = np.dtype([("artist", "<u4"), ("album", "<u4")])
+Events = dict[str, np.ndarray]
+"""Item and time, uint32, and action, uint8, of some events."""
 RANGE_WORDS = 3
 """A sample's range: number of the file, and where events begin and end there."""
 POOLS = 3
@@ -66,7 +67,7 @@ class Histories:
 
     def __init__(self, folder: Path, lists: EventLists):
         self._folder, self._lists = folder, lists
-        self._items = np.load(lists.items.verified(folder))
+        self._items = _columns(lists.items.verified(folder))
         self._open = functools.cache(self._open_file)
 
     def of(
@@ -81,11 +82,10 @@ class Histories:
 
         def columns_of(sample: int) -> list[np.ndarray]:
             events = self._history(*ranges[sample].tolist())
-            of_items = self._items[events["item"]]
             columns = (
                 events["item"],
-                of_items["artist"],
-                of_items["album"],
+                self._items["artist"][events["item"]],
+                self._items["album"][events["item"]],
                 time_bucket(events["time"]),
                 events["action"],
             )
@@ -100,28 +100,36 @@ class Histories:
             )
         }
 
-    def _history(self, file: int, begin: int, end: int) -> np.ndarray:
+    def _history(self, file: int, begin: int, end: int) -> Events:
         if begin == end:
-            return np.empty(0, EVENT)
+            return {name: np.empty(0, np.uint32) for name in ("item", "time", "action")}
         files, longest = self._lists.files, self._lists.longest
         if not (0 <= file < len(files) and 0 <= begin < end <= files[file].rows):
             raise DataError(
                 f"{self._folder}: a sample's history is of events {begin} to {end} of "
                 f"file {file}, which are not there; {MEND}"
             )
-        events = self._open(file)[begin:end]
         if self._lists.history == "last":
-            return events[-longest:]
+            begin = max(begin, end - longest)
+        columns = self._open(file).items()
+        events = {name: column[begin:end] for name, column in columns}
+        if self._lists.history == "last":
+            return events
         action = events["action"]
         of_pools = [
             np.flatnonzero(action == pool)[-(longest // POOLS) :]
             for pool in range(POOLS)
         ]
-        return events[np.sort(np.concatenate(of_pools))]
+        chosen = np.sort(np.concatenate(of_pools))
+        return {name: column[chosen] for name, column in events.items()}
 
-    def _open_file(self, number: int) -> np.ndarray:
-        path = self._lists.files[number].verified(self._folder)
-        return np.load(path, mmap_mode="r")
+    def _open_file(self, number: int) -> Events:
+        return _columns(self._lists.files[number].verified(self._folder))
+
+
+def _columns(path: Path) -> Events:
+    table = read_arrow(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def time_bucket(times: np.ndarray) -> np.ndarray:

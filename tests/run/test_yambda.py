@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from embark_jax.data.prepare import yambda
-from embark_jax.data.prepare.yambda_samples import Options
+from embark_jax.data.prepare.yambda import Options
 from tests import runs
+from tests import yambda as yambda_files
 from tests.config_files import CONFIGS
 from tests.runs import done
-from tests.yambda_files import Yambda
 
 pytestmark = pytest.mark.slow
 SMALL = [
@@ -32,10 +32,10 @@ SMALL = [
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("yambda")
-    data = Yambda(
-        users=100, items=300, albums=80, artists=30, days=4, events_a_day=20.0, seed=1
+    (folder / "raw").mkdir()
+    yambda_files.write(
+        folder / "raw", 100, items=300, albums=80, artists=30, events=80, seed=1
     )
-    data.write(folder / "raw", "50m")
     options = Options(longest=24, min_history=10, most_cross_rows=1000)
     yambda.prepare(folder / "raw", folder / "prepared", options, {})
     return folder / "prepared"

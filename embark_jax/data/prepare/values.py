@@ -85,8 +85,8 @@ class Column:
 
     Attributes:
       name: its name.
-      kind: "integer", "number", "hex" (8 digits, as Criteo's: 32 bits), "category", "split",
-        "time" or "as it is". A category may be in lists.
+      kind: "integer", "number", "hex" (8 digits, as Criteo's: 32 bits), "category",
+        "split", "time" or "as it is". A category may be in lists.
       required: whether every line needs a value.
       bounds: smallest and largest number allowed.
       missing: texts that stand for a missing value, of an integer or hex column; others

@@ -10,62 +10,97 @@ user, and crosses of these; its history is a range of the user's events before i
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from pydantic import NonNegativeInt, PositiveInt
 
-from embark_jax._base.files import new_folder, replacing, write_arrow
+from embark_jax._base.config import Config
+from embark_jax._base.files import new_folder, write_arrow
 from embark_jax.data import event_lists as lists
 from embark_jax.data import manifest as manifests
-from embark_jax.data.batch import DataError
-from embark_jax.data.event_lists import EventLists
+from embark_jax.data.batch import DataError, id_dtype
+from embark_jax.data.event_lists import EventFile, EventLists
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.manifest import Manifest, PreparedFeature
+from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
+from embark_jax.data.manifest import Manifest, PreparedFeature, SampleFile
 from embark_jax.data.pipeline import Workers
-from embark_jax.data.prepare.raw_files import Chunk, ParquetFile
-from embark_jax.data.prepare.yambda_samples import (
-    CROSSES,
-    EVENT_TYPES,
-    USERS,
-    GroupWriter,
-    Options,
-    RowGroup,
-)
+from embark_jax.data.prepare import sql
+from embark_jax.data.prepare.columns import check_there
+from embark_jax.data.prepare.raw_files import ParquetFile, parquet_names
+from embark_jax.data.prepare.samples import typed_samples
+from embark_jax.data.prepare.values import Column, define
 
-TICK_S = 5
-"""Timestamps are multiples of this."""
+DAY_S, HOUR_S = 86_400, 3_600
 EVENTS = "multi_event.parquet"
 ARTISTS, ALBUMS = "artist_item_mapping", "album_item_mapping"
 LONG_PERCENT = 50
 """Percentage of a track that a long listen has played at least."""
 GROUP_EVENTS = 2**24
-"""Events whose users are sorted at once; a thread needs some hundred bytes for each."""
+"""About how many events a file of them has; those of a user are in one."""
+EVENT_TYPES = ("listen", "like", "dislike", "unlike", "undislike")
+LISTEN, LIKE = 0, 1
+_ID = (0, 2**31 - 1)
 COLUMNS = (
-    "uid",
-    "timestamp",
-    "item_id",
-    "is_organic",
-    "event_type",
-    "played_ratio_pct",
+    Column("uid", "integer", required=True, bounds=_ID),
+    Column("timestamp", "integer", required=True, bounds=(0, 2**32 - 1)),
+    Column("item_id", "integer", required=True, bounds=_ID),
+    Column("is_organic", "integer", required=True, bounds=(0, 1)),
+    Column("event_type", "category", required=True),
+    Column("played_ratio_pct", "number"),
 )
+# A null, as likes have it, is no long listen.
+TYPED = f"""
+SELECT "number of the row", uid::BIGINT AS uid, timestamp::BIGINT AS timestamp,
+  item_id::BIGINT AS item, is_organic::BIGINT AS is_organic, event_type,
+  list_position({sql.texts(EVENT_TYPES)}, event_type) - 1 AS kind,
+  coalesce(played_ratio_pct >= {LONG_PERCENT}, false) AS is_long
+FROM raw
+"""
+IN_ORDER = """
+SELECT uid, timestamp, item, is_organic, kind, is_long FROM events
+ORDER BY uid, timestamp, n
+"""
 DENSE = ("hour_cos", "hour_sin", "weekday_cos", "weekday_sin")
+CROSSES: Mapping[str, tuple[tuple[str, ...], int]] = {
+    "user_x_artist": (("uid", "artist"), 100_000_000),
+    "user_x_album": (("uid", "album"), 40_000_000),
+    "user_x_hour": (("uid", "hour"), 24_000_000),
+    "item_x_hour": (("item", "hour"), 40_000_000),
+    "artist_x_hour": (("artist", "hour"), 32_000_000),
+    "user_x_is_organic": (("uid", "is_organic"), 2_000_000),
+    "user_x_artist_x_hour": (("uid", "artist", "hour"), 40_000_000),
+}
+"""What each cross is of, and the number of rows that it is hashed to."""
+
+
+class Options(Config):
+    """The keys that ``embark data prepare yambda`` takes."""
+
+    longest: PositiveInt = 4086
+    """Largest number of events of a history."""
+    history: Literal["pools", "last"] = "pools"
+    """Events of a history: the last third of ``longest`` of each of three actions (long
+    listens, likes, skips), or the last events."""
+    min_history: NonNegativeInt = 4086
+    """Number of a user's events before the first sample."""
+    scan: PositiveInt = 20_000
+    """How many of the latest events a history is chosen from."""
+    most_cross_rows: PositiveInt = 100_000_000
+    """Most rows of a table of crosses."""
+    window: PositiveInt = DAY_S
+    """Length of a time window in seconds."""
 
 
 class _Raw(NamedTuple):
     events: Path
     artists: Path
     albums: Path
-
-
-def events_path(folder: Path, size: str) -> Path:
-    """Returns the path of the events of a size."""
-    return folder / f"flat/{size}/{EVENTS}"
 
 
 def prepare(
@@ -102,34 +137,39 @@ def _prepare(
     workers: Workers,
 ) -> Manifest:
     """Fills a new folder."""
-    work = out / ".work"
-    parser = _parser(files.events, work / "parsed")
-    row_groups = list(workers.map("parse", parser, _chunks(files.events)))
-    items = _items(files, 1 + max(row_group.largest_item for row_group in row_groups))
-    with replacing(out / "items.npy") as scratch, scratch.open("wb") as file:
-        np.save(file, items)
-    manifest = _manifest(out, made_from, options, items, row_groups)
-    count = -(-sum(row_group.rows for row_group in row_groups) // GROUP_EVENTS)
-    write = GroupWriter(out, manifest, options, items, row_groups, count)
-    groups = list(workers.map("group", write, range(count)))
-    records = [file for group in groups for file in group.records]
-    if not records:
+    spill = out / ".work"
+    with contextlib.closing(sql.Database(spill, workers.count)) as database:
+        define(database)
+        events = _events(database, files.events, workers)
+        total = len(events)
+        item, user = (int(np.max(events[n].to_numpy())) for n in ("item", "uid"))
+        items = _items(database, files, 1 + item)
+        write_arrow(out / "items.arrow", pa.table(items))
+        manifest = _manifest(out, made_from, options, items, user, total)
+        writer = _Writer(out, manifest, options, items)
+        in_order = database.batches(IN_ORDER, 2**17, events=events)
+        event_files, samples = [], []
+        for number, group in enumerate(_by_users(in_order)):
+            file, of_group = writer.write(number, group)
+            event_files.append(file)
+            samples += of_group
+            done = sum(file.rows for file in event_files)
+            workers.progress("write", min(done, total), total)
+    if not samples:
         raise DataError(
             f"{files.events}: no user has a listen after {options.min_history:,} "
             "events; lower min_history"
         )
-    records.sort(key=lambda file: (file.window, file.file))
-    events = tuple(group.events for group in groups)
+    samples.sort(key=lambda file: (file.window, file.file))
     assert manifest.events is not None
     manifest = manifest.model_copy(
         update={
             "files": dict.fromkeys(manifests.SPLITS, ())
-            | {manifests.SPLITS[0]: tuple(records)},
-            "events": manifest.events.model_copy(update={"files": events}),
+            | {manifests.SPLITS[0]: tuple(samples)},
+            "events": manifest.events.model_copy(update={"files": tuple(event_files)}),
         }
     )
     manifest.save(out)
-    shutil.rmtree(work)
     return manifest
 
 
@@ -158,109 +198,192 @@ def _find(raw: Path) -> _Raw:
     return _Raw(event_files[0], *sides)
 
 
-def _chunks(path: Path) -> list[tuple[int, Chunk]]:
-    missing = {*COLUMNS} - {*pq.read_schema(path).names}
-    if missing:
-        raise DataError(f"{path}: has no column {', '.join(sorted(missing))}")
-    return list(enumerate(ParquetFile(path, COLUMNS).chunks()))
-
-
-def _parser(events: Path, folder: Path):
-    def parse(job: tuple[int, Chunk]) -> RowGroup:
-        number, chunk = job
-        path = folder / f"{number:06}.arrow"
-        raw = chunk.rows.rename_columns(list(COLUMNS))
-        table = USERS.by_hash(_typed(raw, f"{events}, row group {number}"))
-        write_arrow(path, table)
-        largest = [int(table[name].to_numpy().max()) for name in ("item_id", "uid")]
-        return RowGroup(path, len(table), *largest)
-
-    return parse
-
-
-def _typed(table: pa.Table, where: str) -> pa.Table:
-    """Returns the columns of a row group as numbers.
+def _events(database: sql.Database, path: Path, workers: Workers) -> pa.Table:
+    """Returns all events, numbered.
 
     Raises:
-      DataError: if a value is missing or unknown.
+      DataError: if a column or a value is missing, or a value is unknown.
     """
-    names = table["event_type"].cast(pa.string())
-    kind = pc.call_function(
-        "index_in", [names], pc.SetLookupOptions(pa.array(EVENT_TYPES))
-    )
-    if kind.null_count:
-        row = kind.is_null().to_numpy().argmax()
-        raise DataError(
-            f"{where}, row {row}: event_type is {table['event_type'][row].as_py()!r}, "
-            f"must be one of {', '.join(EVENT_TYPES)}"
-        )
-    for name in COLUMNS[:4]:
-        if table[name].null_count:
-            raise DataError(f"{where}: column {name!r} has missing values")
-    try:
-        ratio = table["played_ratio_pct"].cast(pa.float32()).to_numpy()
-        # A null, as likes have it, is NaN.
-        is_long = np.nan_to_num(ratio) >= LONG_PERCENT
-        return pa.table(
-            {
-                "uid": _ids(table["uid"]).cast(pa.int64()),
-                "timestamp": table["timestamp"].cast(pa.uint32()),
-                "item_id": _ids(table["item_id"]),
-                "is_organic": table["is_organic"].cast(pa.uint8()),
-                "kind": kind.cast(pa.uint8()),
-                "is_long": is_long.astype(np.uint8),
-            }
-        )
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{where}: {error}") from None
+    names = tuple(column.name for column in COLUMNS)
+    check_there(names, parquet_names(path), str(path))
+    file, tables = ParquetFile(path, names), []
+    for chunk in file.chunks():
+        table, bad = typed_samples(database, file, chunk, COLUMNS, TYPED, 1)
+        if bad:
+            raise DataError(bad[0])
+        if table["kind"].null_count:
+            row = table["kind"].is_null().to_numpy().argmax()
+            raise DataError(
+                f"{path}, row {chunk.first + row}: event_type is "
+                f"{table['event_type'][row].as_py()!r}, must be one of "
+                f"{', '.join(EVENT_TYPES)}"
+            )
+        tables.append(table.drop_columns(["number of the row", "event_type"]))
+        workers.progress("read", chunk.progress, path.stat().st_size)
+    events = pa.concat_tables(tables)
+    return events.append_column("n", pa.array(np.arange(len(events))))
 
 
-def _ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns ids as uint32.
-
-    Raises:
-      pa.ArrowInvalid: if one is negative, or no int32, as batches hold them.
-    """
-    return column.cast(pa.int32()).cast(pa.uint32())
-
-
-def _items(files: _Raw, least: int) -> np.ndarray:
+def _items(database: sql.Database, files: _Raw, least: int) -> dict[str, np.ndarray]:
     """Returns artist and album of each item, 0 where it has none; the last of
     several.
 
     Raises:
       DataError: if an id is missing, negative, or too large for 32 bits.
     """
-    arrays = []
-    for path, key in ((files.artists, "artist_id"), (files.albums, "album_id")):
-        try:
-            table = pq.read_table(path, columns=[key, "item_id"])
-            columns = [_ids(table[name]) for name in (key, "item_id")]
-        except (pa.ArrowException, KeyError) as error:
-            raise DataError(f"{path}: {error}") from None
-        if any(column.null_count for column in columns):
-            raise DataError(f"{path}: {key} or item_id has missing values")
-        arrays.append([column.to_numpy() for column in columns])
-    largest = max(int(items.max(initial=0)) for _, items in arrays)
-    sides = np.zeros(max(least, largest + 1), lists.ITEM)
-    for name, (ids, items) in zip(lists.ITEM.names or (), arrays, strict=True):
+    found = {}
+    for path, name in ((files.artists, "artist"), (files.albums, "album")):
+        columns = [
+            Column(column, "integer", required=True, bounds=_ID)
+            for column in (f"{name}_id", "item_id")
+        ]
+        file, tables = ParquetFile(path, (f"{name}_id", "item_id")), []
+        for chunk in file.chunks():
+            table, bad = typed_samples(
+                database, file, chunk, columns, "SELECT * FROM raw", 1
+            )
+            if bad:
+                raise DataError(bad[0])
+            tables.append(table)
+        table = pa.concat_tables(tables)
+        ids, items = (
+            table[column].to_numpy().astype(np.int64)
+            for column in (f"{name}_id", "item_id")
+        )
+        found[name] = ids, items
+    size = max(least, *(int(items.max(initial=0)) + 1 for _, items in found.values()))
+    sides = {name: np.zeros(size, np.uint32) for name in found}
+    for name, (ids, items) in found.items():
         sides[name][items] = ids
     return sides
+
+
+def _by_users(batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, np.ndarray]]:
+    """Joins batches, in the order of users, to groups of about GROUP_EVENTS; all events
+    of a user are in one."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) < GROUP_EVENTS:
+            continue
+        whole = pa.Table.from_batches(held)
+        users = whole["uid"].to_numpy()
+        last = int(np.searchsorted(users, users[-1]))
+        if last:
+            yield _arrays(whole.slice(0, last))
+            held = whole.slice(last).to_batches()
+    if held:
+        yield _arrays(pa.Table.from_batches(held))
+
+
+def _arrays(table: pa.Table) -> dict[str, np.ndarray]:
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+class _Writer:
+    """Writes the events and the samples of groups of users."""
+
+    def __init__(
+        self,
+        out: Path,
+        manifest: Manifest,
+        options: Options,
+        items: Mapping[str, np.ndarray],
+    ):
+        self._out, self._manifest = out, manifest
+        self._options, self._items = options, items
+
+    def write(
+        self, number: int, raw: Mapping[str, np.ndarray]
+    ) -> tuple[EventFile, list[SampleFile]]:
+        """Writes a group, whose events are in the order of user and time."""
+        is_long = raw["is_long"].astype(bool)
+        pool = np.select(
+            [(raw["kind"] == LISTEN) & is_long, raw["kind"] == LIKE], [0, 1], 2
+        )
+        in_pool = raw["kind"] <= LIKE
+        events = {
+            "item": raw["item"][in_pool].astype(np.uint32),
+            "time": raw["timestamp"][in_pool].astype(np.uint32),
+            "action": pool[in_pool].astype(np.uint8),
+        }
+        name = f"events/{number:06}.arrow"
+        write_arrow(self._out / name, pa.table(events))
+        starts = np.flatnonzero(np.diff(raw["uid"], prepend=-1))
+        total = len(raw["uid"])
+        of_user = np.repeat(np.arange(len(starts)), np.diff(starts, append=total))
+        before = np.cumsum(in_pool) - in_pool
+        is_sample = raw["kind"] == LISTEN
+        is_sample &= np.arange(total) - starts[of_user] >= self._options.min_history
+        chosen = np.flatnonzero(is_sample)
+        end = before[chosen]
+        first = before[starts[of_user[chosen]]]
+        begin = np.maximum(first, end - self._options.scan)
+        ranges = np.stack([np.full(len(chosen), number), begin, end], axis=1)
+        records = self._records(raw, chosen, ranges, events["time"])
+        length = self._options.window
+        windows = raw["timestamp"][chosen] // length * length
+        files = [
+            manifests.write_samples(
+                self._out,
+                f"train/{window:012}-{number:06}.arrow",
+                records[windows == window],
+                self._manifest,
+                int(window),
+            )
+            for window in np.unique(windows)
+        ]
+        return EventFile.of(self._out, name, rows=len(events["item"])), files
+
+    def _records(
+        self,
+        raw: Mapping[str, np.ndarray],
+        chosen: np.ndarray,
+        ranges: np.ndarray,
+        event_times: np.ndarray,
+    ) -> np.ndarray:
+        """Returns samples of the manifest's layout."""
+        time, item = raw["timestamp"][chosen], raw["item"][chosen]
+        values = {
+            "item": item,
+            "artist": self._items["artist"][item].astype(np.int64),
+            "album": self._items["album"][item].astype(np.int64),
+            "uid": raw["uid"][chosen],
+            "hour": time // HOUR_S % 24,
+            "is_organic": raw["is_organic"][chosen],
+            "time": np.zeros(len(chosen), np.int64),
+            "action": np.full(len(chosen), lists.CANDIDATE_ACTION),
+        }
+        rows = self._manifest.table_rows
+        for name, (keys, _) in CROSSES.items():
+            values[name] = cross([values[key] for key in keys], rows[name])
+        records = np.zeros(len(chosen), self._manifest.layout())
+        records["label"] = raw["is_long"][chosen]
+        # The time of the request is that of the last event, as in the reference.
+        has_history = ranges[:, 2] > ranges[:, 1]
+        asked = time.copy()
+        asked[has_history] = event_times[ranges[has_history, 2] - 1]
+        records["dense"] = cyclical(asked)
+        for name in records["ids"].dtype.names or ():
+            records["ids"][name] = values[name][:, None].astype(id_dtype(rows[name]))
+        records["events"] = ranges
+        return records
 
 
 def _manifest(
     out: Path,
     made_from: Mapping[str, Any],
     options: Options,
-    items: np.ndarray,
-    row_groups: Sequence[RowGroup],
+    items: Mapping[str, np.ndarray],
+    largest_user: int,
+    events: int,
 ) -> Manifest:
     """Returns the manifest, complete but for the files of events and samples."""
     table_rows = {
-        "item": len(items),
+        "item": len(items["artist"]),
         "artist": int(items["artist"].max()) + 1,
         "album": int(items["album"].max()) + 1,
-        "uid": 1 + max(row_group.largest_user for row_group in row_groups),
+        "uid": 1 + largest_user,
         **{n: min(r, options.most_cross_rows) for n, (_, r) in CROSSES.items()},
         "time": lists.TIME_BUCKETS + 1,
         "action": lists.POOLS + 1,
@@ -279,11 +402,29 @@ def _manifest(
         features=features,
         table_rows=table_rows,
         hashed_tables=tuple(CROSSES),
-        raw_rows=sum(row_group.rows for row_group in row_groups),
+        raw_rows=events,
         events=EventLists(
             files=(),
-            items=HashedFile.of(out, "items.npy"),
+            items=HashedFile.of(out, "items.arrow"),
             longest=options.longest,
             history=options.history,
         ),
     )
+
+
+def cross(values: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """Returns rows of a table of crosses by a hash of several values of each sample."""
+    hashes = np.zeros(len(values[0]), np.uint64)
+    for column in values:
+        hashes = splitmix64((hashes ^ column.astype(np.uint64)) + GOLDEN_GAMMA)
+    return (hashes % np.uint64(rows)).astype(np.int64)
+
+
+def cyclical(times: np.ndarray) -> np.ndarray:
+    """Returns cosine and sine of the hour and of the day of the week, float32."""
+    angles = [times // unit % period / period for unit, period in _CYCLES]
+    waves = [(np.cos(2 * np.pi * a), np.sin(2 * np.pi * a)) for a in angles]
+    return np.stack([*itertools.chain(*waves)], axis=1).astype(np.float32)
+
+
+_CYCLES = ((HOUR_S, 24), (DAY_S, 7))
