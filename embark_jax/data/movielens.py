@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,6 @@ from embark_jax.data.batch import Batch, DataError, Dataset
 from embark_jax.data.download import movielens_100k_folder
 from embark_jax.data.in_memory import InMemory
 from embark_jax.data.leave_one_out import LeaveOneOut
-from embark_jax.data.prepare.sequences import History, flat, padded
 from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec
 
@@ -274,11 +273,12 @@ def _title_words(titles: Sequence[str]) -> list[list[str]]:
 def _ids(column: pa.ChunkedArray) -> np.ndarray:
     """Numbers values in order of first appearance: int32 ``[rows, hotness]`` ids,
     padded with -1."""
-    values = column.combine_chunks()
-    ids = flat(values).dictionary_encode().indices.to_numpy()
-    if not pa.types.is_list(values.type):
-        return ids[:, None]
-    return padded(values, ids, max(1, values.value_lengths().to_numpy().max()))
+    bags = [v if isinstance(v, list) else [v] for v in column.to_pylist()]
+    numbers: dict[Any, int] = {}
+    ids = np.full((len(bags), max(1, *map(len, bags))), -1, np.int32)
+    for row, bag in zip(ids, bags, strict=True):
+        row[: len(bag)] = [numbers.setdefault(value, len(numbers)) for value in bag]
+    return ids
 
 
 def _earlier(
@@ -286,11 +286,11 @@ def _earlier(
 ) -> np.ndarray:
     """Returns for each rating the items that the user rated last at an earlier time,
     the latest at the end: int32 ``[ratings, length]``, padded with -1 in front."""
-    columns = {"user": user, "time": time, "item": item, "row": np.arange(len(user))}
-    history = History("user", "time", {"earlier": "item"}, length)
-    ordered = history.add_to(pa.table(columns))
-    sequences = ordered["earlier"].combine_chunks()
-    ids = sequences.flatten().to_numpy().astype(np.int32)
-    earlier = np.empty((len(user), length), np.int32)
-    earlier[ordered["row"].to_numpy()] = padded(sequences, ids, length, at_end=True)
+    order = np.lexsort([time, user])
+    earlier = np.full((len(user), length), -1, np.int32)
+    for ratings in np.split(order, np.flatnonzero(np.diff(user[order])) + 1):
+        ends = np.searchsorted(time[ratings], time[ratings])  # before those of a time
+        for rating, end in zip(ratings, ends, strict=True):
+            past = item[ratings[max(0, end - length) : end]]
+            earlier[rating, length - len(past) :] = past
     return earlier
