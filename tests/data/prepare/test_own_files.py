@@ -330,7 +330,6 @@ def test_arguments_that_are_wrong(tmp_path, argument, problem):
     command = ("data", "prepare", "csv", "--raw", tmp_path, "--out", tmp_path / "out")
     outcome = embark(*command, argument)
     assert_refused(outcome, problem)
-    assert repr(argument) in outcome.err
 
 
 def test_ratings_are_no_labels_unless_told(rows, tmp_path):
