@@ -49,7 +49,7 @@ def test_a_table_counts_the_ids_of_all_its_features():
     found = sample_accesses(config, 1000, lambda all_: steps.extend(all_) or steps)
     assert steps == [0, 1]  # whole batches of one epoch
     assert found.samples == 128
-    batch = read_dataset(config).dataset.train_batch(0, 128)
+    batch = read_dataset(config)[0].train_batch(0, 128)
     items = np.concatenate([batch.ids["item"].ravel(), batch.ids["items"].ravel()])
     expected = Counter(items[items >= 0].tolist())
     histogram = found.tables["item"].histogram
