@@ -96,7 +96,7 @@ class Histogram:
         shares = shares + (self.accesses - accesses.sum()) * held / rows
         return shares / shares.sum()
 
-    @functools.cached_property
+    @property
     def in_order(self) -> bool:
         """Says whether rows are numbered by frequency, as those of vocabularies are:
         then most of the k most frequent rows are among the first 2 k. In any other
