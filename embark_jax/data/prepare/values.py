@@ -54,24 +54,28 @@ _SPLITS = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """The beginnings of the names of splits, in names of files and in columns."""
 
 _MACROS = rf"""
-CREATE OR REPLACE MACRO present(v) AS CASE
-  WHEN list_contains({sql.texts(MISSING)}, trim(v, {sql.text(BLANKS)})) THEN NULL
-  ELSE trim(v, {sql.text(BLANKS)}) END;
+CREATE OR REPLACE MACRO present_values(l) AS list_transform(
+  list_transform(l, lambda x: trim(x, {sql.text(BLANKS)})),
+  lambda x: CASE WHEN NOT list_contains({sql.texts(MISSING)}, x) THEN x END);
+CREATE OR REPLACE MACRO present(v) AS present_values([v])[1];
 CREATE OR REPLACE MACRO decimal_of(v) AS
   regexp_replace(regexp_replace(regexp_replace(regexp_replace(v,
     '^([+-]?)\.(\d+)$', '\10.\2'),
     '^(?:\+|(-))?0*(\d+)(?:\.0*)?$', '\1\2'),
     '^(?:\+|(-))?0*(\d+)\.(\d*[1-9])0*$', '\1\2.\3'),
     '^-0$', '0');
-CREATE OR REPLACE MACRO canonical(v) AS CASE
+CREATE OR REPLACE MACRO one_way(v) AS CASE
   WHEN ascii(v) BETWEEN 43 AND 48 OR ascii(v) BETWEEN 49 AND 57 AND contains(v, '.')
   THEN decimal_of(v)
   WHEN v IN ('True', 'TRUE') THEN 'true' WHEN v IN ('False', 'FALSE') THEN 'false'
   ELSE v END;
+CREATE OR REPLACE MACRO canonical_values(l) AS
+  list_transform(present_values(l), lambda x: one_way(x));
+CREATE OR REPLACE MACRO canonical(v) AS canonical_values([v])[1];
 """
 """Functions of texts: ``present`` is null for missing ones; ``canonical`` is the one
-way to write a value. ``decimal_of`` is for what may be a number: it begins with a
-digit, a sign or a point."""
+way to write a value. They are made of functions of lists, since DuckDB computes the
+argument of a macro anew wherever the macro names it, but that of a lambda once."""
 
 
 def define(database: sql.Database) -> None:
@@ -207,6 +211,10 @@ class Column:
             raise DataError(f"type is {type_}[], must be lists of integers or text")
         raw = f"coalesce({raw}, [])"
         single = self._single("x", type_)
+        if type_ == "VARCHAR" and self.is_text is not False:
+            made = f"canonical_values({raw})"
+            value = f"list_filter({made}, lambda x: x IS NOT NULL)"
+            return Typed(value, "true", single.rule)
         made = f"list_transform({raw}, lambda x: {single.value})"
         value = f"list_filter({made}, lambda x: x IS NOT NULL)"
         check = "true"
@@ -221,7 +229,7 @@ class Column:
         if type_ in ("BOOLEAN", '"NULL"'):
             raw, type_ = f"({raw})::VARCHAR", "VARCHAR"
         if type_ == "VARCHAR":
-            text = f"canonical(present({raw}))"
+            text = f"canonical({raw})"
             if self.is_text is not False:
                 return Typed(text, "true", rule)
             value = f"TRY_CAST({text} AS BIGINT)"

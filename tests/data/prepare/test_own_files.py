@@ -319,7 +319,7 @@ def test_what_cannot_be(tmp_path, columns, message):
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
-        ("dense.w=root", "dense.w.transform: 'root' given, must be 'none', 'log', "),
+        ("dense.w=root", "dense.w: 'root' given, must be 'none', 'log', "),
         ("dense.w={quantiles: 1}", "dense.w.quantiles: 1 given, must be greater than"),
         ("features.w.tabel=v", "features.w.tabel: unknown key; did you mean table?"),
         ("label", "must read dotted.key=value, such as"),
