@@ -8,7 +8,6 @@ written here is copied there. Checkpoints alone are read and written in place.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -18,19 +17,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import filelock
+
 from embark_jax._base.files import write_json
 from embark_jax._base.memory import bytes_text
 from embark_jax._base.storage import (
     StorageError,
     file_system_or_bucket,
     in_bucket,
-    local,
     reached,
 )
 
 READ, WRITTEN = "buckets", "runs"
 """Folders of the cache: copies to be read, and those that runs write to, which nobody
 else may bring up to date."""
+_AT_ONCE = 64
+"""Files that are fetched together; a copy that is cut short loses no others."""
 
 
 def cache_folder() -> Path:
@@ -53,7 +55,6 @@ def copy_of(folder: str | os.PathLike[str], kind: str = READ) -> Path:
 def local_copy(
     folder: str | os.PathLike[str],
     without: Collection[str] = (),
-    new: bool = False,
     kind: str = READ,
 ) -> Path:
     """Returns a folder of a file system as it is; of one in a bucket a copy.
@@ -64,8 +65,8 @@ def local_copy(
     Args:
       folder: the folder.
       without: names of subfolders that are left out.
-      new: whether the folder may be empty.
-      kind: whether the copy is one to be read, or one to be written.
+      kind: whether the copy is one to be read, or one to be written, whose folder may
+        still be empty.
 
     Raises:
       StorageError: if the bucket cannot be used, the folder is not there, or this
@@ -76,39 +77,40 @@ def local_copy(
         return copy
     copy.mkdir(parents=True, exist_ok=True)
     index = copy.with_name(f"{copy.name}.index.json")
-    with index.with_suffix(".lock").open("w") as lock, reached(source):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait, and find it there
-        files, root = bucket_client(source)
-        objects = _objects(files, root, without)
-        for name in objects:
-            if _leaves(name):
-                raise StorageError(
-                    f"{source}: has an object {name!r}, must have names without .., "
-                    "which would be copied elsewhere; delete it"
-                )
-        if not objects and not new:
+    # Other processes wait, and find the copy there.
+    with filelock.FileLock(index.with_suffix(".lock")), reached(source):
+        files = bucket_folder(source)
+        objects = _versions(files, without)
+        if not objects and kind == READ:
             raise StorageError(f"{source}: there is no such folder, or it is empty")
+        if strays := [name for name in objects if _leaves(name)]:
+            raise StorageError(
+                f"{source}: has an object {strays[0]!r}, must have names without .., "
+                "which would be copied elsewhere; delete it"
+            )
         before = json.loads(index.read_bytes()) if index.exists() else {}
-        index.unlink(missing_ok=True)  # if this is killed, all is fetched again
-        for path in copy.rglob("*"):
+        there = {}
+        for path in filter(Path.is_file, copy.rglob("*")):
             name = path.relative_to(copy).as_posix()
             version = objects.get(name, [None])
-            same = version == before.get(name) and version[0] == path.stat().st_size
-            if path.is_file() and not same:
+            if version == before.get(name) and version[0] == path.stat().st_size:
+                there[name] = version
+            else:
                 path.unlink()
-        missing = {n: v for n, v in objects.items() if not (copy / n).is_file()}
-        size, free = sum(v[0] for v in missing.values()), shutil.disk_usage(copy).free
-        if size > free:
+        missing = sorted(objects.keys() - there)
+        size = sum(objects[name][0] for name in missing)
+        if size > (free := shutil.disk_usage(copy).free):
             raise StorageError(
                 f"{source}: {bytes_text(size)} are copied to {copy}, which has room "
                 f"for {bytes_text(free)}; name a folder of a larger disk in "
                 "EMBARK_DATA"
             )
-        for name in missing:
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        names = list(missing)
-        files.get([f"{root}/{n}" for n in names], [str(copy / n) for n in names])
-        write_json(index, objects)
+        write_json(index, there)
+        while missing:
+            names, missing = missing[:_AT_ONCE], missing[_AT_ONCE:]
+            files.get(names, [str(copy / name) for name in names])
+            there |= {name: objects[name] for name in names}
+            write_json(index, there)
     return copy
 
 
@@ -131,27 +133,18 @@ class Upload:
         Raises:
           StorageError: if the bucket cannot be used.
         """
-        with reached(self._target):
-            files, root = bucket_client(self._target)
-            changed = {
-                name: version
-                for name, version in self._versions().items()
-                if self._sent.get(name) != version
-            }
-            others = [name for name in changed if name != last]
-            for names in (others, changed.keys() - others):
-                sources = [str(self._source / name) for name in names]
-                files.put(sources, [f"{root}/{name}" for name in names])
-            self._sent |= changed
-
-    def _versions(self) -> dict[str, tuple[int, int]]:
-        paths = sorted(path for path in self._source.rglob("*") if path.is_file())
-        versions = {}
-        for path in paths:
+        now = {}
+        for path in filter(Path.is_file, self._source.rglob("*")):
             status = path.stat()
             name = path.relative_to(self._source).as_posix()
-            versions[name] = status.st_size, status.st_mtime_ns
-        return versions
+            now[name] = status.st_size, status.st_mtime_ns
+        changed = sorted(name for name in now if self._sent.get(name) != now[name])
+        with reached(self._target):
+            files = bucket_folder(self._target)
+            for at_last in (False, True):
+                names = [name for name in changed if (name == last) is at_last]
+                files.put([str(self._source / name) for name in names], names)
+        self._sent = now
 
 
 @contextlib.contextmanager
@@ -167,17 +160,17 @@ def written(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
       StorageError: if the bucket cannot be used.
       FileExistsError: if the folder holds something.
     """
-    if not in_bucket(folder):
-        path = local(folder)
-        if path.exists() and any(path.iterdir()):
-            raise FileExistsError(f"{path}: is not empty, must be a new folder")
-        yield path
-        return
     target = file_system_or_bucket(folder)
     with reached(target):
-        is_empty = not _objects(*bucket_client(target))
+        if in_bucket(target):
+            is_empty = not bucket_folder(target).find("")
+        else:
+            is_empty = not target.exists() or not any(target.iterdir())
     if not is_empty:
         raise FileExistsError(f"{target}: is not empty, must be a new folder")
+    if not in_bucket(target):
+        yield target
+        return
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".upload-") as scratch:
         yield Path(scratch)
@@ -191,50 +184,41 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
       StorageError: if it cannot be written.
     """
     with reached(folder):
-        files, root = bucket_client(file_system_or_bucket(folder))
-        files.pipe_file(f"{root}/.writable", b"")
-        files.rm_file(f"{root}/.writable")
+        files = bucket_folder(folder)
+        files.pipe_file(".writable", b"")
+        files.rm_file(".writable")
 
 
-def bucket_client(folder: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Returns a client of a folder's bucket, which remembers nothing of it, and the
-    name of the folder there."""
+def bucket_folder(folder: str | os.PathLike[str]) -> Any:
+    """Returns a folder of a bucket as a file system of fsspec. What was listed before,
+    also by ``epath``, is forgotten: others may have changed it."""
     import fsspec
+    from fsspec.implementations.dirfs import DirFileSystem
 
-    files, root = fsspec.url_to_fs(os.fspath(folder))
+    files, root = fsspec.url_to_fs(os.fspath(file_system_or_bucket(folder)))
     files.invalidate_cache()
-    return files, root
-
-
-def children(files: Any, root: str) -> list[dict[str, Any]]:
-    """Returns what a folder of a bucket holds, as fsspec describes it."""
-    try:
-        return files.ls(root, detail=True)
-    except FileNotFoundError:
-        files.find(root)  # raises if there is no such bucket
-        return []
+    return DirFileSystem(root, files)
 
 
 def _leaves(name: str) -> bool:
     """Whether a name, taken as a path, leads out of the folder that it is in."""
-    return ".." in name.split("/")
+    return name.startswith("/") or ".." in name.split("/")
 
 
-def _objects(
-    files: Any, root: str, without: Collection[str] = ()
-) -> dict[str, list[Any]]:
+def _versions(files: Any, without: Collection[str]) -> dict[str, list[Any]]:
     """Returns size and ETag of each object of a folder."""
+    try:
+        children = files.ls("")
+    except FileNotFoundError:
+        files.find("")  # raises if there is no such bucket
+        return {}
     objects = {}
-    for info in children(files, root):
-        if info["type"] == "directory":
-            if info["name"].rpartition("/")[2] not in without:
-                objects |= files.find(info["name"], detail=True)
-        else:
-            objects[info["name"]] = info
+    for child in children:
+        if child["type"] != "directory":
+            objects[child["name"]] = child
+        elif child["name"] not in without:
+            objects |= files.find(child["name"], detail=True)
     return {
-        name.removeprefix(root).strip("/"): [
-            info["size"],
-            info.get("ETag", info.get("etag")),
-        ]
-        for name, info in objects.items()
+        name: [each["size"], each.get("ETag", each.get("etag"))]
+        for name, each in objects.items()
     }

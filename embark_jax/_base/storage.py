@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from etils import epath
 from pydantic import AfterValidator, PlainSerializer
 
 from embark_jax._base.errors import UserError
@@ -55,6 +54,8 @@ def file_system_or_bucket(path: str | os.PathLike[str]) -> Path:
     location = _scheme_and_rest(path)
     if location is None or location[0] not in BUCKETS:
         return local(path)
+    from etils import epath
+
     return cast(Path, epath.Path(f"{location[0]}://{location[1]}"))
 
 

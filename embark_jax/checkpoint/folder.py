@@ -15,7 +15,7 @@ from pathlib import Path
 import orbax.checkpoint as ocp
 from etils import epath
 
-from embark_jax._base.bucket_copy import bucket_client, check_writable, children
+from embark_jax._base.bucket_copy import bucket_folder, check_writable
 from embark_jax._base.storage import file_system_or_bucket, in_bucket, reached
 from embark_jax.checkpoint.errors import CheckpointError
 
@@ -92,12 +92,12 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
             )
         with reached(self.path):
             # What another process wrote is unknown to who has listed it before.
-            files, root = bucket_client(self.path)
-            names = [child["name"].split("/")[-1] for child in children(files, root)]
+            files = bucket_folder(self.path)
+            names = files.ls("", detail=False) if files.exists("") else ()
             return sorted(
                 int(name)
                 for name in names
-                if STEP.fullmatch(name) and files.exists(f"{root}/{name}/{COMMITTED}")
+                if STEP.fullmatch(name) and files.exists(f"{name}/{COMMITTED}")
             )
 
     def chosen_steps(self, step: int | None) -> list[int]:

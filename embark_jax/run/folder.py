@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
+
+import filelock
 
 from embark_jax._base.agreement import differences
 from embark_jax._base.bucket_copy import (
@@ -65,7 +65,7 @@ class RunFolder:
         if in_bucket(self.path):
             check_writable(self.path)
             self._keep_out()
-            local_copy(self.path, without=[CHECKPOINTS], new=True, kind=WRITTEN)
+            local_copy(self.path, without=[CHECKPOINTS], kind=WRITTEN)
         else:
             self._check_writable()
         if resume:
@@ -104,11 +104,10 @@ class RunFolder:
         goes."""
         self.files.parent.mkdir(parents=True, exist_ok=True)
         path = self.files.with_name(f"{self.files.name}.writer")
-        lock = os.open(path, os.O_RDWR | os.O_CREAT)
-        weakref.finalize(self, os.close, lock)
+        self._lock = filelock.FileLock(path, blocking=False, thread_local=False)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._lock.acquire()
+        except filelock.Timeout:
             raise StorageError(
                 f"{self.path}: another run writes here; stop it, or use another "
                 "--workdir"
