@@ -67,7 +67,7 @@ app.command(
 app.command(writes=["out", "html"])(plan.plan)
 app.command(writes=["trace"])(simulate.simulate)
 app.command()(search.search)
-app.command(buckets=["config_file", "checkpoint"])(train.evaluate)
+app.command(buckets=["run"])(train.evaluate)
 app.command(buckets=["workdirs"], writes=["out"])(plot.plot)
 app.command(buckets=["workdir", "out", "since"])(export.export)
 app.command(buckets=["folder", "delta"], writes=["out"])(predict.predict)
