@@ -67,6 +67,11 @@ class Config(BaseModel):
         return [cls]
 
 
+def given(section: Config) -> dict[str, Any]:
+    """Returns the keys of a section that are set, with their values."""
+    return {key: value for key, value in section if value is not None}
+
+
 def sections(annotation: Any) -> list[Any]:
     """Returns the sections, or pydantic's dataclasses, that a field may hold: none,
     one, or several that differ in ``kind``.

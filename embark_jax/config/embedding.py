@@ -16,12 +16,13 @@ from pydantic import (
     model_validator,
 )
 
-from embark_jax._base.config import Config, ConfigError, config_error_at
+from embark_jax._base.config import Config, ConfigError, config_error_at, given
 from embark_jax._base.storage import LocalPath
 from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig,
     TableOptimizerConfig,
 )
+from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import (
     Cluster,
     Dtype,
@@ -36,6 +37,10 @@ from embark_jax.plans.options import (
     WireFormat,
 )
 from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec, TableSpec
+
+_OF_PLACEMENT = {field.name for field in dataclasses.fields(ForcedPlacement)}
+_SHARED = "dim", "init_scale", "initializer", "dtype"
+"""Keys of all tables that a table may set for itself."""
 
 
 class TableConfig(Config):
@@ -93,6 +98,11 @@ class TableConfig(Config):
     """Forces the number of first rows that are replicated on all devices; the other
     rows are in cluster rb or ub."""
 
+    @property
+    def forced(self) -> ForcedPlacement:
+        """The parts of its placement that are fixed."""
+        return ForcedPlacement(**{key: getattr(self, key) for key in _OF_PLACEMENT})
+
 
 class FeatureConfig(Config):
     """A feature of synthetic data, or changes to a feature of the dataset."""
@@ -104,7 +114,7 @@ class FeatureConfig(Config):
     pooling: Pooling | None = None
     """Pooling of a bag's rows to one embedding: `sum`, `mean`, or `none` for a
     sequence."""
-    weighted: bool = False
+    weighted: bool | None = None
     """Whether each id comes with a weight; for synthetic data only."""
 
 
@@ -196,15 +206,25 @@ class EmbeddingConfig(Config):
                 f"table {name!r}: its ids are keys of 63 bits, so it must be dynamic; "
                 "give it max_slots"
             )
-        return dataclasses.replace(
-            _sized(name, config, rows, config.dim or self.dim),
-            init_scale=self.init_scale
-            if config.init_scale is None
-            else config.init_scale,
-            initializer=config.initializer or self.initializer,
-            optimizer=self.rule_of(name),
-            dtype=config.dtype or self.dtype,
-        )
+        fields = {key: getattr(self, key) for key in _SHARED} | {"rows": rows}
+        fields |= {k: v for k, v in given(config).items() if k not in _OF_PLACEMENT}
+        fields["optimizer"] = self.rule_of(name)
+        if config.slots == "auto":
+            del fields["slots"]
+        if config.max_slots is not None:
+            if config.tier is not None:
+                raise ValueError(
+                    f"table {name!r}: max_slots makes it dynamic; give evicted, not "
+                    "tier"
+                )
+            del fields["rows"]
+            return TableSpec.dynamic(name, **{"slots": None} | fields)
+        if config.evicted is not None:
+            raise ValueError(
+                f"table {name!r}: evicted is {config.evicted!r}, but only rows of a "
+                "dynamic table are evicted to somewhere; set max_slots, or tier"
+            )
+        return TableSpec(name, **fields)
 
     def declared(self, need: str) -> tuple[dict[str, int], tuple[FeatureSpec, ...]]:
         """Returns the rows of each table, and the features, that this section declares.
@@ -230,48 +250,6 @@ class EmbeddingConfig(Config):
         features = self.features or dict.fromkeys(self.tables, FeatureConfig())
         with config_error_at("embedding"):
             return table_rows, tuple(
-                FeatureSpec(
-                    name,
-                    feature.table or name,
-                    feature.hotness or 1,
-                    feature.pooling or "sum",
-                    feature.weighted,
-                )
+                FeatureSpec(name, **given(feature))
                 for name, feature in features.items()
             )
-
-
-def _sized(name: str, config: TableConfig, rows: int, dim: int) -> TableSpec:
-    slots = None if config.slots == "auto" else config.slots
-    if config.max_slots is not None:
-        if config.tier is not None:
-            raise ValueError(
-                f"table {name!r}: max_slots makes it dynamic; give evicted, not tier"
-            )
-        return TableSpec.dynamic(
-            name,
-            dim,
-            slots,
-            config.max_slots,
-            evict=config.evict or "lru",
-            evicted=config.evicted or "host",
-            expected_keys=config.expected_keys,
-        )
-    if config.evicted is not None:
-        raise ValueError(
-            f"table {name!r}: evicted is {config.evicted!r}, but only rows of a "
-            "dynamic table are evicted to somewhere; set max_slots, or tier"
-        )
-    if config.expected_keys is not None:
-        raise ValueError(
-            f"table {name!r}: expected_keys is {config.expected_keys!r}, which only a "
-            "dynamic table may have; give it max_slots"
-        )
-    return TableSpec(
-        name,
-        config.rows or rows,
-        dim,
-        tier=config.tier or "device",
-        slots=slots,
-        evict=config.evict or "lru",
-    )

@@ -91,23 +91,23 @@ class TableSpec:
         slots: int | None,
         max_slots: int,
         *,
-        init_scale: float | None = None,
-        evict: Evict = "lru",
         evicted: Evicted = "host",
         expected_keys: int | tuple[int, int] | None = None,
+        **others: Any,
     ) -> TableSpec:
         """Makes a table whose rows are made when their key is first seen.
 
         Args:
-          name, dim, evict: as in any cached table.
+          name, dim: as in any table.
           slots: initial slots, on all devices together; at least one a device. None
             takes the keys expected at first, or 16,384, up to ``max_slots``. Whenever
             there are more keys they double, more than once if many are new.
           max_slots: largest number of slots. Surplus rows then leave.
-          init_scale: as in any table; ``None`` takes ``max_slots ** -0.5``.
           evicted: place of rows that have left: memory, "host", a scratch file, "disk",
             or nowhere, "discard".
           expected_keys: as in the class; or of the first steps and of the end.
+          others: ``init_scale``, ``optimizer``, ``dtype`` and ``evict``, as in any
+            cached table; an ``init_scale`` of None takes ``max_slots ** -0.5``.
 
         Raises:
           ValueError: if a value breaks its rule.
@@ -126,13 +126,12 @@ class TableSpec:
             name,
             rows=whole(f"table {name!r}: slots", slots, MOST_ROWS),
             dim=dim,
-            init_scale=init_scale,
             tier="host" if evicted == "discard" else evicted,
             slots=slots,
-            evict=evict,
             max_slots=max_slots,
             discard=evicted == "discard",
             expected_keys=expected_keys,
+            **others,
         )
 
     def __post_init__(self):

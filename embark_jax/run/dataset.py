@@ -6,7 +6,7 @@ import dataclasses
 import pkgutil
 from collections.abc import Iterable, Sequence
 
-from embark_jax._base.config import ConfigError, config_error_at, nearest
+from embark_jax._base.config import ConfigError, config_error_at, given, nearest
 from embark_jax._base.memory import host_memory_bytes
 from embark_jax.config import SOURCES, ExperimentConfig, negatives_of, tasks_of
 from embark_jax.data import (
@@ -228,7 +228,7 @@ def merged_model(
             for feature in dataset.features
             if (changes := embedding.features.get(feature.name))
             for key in ("table", "weighted")
-            if getattr(changes, key) and getattr(changes, key) != getattr(feature, key)
+            if getattr(changes, key) not in (None, getattr(feature, key))
         ),
     ]
     if embedding.on_bad_id == "error":  # a bad id would end the run at any step
@@ -248,11 +248,7 @@ def merged_model(
     for feature in dataset.features:
         changes = embedding.features.get(feature.name)
         if changes is not None:
-            feature = dataclasses.replace(
-                feature,
-                hotness=changes.hotness or feature.hotness,
-                pooling=changes.pooling or feature.pooling,
-            )
+            feature = dataclasses.replace(feature, **given(changes))
         features.append(feature)
     _check_tasks(config, dataset.labels)
     return tuple(tables), tuple(features)

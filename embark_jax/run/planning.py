@@ -176,17 +176,7 @@ def plan_of(
     Raises:
       ConfigError: if no plan is possible.
     """
-    forced = {
-        name: ForcedPlacement(
-            cluster=table.cluster,
-            row_shards=table.row_shards,
-            column_shards=table.column_shards,
-            devices=table.devices,
-            exchange=table.exchange,
-            hot_rows=table.hot_rows,
-        )
-        for name, table in config.embedding.tables.items()
-    }
+    forced = {name: table.forced for name, table in config.embedding.tables.items()}
     if config.train.hot_batches:
         forced = with_small_replicated(tables, forced)
     if config.embedding.hot_budget is not None:
