@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     ByteSize,
@@ -206,11 +206,12 @@ class EmbeddingConfig(Config):
                 f"table {name!r}: its ids are keys of 63 bits, so it must be dynamic; "
                 "give it max_slots"
             )
-        fields = {key: getattr(self, key) for key in _SHARED} | {"rows": rows}
+        fields: dict[str, Any] = {key: getattr(self, key) for key in _SHARED}
+        fields |= {"rows": rows, "slots": None}
         fields |= {k: v for k, v in given(config).items() if k not in _OF_PLACEMENT}
         fields["optimizer"] = self.rule_of(name)
         if config.slots == "auto":
-            del fields["slots"]
+            fields["slots"] = None
         if config.max_slots is not None:
             if config.tier is not None:
                 raise ValueError(
@@ -218,7 +219,7 @@ class EmbeddingConfig(Config):
                     "tier"
                 )
             del fields["rows"]
-            return TableSpec.dynamic(name, **{"slots": None} | fields)
+            return TableSpec.dynamic(name, **fields)
         if config.evicted is not None:
             raise ValueError(
                 f"table {name!r}: evicted is {config.evicted!r}, but only rows of a "
