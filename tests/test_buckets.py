@@ -235,6 +235,16 @@ def test_a_bucket_that_goes_in_mid_run_ends_it(config, server, tmp_path):
     assert f"resumed at step {max(steps):,} of" in resumed.out
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["evaluate {}", "export {} --out out", "predict {} --in .", "plot {} --out a.png"],
+)
+def test_commands_look_into_a_bucket(server, command):
+    where = "s3://bucket/none"
+    refused = embark(*command.format(where).split())
+    assert_refused(refused, f"{where}: there is no such folder, or it is empty")
+
+
 def test_a_config_keeps_the_path(server):
     config = ExperimentConfig(data={"kind": "prepared", "path": "s3://b/data"})
     assert "path: s3://b/data" in dump_yaml(config)
