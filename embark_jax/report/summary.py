@@ -84,10 +84,9 @@ def assumptions(plan: Plan) -> str:
     if prediction is None or not prediction.kernels:
         return ""
     text = f"priced: lookups and updates in {KERNELS[prediction.kernels]}; "
-    text += "each step makes the routes of the next, "
     if not prediction.overlap:
-        return text + "beside nothing else"
-    text += "beside the dense layers"
+        return text + "no time is hidden"
+    text += "each step makes the routes of the next beside the dense layers"
     if prediction.breakdown is None or not prediction.breakdown.hidden_ms:
         return text
     hidden_ms = prediction.breakdown.hidden_ms

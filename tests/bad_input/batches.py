@@ -206,7 +206,9 @@ OTHERS = [
         "dense values are int32 of shape (8, 2), must be float32",
     ),
     _apply(
-        "a batch that is too large, to apply", batch(16), "has 16 samples, must have 8"
+        "a batch that is too large, to apply",
+        batch(16),
+        "of shape (16, 1), must be int32 or int64 of shape (8, 1)",
     ),
     _apply(
         "ids that are floats, to apply",

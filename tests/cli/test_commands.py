@@ -72,7 +72,8 @@ def test_a_run_leaves_all_it_should(trained):
         "3 tables, 3 features on 2 × 4 devices, batch 64",
         "tables: 1 in RB, 1 in UB, 1 in DP",
     ]
-    assert first <= 8
+    checkpoints = [line for line in lines[:first] if line.startswith("checkpoint ")]
+    assert first - len(checkpoints) <= 8
     report = workdir / "report.html"
     assert f"the plan with reasons, later curves: {report}" in lines[:first]
     page = report.read_text()

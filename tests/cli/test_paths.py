@@ -62,7 +62,6 @@ def folder(prepared, tmp_path, monkeypatch) -> Path:
         ("data stats tiny.yaml --out", "tiny.yaml"),
         ("data stats data --out", "data/manifest.json"),
         ("data stats prepared.yaml --out", "data/manifest.json"),
-        ("data stats prepared.yaml --figure", "data/manifest.json"),
     ],
 )
 def test_what_is_read_is_not_written(folder, command, read, way):

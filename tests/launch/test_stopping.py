@@ -126,7 +126,7 @@ def test_a_search_ends_with_a_run_that_had_just_finished(config, tmp_path, signa
 
 
 def test_before_the_first_step_there_is_nothing_to_save(config, tmp_path, monkeypatch):
-    def ctrl_c(*_):
+    def ctrl_c(*_, **__):
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("Python raises KeyboardInterrupt before this")
 
@@ -139,11 +139,7 @@ def test_before_the_first_step_there_is_nothing_to_save(config, tmp_path, monkey
         outcome = embark("train", config, "--workdir", tmp_path / "run")
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert outcome == (
-        130,
-        "no step was under way: nothing is lost\n",
-        "ended by Ctrl-C\n",
-    )
+    assert outcome == (130, "", "ended by Ctrl-C\n")
     assert not (tmp_path / "run").exists()
 
 

@@ -52,7 +52,7 @@ def test_jax_says_whether_this_machine_has_gpus(planned, monkeypatch):
 def test_a_plan_says_what_it_prices(tmp_path):
     path = runs.write_config(tmp_path)
     for overrides, said in (
-        ((), "beside nothing else"),
+        ((), "no time is hidden"),
         (GPUS, "beside the dense layers"),
     ):
         plan = experiment.build(reading.load(path, overrides)).plan
