@@ -128,6 +128,7 @@ def run(tree: Path, *arguments: str) -> tuple[str, dict[str, float]]:
     command = ["/usr/bin/time", "-f", "TOOK %e %U %S %M", sys.executable, *arguments]
     done = subprocess.run(
         command,
+        cwd=tree,  # whose package `-c` imports first
         env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
@@ -149,7 +150,9 @@ def main() -> None:
     parser.add_argument("--other", type=Path, help="Another work tree to compare with.")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
-    trees = {"here": HERE} | ({"other": options.other} if options.other else {})
+    trees = {"here": HERE} | (
+        {"other": options.other.resolve()} if options.other else {}
+    )
     found: dict[str, dict] = {name: {} for name in trees}
     embark = ["-c", "from embark_jax.cli import main; main()", "data", "prepare"]
     with tempfile.TemporaryDirectory() as scratch:
