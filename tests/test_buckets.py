@@ -180,7 +180,7 @@ def test_a_run_lives_in_a_bucket(config, tmp_path):
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
-    with pytest.raises(DataError, match="are not as they were written"):
+    with pytest.raises(DataError, match="is not as it was written"):
         ej.PreparedData("s3://bucket/data").train_batch(0, 500)
 
 
