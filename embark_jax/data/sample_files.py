@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
 def pieces(layout: np.dtype) -> list[Piece]:
     """Returns the pieces of records of a layout: few, as most ids are int32."""
     widths, found = dict.fromkeys(_KINDS, 0), []
-    fields = layout.fields or {}
+    fields: Any = layout.fields or {}  # stubs want literal names
     for name in layout.names or ():
         dtype, offset = fields[name][:2]
         leaves = [(dtype, offset)]
