@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ class Database:
 
     Args:
       spill: folder for what does not fit into memory, made when it is needed; None
-        takes one among the machine's temporary files.
+        makes one among the machine's temporary files, which goes with the database.
       threads: number of threads; None takes one per core.
       memory_bytes: most memory of queries; None takes half of the machine's.
     """
@@ -36,7 +38,9 @@ class Database:
     ):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = memory_bytes or int(total * _SHARE_OF_MEMORY)
-        spill = spill or Path(tempfile.gettempdir(), f"embark-{os.getpid()}")
+        if spill is None:  # which nobody else can read, or know by name before
+            spill = Path(tempfile.mkdtemp(prefix="embark-"))
+            weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
         self._connection = duckdb.connect(
             config={
                 "memory_limit": f"{limit // 2**20}MiB",
