@@ -125,12 +125,14 @@ def read(
         batch = pa.ipc.open_file(file).get_batch(0)
     matrices = {}
     for name, row in row_types(pieces).items():
-        column = batch.column(name)
-        values = column.flatten().to_numpy()
-        if len(column) != rows or values.nbytes != rows * row.itemsize:
-            shape = len(column), len(values) // max(len(column), 1)
-            raise DataError(f"column {name} is of shape {shape}")
-        matrices[name] = values.view(row)
+        column, value = batch.column(name), np.dtype(_KINDS[name])
+        type_ = pa.list_(pa.from_numpy_dtype(value), row.itemsize // value.itemsize)
+        if column.type != type_ or len(column) != rows or column.null_count:
+            raise DataError(
+                f"column {name} has {len(column)} of {column.type}, must have {rows} "
+                f"of {type_}"
+            )
+        matrices[name] = column.flatten().to_numpy().view(row)
     return matrices
 
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark_jax.data import DataError, PreparedData, prepared
+from embark_jax._base.files import write_arrow
+from embark_jax.data import DataError, PreparedData, prepared, sample_files
 from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.manifest import Manifest, PreparedFeature
@@ -221,7 +222,7 @@ def link_outside(path: Path) -> None:
         ),
         (
             lambda f: edit(f, dense=list("abcdef")),
-            r"arrow: column numbers is of shape \(\d+, 3\); prepare the data again",
+            r"arrow: column numbers has \d+ of .*\[3\], must have .*; prepare the data",
         ),
         (
             lambda f: edit(f, dense=["y", "x"], checksum="0" * 32),
@@ -350,6 +351,22 @@ def test_damaged_values_are_named_when_they_are_read(tmp_path):
         "again, in another folder"
     )
     assert len(list(PreparedData(tmp_path).test_batches(9))) == 3
+
+
+def test_ids_are_not_read_from_floats(tmp_path):
+    """A file of the right size, whoever wrote it, with a checksum of its own."""
+    folder = write(tmp_path)
+    path, manifest = folder / "train" / "1.arrow", manifests.read(folder)
+    with pa.memory_map(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    ids = table["ids"].combine_chunks()
+    floats = pa.array(ids.flatten().to_numpy().view(np.float32))
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    columns["ids"] = pa.FixedSizeListArray.from_arrays(floats, ids.type.list_size)
+    write_arrow(path, pa.table(columns))
+    layout = sample_files.pieces(manifest.layout())
+    with pytest.raises(DataError, match=r"column ids has .*float.*, must have .*int32"):
+        sample_files.read(path, layout, len(table), sample_files.checksum(path))
 
 
 def test_a_file_of_zeros_is_named(tmp_path):
