@@ -271,7 +271,12 @@ def _texts(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
             file.seek(3 if start == codecs.BOM_UTF8 else 0)
             while text := file.read(size):
                 if not text.endswith(b"\n"):
-                    text += file.readline()
+                    text += (rest := file.readline(CHUNK_BYTES))
+                    if len(rest) == CHUNK_BYTES and not rest.endswith(b"\n"):
+                        raise DataError(
+                            f"{path}: has a line of more than {CHUNK_BYTES:,} bytes "
+                            f"behind line {lines}; must be text with a sample on each"
+                        )
                 yield text, disk.tell()
                 lines += text.count(b"\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
