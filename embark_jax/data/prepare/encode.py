@@ -109,10 +109,8 @@ class SampleEncoder:
     def _encode(self, samples: pa.Table, records: np.ndarray) -> None:
         """Fills the ids of categories: one query gives each value's sample, place among
         all ids of a sample, and id."""
-        queries, ends = (
-            [],
-            np.cumsum([f.stored_hotness for f in self._categories.values()]),
-        )
+        queries = []
+        ends = np.cumsum([f.stored_hotness for f in self._categories.values()])
         ids = np.full((len(samples), ends[-1]), PADDING_ID, np.int64)
         columns: dict[str, pa.Array | pa.ChunkedArray] = {}
         starts = np.append(0, ends[:-1])
@@ -121,7 +119,6 @@ class SampleEncoder:
         ):
             column, hotness = f"c{len(columns)}", feature.stored_hotness
             columns[column] = samples[name]
-            place = f"{first}"
             kind = samples.schema.field(name).type
             has_missing = feature.table not in self._manifest.numbered_tables
             if pa.types.is_list(kind):

@@ -153,8 +153,20 @@ class TextFile:
         return f"rtrim({field}, chr(13) || chr(10))" if is_last else field
 
 
+class Columns:
+    """A source whose rows have columns, under the names that ``by_position`` gives."""
+
+    columns: tuple[str, ...]
+
+    def source(self) -> str:
+        return "(SELECT *, NULL::VARCHAR AS problem FROM chunk)"
+
+    def column(self, name: str) -> str:
+        return f"c{self.columns.index(name)}"
+
+
 @dataclasses.dataclass(frozen=True)
-class ParquetFile:
+class ParquetFile(Columns):
     """A Parquet file; each row group is a chunk. ``partition`` has the values of
     columns that the names of its folders give."""
 
@@ -181,12 +193,6 @@ class ParquetFile:
                 first += len(table)
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"{self.path}: {error}") from None
-
-    def source(self) -> str:
-        return "(SELECT *, NULL::VARCHAR AS problem FROM chunk)"
-
-    def column(self, name: str) -> str:
-        return f"c{self.columns.index(name)}"
 
 
 def by_position(table: pa.Table, path: Path) -> pa.Table:

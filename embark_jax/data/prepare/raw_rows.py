@@ -24,7 +24,7 @@ from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.manifest import LABEL, SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import own_files, sql
 from embark_jax.data.prepare.encode import SampleEncoder
-from embark_jax.data.prepare.raw_files import Chunk, RawFile, by_position
+from embark_jax.data.prepare.raw_files import Chunk, Columns, RawFile, by_position
 from embark_jax.data.prepare.recipe import ROW
 from embark_jax.data.prepare.samples import typed_samples
 from embark_jax.data.prepare.values import define
@@ -212,7 +212,7 @@ class RowEncoder:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rows:
+class _Rows(Columns):
     """Rows in memory, read like a file."""
 
     table: pa.Table
@@ -225,12 +225,6 @@ class _Rows:
 
     def chunks(self) -> Iterator[Chunk]:
         yield Chunk(by_position(self.table, self.path), 0, 0)
-
-    def source(self) -> str:
-        return "(SELECT *, NULL::VARCHAR AS problem FROM chunk)"
-
-    def column(self, name: str) -> str:
-        return f"c{self.columns.index(name)}"
 
 
 def _lengths(column: pa.ChunkedArray) -> np.ndarray:
