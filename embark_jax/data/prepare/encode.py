@@ -68,7 +68,8 @@ class SampleEncoder:
                 self._ids[table] = f"coalesce(id, {RARE_ID})"
                 self._add_vocabulary(table, read_keys(folder, table), folder)
         self._rows_of = {
-            table: read_row_numbers(folder, table) for table in manifest.by_frequency
+            table: read_row_numbers(folder, table, manifest.table_rows[table])
+            for table in manifest.by_frequency
         }
 
     def _add_vocabulary(self, table: str, keys: pa.Array, folder: Path) -> None:

@@ -84,6 +84,8 @@ class Earlier:
           DataError: if there are more values than rows, or they are of other types.
         """
         before = read_arrow(path := self.folder / vocabulary_file(table))
+        if before.column_names != ["key", "count"] or before["count"].type != _COUNT:
+            raise DataError(f"{path}: must have 'key', and 'count' of {_COUNT}")
         (kind,) = database.rows("SELECT any_value(key) FROM counted")[0]
         known = before["key"][0].as_py() if len(before) else kind
         if None not in (kind, known) and type(kind) is not type(known):
@@ -111,7 +113,8 @@ class Earlier:
     def row_numbers(self, table: str) -> np.ndarray:
         """Returns the row of each hash or number of a table that are numbered by
         frequency."""
-        return read_row_numbers(self.folder, table)
+        rows = self.manifest.table_rows[table]
+        return read_row_numbers(self.folder, table, rows)
 
     def refuse(self, table: str, max_rows: int) -> NoReturn:
         """Raises ``DataError``: a table has more values than rows, and may not be
@@ -124,3 +127,4 @@ class Earlier:
 
 
 _KINDS = {str: "text", int: "whole numbers"}
+_COUNT = pa.int64()

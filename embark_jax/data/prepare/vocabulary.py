@@ -45,14 +45,19 @@ def read_keys(folder: Path, table: str) -> pa.Array:
     return vocabulary["key"].combine_chunks()
 
 
-def read_row_numbers(folder: Path, table: str) -> np.ndarray:
+def read_row_numbers(folder: Path, table: str, rows: int) -> np.ndarray:
     """Returns the row of each hash or number, int64 ``[rows]``, of a table whose rows
     are numbered by frequency.
 
     Raises:
-      DataError: if the file is damaged.
+      DataError: if the file does not have each row once.
     """
-    return read_arrow(folder / vocabulary_file(table))["row"].to_numpy()
+    numbers = read_arrow(path := folder / vocabulary_file(table))
+    if numbers.schema != pa.schema({"row": pa.int64()}) or not np.array_equal(
+        np.sort(numbers["row"].to_numpy()), np.arange(rows)
+    ):
+        raise DataError(f"{path}: must have a column 'row' with 0 to {rows - 1:,} once")
+    return numbers["row"].to_numpy()
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -6,8 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import embark_jax as ej
-from embark_jax.data import PreparedData
+from embark_jax._base.files import write_arrow
+from embark_jax.data import DataError, PreparedData
 from embark_jax.data.prepare.raw_rows import FOLDER, RowEncoder, save_encoding
+from embark_jax.data.prepare.vocabulary import read_row_numbers, vocabulary_file
 from embark_jax.data.table_values import TableValues
 from embark_jax.statistics.histogram import Histogram
 from tests.runs import assert_refused, done, embark
@@ -111,3 +113,14 @@ def test_ids_of_ones_own():
     assert ej.by_frequency(np.zeros(0, int), 2).tolist() == [0, 1]
     with pytest.raises(ValueError, match="ids are from -2 to 3, must be from 0 to 3"):
         ej.by_frequency([-2, 3], 4)
+
+
+@pytest.mark.parametrize("rows", [[0.0, 2.0, 1.0], [0, 2, 2], [0, 1], [1, 2, 3]])
+def test_row_numbers_that_are_no_permutation_are_refused(tmp_path, rows):
+    path = tmp_path / vocabulary_file("a")
+    path.parent.mkdir()
+    write_arrow(path, pa.table({"row": rows}))
+    with pytest.raises(DataError, match="must have a column 'row' with 0 to 2 once"):
+        read_row_numbers(tmp_path, "a", 3)
+    write_arrow(path, pa.table({"row": [2, 0, 1]}))
+    assert read_row_numbers(tmp_path, "a", 3).tolist() == [2, 0, 1]
