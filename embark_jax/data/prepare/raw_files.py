@@ -117,8 +117,7 @@ class TextFile:
             pattern = sql.text(re.escape(self.separator) + self._field())
             parts = f"regexp_extract_all({separator} || {line}, {pattern}, 1)"
             whole = f"strlen(array_to_string({parts}, {separator})) = strlen({line})"
-            inside = 'regexp_replace(x, \'^"((?:[^"]|"")*)"\', \'\\1\')'
-            plain = f"replace({inside}, '\"\"', '\"')"
+            plain = "replace(x[2:-2], '\"\"', '\"')"
             plain = f"CASE WHEN starts_with(x, '\"') THEN {plain} ELSE x END"
             parts = f"list_transform({parts}, lambda x: {plain})"
             fields = (
@@ -127,8 +126,8 @@ class TextFile:
             )
         problem = (
             "CASE WHEN line IS NULL THEN 'is no UTF-8 text' "
-            "WHEN fields IS NULL THEN 'a quote is not closed on this line; files with "
-            "line breaks in values can be read as Parquet' "
+            "WHEN fields IS NULL THEN 'a quote is not closed on this line, or text "
+            "follows one; files with line breaks in values can be read as Parquet' "
             f"WHEN len(fields) <> {expected} THEN 'has ' || len(fields) || ' columns, "
             f"must have {expected}' "
             f"WHEN strpos(line, chr(13)) NOT IN (0, strlen(line) - 1, strlen(line)) "
@@ -144,7 +143,7 @@ class TextFile:
         without."""
         other = f"[^{re.escape(self.separator)}]"
         first = f'[^"{re.escape(self.separator)}]'
-        return f'("(?:[^"]|"")*"{other}*|{first}{other}*|)'
+        return f'("(?:[^"]|"")*"|{first}{other}*|)'
 
     def column(self, name: str) -> str:
         place = self.columns.index(name) + 1
