@@ -1,8 +1,7 @@
-"""Hot rows, chosen by the planner, and P2RES's choice on its machines; see README.md.
+"""Hot rows, chosen by the planner; see README.md.
 
     python experiments/hot_rows/run.py gain      # plans with and without hot rows
     python experiments/hot_rows/run.py memory    # hot rows, slots, host memory at once
-    python experiments/hot_rows/run.py p2res     # beside what P2RES published
 
 Each writes a JSON file beside this and prints a table. Nothing runs on a GPU.
 """
@@ -10,32 +9,19 @@ Each writes a JSON file beside this and prints a table. Nothing runs on a GPU.
 from __future__ import annotations
 
 import argparse
-import bisect
 import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import yaml
-from scipy.optimize import brentq
-
 from embark_jax import planner
-from embark_jax.planner import TableList
-from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.request.workload import table_uses
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.options import Cluster
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement
-from embark_jax.simulator import Job, job_of_list, serial, simulate_program
-from embark_jax.simulator.tasks import MEMORY, NODE_LINK, TENSOR_CORES, Tasks
-from embark_jax.simulator.timeline import schedule
-from embark_jax.statistics.skew import Zipf, row_probabilities
+from embark_jax.simulator import job_of_list, simulate_program
 
 HERE = Path(__file__).parent
 CASES = (("dlrm_dcnv2", 1), ("dlrm_dcnv2", 8), ("dlrm_dcnv2", 16), ("t180", 1))
@@ -51,27 +37,6 @@ HOST_BYTES = 2e12
 HOST_LINK_BYTES_PER_S = 64e9
 """PCIe 5, in one direction."""
 ZIPF_EXPONENT = 1.1
-
-HOST_BYTES_PER_S = float(
-    yaml.safe_load((HERE / "p2res" / "host.yaml").read_text())["memory_bytes_per_s"]
-)
-FLOAT_BYTES = 4
-TAKEN = {
-    "taobao": (0.13, 0.86),
-    "criteo_kaggle": (0.022, 0.90),
-    "terabyte": (0.022, 0.90),
-}
-"""Share of rows, and the share of accesses that they take (P2RES); Kaggle's also for
-the terabyte, of which none is published."""
-P2RES_BATCHES = (8192, 65_536)
-"""Not published; 256 and 2,048 a GPU."""
-PORTS = {"a GPU": "v100", "a node": str(HERE / "p2res" / "one_port.yaml")}
-REPLICATED_BYTES = 16e9
-"""Most bytes of rows that P2RES replicates, half of a GPU's memory."""
-BUDGETS = 25
-"""Numbers of replicated rows that P2RES's model looks at."""
-GRID = 400
-"""Numbers of hot rows that are looked at, a table."""
 
 
 def gain(model: str, nodes: int, skew: float) -> dict[str, Any]:
@@ -196,184 +161,7 @@ def all_near_memory() -> Iterator[dict[str, Any]]:
         yield case
 
 
-def law_of_share(listed: TableList, rows_share: float, accesses_share: float) -> float:
-    """The exponent with which so many of the hottest rows of all tables take so many of
-    the accesses."""
-    tables, features = listed.specs()
-    hotness = {t.name: 0 for t in tables}
-    for feature in features:
-        hotness[feature.table] += feature.hotness
-
-    def surplus(exponent: float) -> float:
-        each = [row_probabilities(t.rows, Zipf(exponent)) for t in tables]
-        counts = np.concatenate([count for _, count in each])
-        density = np.concatenate(
-            [p * hotness[t.name] for (p, _), t in zip(each, tables, strict=True)]
-        )
-        order = np.argsort(-density)
-        rows = np.cumsum(counts[order])
-        taken = np.cumsum((density * counts)[order])
-        found = np.interp(rows_share * rows[-1], rows, taken / taken[-1])
-        return float(found) - accesses_share
-
-    return float(brentq(surplus, 0.01, 3.0))  # pyright: ignore[reportArgumentType]
-
-
-def hot_within(job: Job, budget_bytes: float) -> list[int]:
-    """Hot rows of each table within a budget, by one frequency for all tables."""
-    uses = table_uses(job.tables, job.features, job.workload)
-    grid = [np.unique(np.geomspace(1, use.rows, GRID).astype(np.int64)) for use in uses]
-    taken = [
-        np.array([use.skew.share(use.rows, 0, int(n)) for n in rows])
-        for use, rows in zip(uses, grid, strict=True)
-    ]
-    # Of the rows between two points of the grid: how often one of them is looked up.
-    frequency = [
-        np.diff(share, prepend=0.0) / np.diff(rows, prepend=0) * use.hotness
-        for use, rows, share in zip(uses, grid, taken, strict=True)
-    ]
-
-    def hot_rows(coldest: float) -> list[int]:
-        return [
-            int(rows[max(0, (each >= coldest).sum() - 1)])
-            for rows, each in zip(grid, frequency, strict=True)
-        ]
-
-    levels = np.sort(np.concatenate(frequency))[::-1]
-    row_bytes = np.array([FLOAT_BYTES * use.table.dim for use in uses])
-    fitting = bisect.bisect_right(
-        levels, budget_bytes, key=lambda level: row_bytes @ hot_rows(level)
-    )
-    return hot_rows(levels[max(0, fitting - 1)])
-
-
-def step_ms(job: Job, placements: Sequence[Placement]) -> float:
-    return simulate_program(job, placements).timeline.step_ms
-
-
-def on_one_gpu(job: Job, number: int) -> Placement:
-    """A whole table on a GPU that pools its rows; tables take turns over nodes."""
-    machines = job.workload.fleet
-    node, turn = number % machines.nodes, number // machines.nodes
-    owner = node * machines.gpus_per_node + turn % machines.gpus_per_node
-    return Placement(job.tables[number], "rb", 1, devices=(owner,))
-
-
-def row_wise(job: Job, number: int, cluster: Cluster = "rb", hot: int = 0) -> Placement:
-    """A table with its rows over all GPUs, but for ``hot`` rows on each."""
-    table = job.tables[number]
-    if hot >= table.rows:
-        return Placement(table, "dp")
-    shards = min(table.rows - hot, job.workload.devices)
-    owners = tuple(range(shards))
-    return Placement(table, cluster, shards, devices=owners, hot_rows=hot)
-
-
-def hugectr(job: Job) -> float:
-    """HugeCTR's step with one of its two sparse embeddings, "localized", whole tables
-    on single GPUs, or "distributed", all rows over all GPUs: ms."""
-    numbers = range(len(job.tables))
-    localized = [on_one_gpu(job, number) for number in numbers]
-    distributed = [row_wise(job, number) for number in numbers]
-    return min(step_ms(job, localized), step_ms(job, distributed))
-
-
-def two_fold(job: Job) -> tuple[float, float, float]:
-    """P2RES's step: rows above one frequency on every GPU, the others over all GPUs,
-    which send each row once.
-
-    Returns:
-      ms without replicated rows, ms with as many as make it shortest, and their bytes.
-    """
-    numbers = range(len(job.tables))
-    row_bytes = [FLOAT_BYTES * table.dim for table in job.tables]
-    sizes = [FLOAT_BYTES * table.dim * table.rows for table in job.tables]
-
-    def with_rows(hot: Sequence[int]) -> float:
-        return step_ms(job, [row_wise(job, i, "ub", hot[i]) for i in numbers])
-
-    none_ms = with_rows([0] * len(job.tables))
-    best = (none_ms, 0.0)
-    for budget in np.geomspace(1e5, min(sum(sizes), REPLICATED_BYTES), BUDGETS):
-        hot = hot_within(job, budget)
-        best = min(best, (with_rows(hot), float(np.dot(hot, row_bytes))))
-    return none_ms, *best
-
-
-def parameter_server(job: Job) -> float:
-    """Step with all tables in the memory of the hosts of all nodes, evenly spread, one
-    thing after the other: ms. A GPU asks for each row once and pools itself."""
-    workload, machines = job.workload, job.workload.fleet
-    make = Tasks(Rates(machines))
-    moved = 0.0  # bytes of rows of a GPU's samples
-    for use in table_uses(job.tables, job.features, workload):
-        ids = workload.device_batch * use.hotness
-        rows = use.skew.expected_unique(use.rows, ids)
-        moved += FLOAT_BYTES * use.table.dim * rows
-    gpus = machines.gpus_per_node
-    rate = HOST_BYTES_PER_S * machines.efficiency.memory
-    link = machines.efficiency.link
-
-    def host(name: str, bytes_a_gpu: float):
-        """Of a host, for as many GPUs as a node has."""
-        return make.task(name, "host", MEMORY, 1e3 * gpus * bytes_a_gpu / rate)
-
-    def travel(name: str):
-        seconds = moved / machines.device.node_link_bytes_per_s
-        elsewhere = moved * (machines.nodes - 1) / machines.nodes
-        seconds = max(seconds, elsewhere / machines.device.network_bytes_per_s)
-        return make.task(name, "travel", NODE_LINK, 1e3 * seconds / link)
-
-    dense = make.dense(
-        job.network, workload.device_batch, "float16", (), (), TENSOR_CORES | MEMORY
-    )
-    gradient_bytes = FLOAT_BYTES * job.network.parameters
-    states = workload.state_values[0]
-    tasks = [
-        host("look up", 2 * moved),
-        travel("rows to GPUs"),
-        *dense,
-        make.all_reduce("sum dense gradients", "all-reduce", gradient_bytes, ()),
-        travel("gradients to hosts"),
-        host("update", moved * (3 + 2 * states)),
-    ]
-    return schedule(serial(tasks)).step_ms
-
-
-def beside_p2res() -> Iterator[dict[str, Any]]:
-    """Yields steps of 32 V100, in ms, and prints the table."""
-    print(
-        "| model | batch | network port | parameter server, ms | HugeCTR | P2RES, no R "
-        "| P2RES | MB of R | ours | P2RES over parameter server | over HugeCTR |\n"
-        + 11 * "|---"
-        + "|"
-    )
-    for name, taken in TAKEN.items():
-        listed = planner.load_table_list(HERE / "p2res" / f"{name}.yaml")
-        law = law_of_share(listed, *taken)
-        for batch, (port, machines) in itertools.product(P2RES_BATCHES, PORTS.items()):
-            job = job_of_list(
-                listed, fleet.load(machines, 4, 8), batch, law, kernels="mosaic_gpu"
-            )
-            server_ms, hugectr_ms = parameter_server(job), hugectr(job)
-            none_ms, p2res_ms, hot_bytes = two_fold(job)
-            plan = planner.plan_for(job.workload, job.tables, job.features)
-            times = {
-                "parameter server": server_ms,
-                "HugeCTR": hugectr_ms,
-                "P2RES, no R": none_ms,
-                "P2RES": p2res_ms,
-                "ours": step_ms(job, plan.placements),
-            }
-            cells = [f"{ms:.2f}" for ms in times.values()]
-            cells.insert(4, f"{hot_bytes / 1e6:.1f}")
-            cells += [f"{ms / p2res_ms:.2f}" for ms in (server_ms, hugectr_ms)]
-            head = f"| {listed.name} | {batch:,} | {port} | "
-            print(f"{head}{' | '.join(cells)} |", flush=True)
-            yield {"model": name, "batch": batch, "port": port, "ms": times}
-
-
-PARTS = {"gain": gains, "memory": all_near_memory, "p2res": beside_p2res}
+PARTS = {"gain": gains, "memory": all_near_memory}
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "experiments").glob("*/README.md"))
 FILE = re.compile(r"\b(?:experiments|configs)/[\w./-]+\.(?:py|yaml|json)\b")
 MODULE = re.compile(r"-m (experiments[\w.]+)")
-TAKE_NOTHING = ("peer.py", "ask_torchrec.py", "embark.py")
-"""Scripts that run in an environment of their own, and one that has no options."""
+TAKE_NOTHING = ("peer.py", "ours.py", "table.py", "ask_torchrec.py", "embark.py")
+"""Scripts that others start or that have no options."""
 SCRIPTS = [
     path
     for path in sorted((ROOT / "experiments").glob("*/*.py"))
