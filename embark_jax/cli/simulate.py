@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -22,8 +22,7 @@ from embark_jax.cli.paths import check_outputs
 from embark_jax.config import reading
 
 if TYPE_CHECKING:
-    from embark_jax.run.experiment import PlannedModel
-    from embark_jax.simulator import Job, Simulation
+    from embark_jax.simulator import Simulation
 
 EMBEDDINGS_ALONE = (
     "the list has no dense section: these are the embeddings alone, and a step with "
@@ -58,11 +57,6 @@ def simulate(
 
     config, listed = reading.load_with_list(config_file, overrides or ())
     check_outputs({"trace": trace}, config)
-    if config.dense_optimizer.named is not None:
-        raise ConfigError(
-            f"dense_optimizer.kind is {config.dense_optimizer.kind!r}, which cannot be "
-            "simulated; choose sgd, adagrad or adam"
-        )
     notes = []
     with Console(stderr=True).status("planning"):
         if listed is not None:
@@ -72,10 +66,14 @@ def simulate(
             if is_embeddings_alone(config, listed):
                 notes.append(EMBEDDINGS_ALONE)
         else:
-            from embark_jax.run import experiment
+            from embark_jax.run import experiment, planning
 
             model = experiment.plan_model(config)
-            job, plan = _job(model), model.plan
+            tables, features, plan = model.tables, model.features, model.plan
+            workload = planning.workload(
+                model.config, model.description, tables, features
+            )
+            job = simulator.Job(tables, features, workload)
             if model.without_data:
                 notes.append(WITHOUT_DATA)
         try:
@@ -115,24 +113,4 @@ def _gain(all_hot: float, simulations: Sequence[Simulation]) -> str:
     return (
         f"with train.hot_batches a step takes {mean_ms:.3f} ms in the mean, "
         f"{own_ms / mean_ms:.2f} times as fast"
-    )
-
-
-def _job(model: PlannedModel) -> Job:
-    """Returns the job that a config describes."""
-    from embark_jax import simulator
-    from embark_jax.run import planning
-
-    config, data = model.config, model.description
-    layers: Any = config.model
-    network = simulator.network_of(
-        layers, model.tables, model.features, data.dense_features
-    )
-    return simulator.Job(
-        model.tables,
-        model.features,
-        planning.workload(config, data, model.tables, model.features),
-        network,
-        layers.compute_dtype,
-        config.dense_optimizer.kind,
     )

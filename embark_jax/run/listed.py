@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from embark_jax._base.config import config_error_at
+from embark_jax._base.config import ConfigError, config_error_at
 from embark_jax._base.devices import has_gpu
 from embark_jax.config import ExperimentConfig, SyntheticConfig
 from embark_jax.config.models import ModelConfig
 from embark_jax.planner import TableList
-from embark_jax.planner.request.dense import NO_NETWORK
+from embark_jax.planner.request.dense import DenseNetwork, network_of
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans.options import DENSE_OPTIMIZERS
 from embark_jax.plans.plan import Plan
 from embark_jax.run import planning
-from embark_jax.simulator import Job, network_of
+from embark_jax.simulator import Job
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 
@@ -41,12 +41,17 @@ def plan_list(
     table_rows, features = embedding.declared("a table list has them")
     with config_error_at("embedding.tables"):
         tables = [embedding.table(name, rows) for name, rows in table_rows.items()]
-    network, dtype = NO_NETWORK, "bfloat16"
+    network, dtype = DenseNetwork(), "bfloat16"
     if listed.dense is not None and _is_unread(config):
         network = listed.dense.network(tables, features)
     elif not is_embeddings_alone(config, listed):
         stride = listed.dense.pool_stride if listed.dense else 1
         network = network_of(model, tables, features, data.dense_features, stride)
+        if network is None:
+            raise ConfigError(
+                f"model.kind is {model.kind!r}, whose products are not known; choose "
+                "dlrm_dcnv2 or dlrm"
+            )
         dtype = model.compute_dtype
     kind = config.dense_optimizer.kind
     if kind in DENSE_OPTIMIZERS:
@@ -55,7 +60,7 @@ def plan_list(
         from embark_jax.run.optimizers import state_values
 
         states = state_values(config.dense_optimizer)
-    dense = network.load(states, config.train.dense)
+    dense = network.load(states, config.train.dense, dtype)
     kernels = "xla"
     if config.embedding.kernels != "auto" or has_gpu():
         kernels = planning.kernels(config)
@@ -69,7 +74,7 @@ def plan_list(
         statistics if statistics.samples else listed.statistics(),
     )
     made = planning.plan_of(config, load, tables, features)
-    return Job(tables, features, load, network, dtype, kind), made
+    return Job(tables, features, load), made
 
 
 def is_embeddings_alone(config: ExperimentConfig, listed: TableList) -> bool:

@@ -13,7 +13,7 @@ from embark_jax._base.agreement import PLAN, differences, parts
 from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax.config import ExperimentConfig
 from embark_jax.planner import Workload, advised_plan
-from embark_jax.planner.request.dense import DenseLoad, activation_bytes
+from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
 from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
 from embark_jax.plans import fleet
 from embark_jax.plans.clusters import REPLICATED
@@ -145,6 +145,8 @@ def _dense_load(
         state_values(config.dense_optimizer),
         activation_bytes(model.kept_bytes, pooled_bytes),
         config.train.dense,
+        getattr(config.model, "compute_dtype", "float32"),
+        network_of(config.model, tables, features, data.dense_features),
     )
 
 

@@ -1,16 +1,57 @@
-"""Simulates train steps of this package."""
+"""Simulates train steps of this package, and shows them as a table."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from embark_jax.planner.request.workload import STATE_VALUES, SortedBatch
+import numpy as np
+from rich.table import Table
+
+from embark_jax.planner.cost.pricing import price
+from embark_jax.planner.request.table_list import TableList
+from embark_jax.planner.request.workload import SortedBatch, Workload
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.options import Kernels
 from embark_jax.plans.storage import Placement
-from embark_jax.simulator.job import Job
-from embark_jax.simulator.program_step import program_tasks
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.simulator.step import step_tasks
 from embark_jax.simulator.timeline import Timeline, schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Everything that a step's time depends on, except where the tables lie.
+
+    Attributes:
+      tables, features: those of the model.
+      workload: fleet, batch, skew, optimizer, and the dense layers.
+    """
+
+    tables: Sequence[TableSpec]
+    features: Sequence[FeatureSpec]
+    workload: Workload
+
+
+def job_of_list(
+    listed: TableList,
+    fleet: Fleet,
+    batch: int | None = None,
+    zipf_exponent: float | None = None,
+    optimizer: str | None = None,
+    kernels: Kernels = "xla",
+) -> Job:
+    """Returns the job that trains a table list's model, with dense layers in bfloat16.
+    Without a dense section it has no dense layers.
+
+    Args:
+      listed: the list.
+      fleet: the machines.
+      batch, zipf_exponent, optimizer, kernels: see ``TableList.workload``.
+    """
+    workload = listed.workload(fleet, batch, zipf_exponent, optimizer, kernels=kernels)
+    return Job(*listed.specs(), workload)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +99,30 @@ class Simulation:
         }
 
 
+def simulate_program(
+    job: Job, placements: Sequence[Placement], system: str = "embark_jax"
+) -> Simulation:
+    """Simulates this package's train step, overlapped as far as XLA may.
+
+    Args:
+      job: what is trained.
+      placements: placements of all tables.
+      system: name in the result.
+
+    Raises:
+      ValueError: if a placement is impossible on the fleet, or the products of the
+        dense layers are not known.
+    """
+    dense = job.workload.dense
+    if dense.parameters and dense.network is None:
+        raise ValueError(
+            "the products of the model's dense layers are not known, so that its step "
+            "cannot be simulated; choose model.kind dlrm_dcnv2 or dlrm"
+        )
+    tasks = step_tasks(price(placements, job.features, job.workload))
+    return Simulation(system, job.workload.batch_size, schedule(tasks))
+
+
 def simulate_hot_batches(
     job: Job, placements: Sequence[Placement], all_hot_share: float
 ) -> tuple[Simulation, Simulation]:
@@ -72,37 +137,42 @@ def simulate_hot_batches(
     Raises:
       ValueError: if a table has no hot rows, or the share is not from 0 to below 1.
     """
-    hot, mixed = (
-        simulate_program(
-            dataclasses.replace(
-                job,
-                workload=dataclasses.replace(
-                    job.workload, sorted_batch=SortedBatch(all_hot_share, all_hot)
-                ),
-            ),
-            placements,
-        )
-        for all_hot in (True, False)
-    )
-    return (
-        dataclasses.replace(hot, system="all-hot batch"),
-        dataclasses.replace(mixed, system="mixed batch"),
-    )
+
+    def simulated(all_hot: bool, system: str) -> Simulation:
+        sorted_batch = SortedBatch(all_hot_share, all_hot)
+        workload = dataclasses.replace(job.workload, sorted_batch=sorted_batch)
+        of_kind = dataclasses.replace(job, workload=workload)
+        return simulate_program(of_kind, placements, system)
+
+    return simulated(True, "all-hot batch"), simulated(False, "mixed batch")
 
 
-def simulate_program(job: Job, placements: Sequence[Placement]) -> Simulation:
-    """Simulates this package's train step, overlapped as far as XLA may.
+def report(simulations: Sequence[Simulation]) -> Table:
+    """Makes a table for the terminal, with a column for each simulation, and a row for
+    each figure and phase.
 
     Args:
-      job: what is trained.
-      placements: placements of all tables.
+      simulations: simulations of the same model and batch; the others are compared
+        with the first one.
     """
-    tasks = program_tasks(
-        placements,
-        job.features,
-        job.workload,
-        job.network,
-        job.dtype,
-        STATE_VALUES[job.dense_optimizer][0],
-    )
-    return Simulation("embark_jax", job.workload.batch_size, schedule(tasks))
+    table = Table("a step", *(simulation.system for simulation in simulations))
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def row(name: str, value: Callable[[Simulation], str]) -> None:
+        table.add_row(name, *map(value, simulations))
+
+    row("samples/s", lambda each: f"{each.samples_per_s:,.0f}")
+    row("ms", lambda each: f"{each.timeline.step_ms:.3f}")
+    if len(simulations) > 1:
+        first_ms = simulations[0].timeline.step_ms
+        row("speedup", lambda each: f"{first_ms / each.timeline.step_ms:.2f}")
+    row("exposed communication", lambda each: f"{each.exposed_share:.1%}")
+    row("waiting for slower devices", lambda each: f"{each.waiting_share:.1%}")
+    table.add_section()
+    for phase in simulations[0].timeline.phase_ms():
+        all_ms = [each.timeline.phase_ms().get(phase, 0.0) for each in simulations]
+        if np.any(all_ms):
+            table.add_row(f"{phase}, ms", *(f"{np.mean(ms):.3f}" for ms in all_ms))
+    table.caption = "Phases are those of an average device; they overlap"
+    return table

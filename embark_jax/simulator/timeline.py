@@ -9,15 +9,15 @@ last of them arrives, and ends on all at once, after the longest of their times.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Literal
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 Resource = Literal["memory", "tensor cores", "node link", "network", "host link"]
 LINKS: frozenset[Resource] = frozenset({"node link", "network"})
 """The links between devices."""
-Intervals = list[tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,16 +84,13 @@ class Timeline:
 
     def exposed_ms(self) -> np.ndarray:
         """Returns ``[devices]``, the time in which only links work."""
-        return np.array([_exposed(self._of(d)) for d in range(self.devices)])
+        rest = [span for span in self.spans if not span.task.communicates]
+        return _busy(self.spans, self.devices) - _busy(rest, self.devices)
 
     def idle_ms(self) -> np.ndarray:
         """Returns ``[devices]``, the time in which nothing works, as the device waits
         for others."""
-        busy = [
-            _length(_union([(start, end) for _, start, end in self._of(d)]))
-            for d in range(self.devices)
-        ]
-        return self.step_ms - np.array(busy)
+        return self.step_ms - _busy(self.spans, self.devices)
 
     def phase_ms(self) -> dict[str, np.ndarray]:
         """Returns ``[devices]``, the time of each phase's tasks, overlapped or not."""
@@ -102,14 +99,6 @@ class Timeline:
             total = phases.setdefault(span.task.phase, np.zeros(self.devices))
             total += span.end_ms - span.start_ms
         return phases
-
-    def _of(self, device: int) -> Iterator[tuple[Task, float, float]]:
-        for span in self.spans:
-            yield (
-                span.task,
-                float(span.start_ms[device]),
-                float(span.end_ms[device]),
-            )
 
 
 def schedule(tasks: Sequence[Task]) -> Timeline:
@@ -159,24 +148,52 @@ def serial(tasks: Sequence[Task]) -> list[Task]:
     return chained
 
 
-def _exposed(spans: Iterator[tuple[Task, float, float]]) -> float:
-    links, rest = [], []
-    for task, start, end in spans:
-        (links if task.communicates else rest).append((start, end))
-    both = _union([*links, *rest])
-    return _length(both) - _length(_union(rest))
+def chrome_trace(timeline: Timeline) -> str:
+    """Returns a JSON object of Chrome trace events, for Perfetto
+    (https://ui.perfetto.dev), with one for each task of each device, on each resource
+    that it occupies. A process is a device, a thread is one of its resources, and times
+    are in microseconds. Tasks without duration are left out.
+
+    Args:
+      timeline: the timeline of a step.
+    """
+    streams: tuple[Resource, ...] = get_args(Resource)
+    events: list[dict[str, Any]] = []
+
+    def name(kind: str, name: str, device: int, stream: int = 0) -> None:
+        where = {"pid": device, "tid": stream}
+        events.append({"name": kind, "ph": "M", **where, "args": {"name": name}})
+
+    for device in range(timeline.devices):
+        name("process_name", f"device {device}", device)
+        for stream, resource in enumerate(streams):
+            name("thread_name", resource, device, stream)
+    for span in timeline.spans:
+        for device in range(timeline.devices):
+            # Times are whole nanoseconds, so that rounding makes no two tasks overlap.
+            start_ns = round(1e6 * span.start_ms[device])
+            end_ns = round(1e6 * span.end_ms[device])
+            events += [
+                {
+                    "name": span.task.name,
+                    "cat": span.task.phase,
+                    "ph": "X",
+                    "ts": start_ns / 1e3,
+                    "dur": (end_ns - start_ns) / 1e3,
+                    "pid": device,
+                    "tid": stream,
+                }
+                for stream, resource in enumerate(streams)
+                if resource in span.task.resources and end_ns > start_ns
+            ]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _union(intervals: Intervals) -> Intervals:
-    """Returns disjoint intervals that cover the same time."""
-    merged: Intervals = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        elif end > start:
-            merged.append((start, end))
-    return merged
-
-
-def _length(intervals: Intervals) -> float:
-    return sum(end - start for start, end in intervals)
+def _busy(spans: Sequence[Span], devices: int) -> np.ndarray:
+    """Returns ``[devices]`` the time in which at least one of the spans lasts."""
+    starts = np.array([span.start_ms for span in spans]).reshape(-1, devices)
+    ends = np.array([span.end_ms for span in spans]).reshape(-1, devices)
+    order = np.argsort(starts, axis=0)
+    starts, ends = (np.take_along_axis(each, order, 0) for each in (starts, ends))
+    covered = np.maximum.accumulate(np.vstack([np.zeros(devices), ends]))[:-1]
+    return np.maximum(ends - np.maximum(starts, covered), 0.0).sum(axis=0)

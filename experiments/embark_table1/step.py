@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.simulator.tasks import NETWORK, NODE_LINK, Amount, Tasks
@@ -119,14 +118,12 @@ class EmbarkStep:
       make: makes tasks on the fleet.
       workload: batch and optimizer.
       loads: what each device has to do for the embeddings.
-      network: the dense layers.
       key_bytes: bytes of an id.
     """
 
     make: Messages
     workload: Workload
     loads: Loads
-    network: DenseNetwork
     key_bytes: int
 
     def tasks(self) -> list[Task]:
@@ -137,9 +134,8 @@ class EmbarkStep:
             *self._ids(),
             *self._forward(),
             *self.make.dense(
-                self.network,
+                dataclasses.replace(self.workload.dense, dtype="float16"),
                 self.workload.device_batch,
-                "float16",
                 bottom_after=(SHARDED,),
                 top_after=("pool", REPLICATED),
             ),
@@ -247,7 +243,8 @@ class EmbarkStep:
         ]
 
     def _updates(self) -> list[Task]:
-        make, loads, parameters = self.make, self.loads, self.network.parameters
+        make, loads = self.make, self.loads
+        parameters = self.workload.dense.parameters
         per_parameter = update_bytes(self.workload)
         replicated_bytes = loads.replicated_values * FLOAT_BYTES
         local_bytes = loads.local_values * HALF_BYTES + replicated_bytes

@@ -50,7 +50,6 @@ def simulate_embark(
         Messages(Rates(job.workload.fleet)),
         job.workload,
         count(placements, job.features, job.workload),
-        job.network,
         key_bytes(job),
     )
     timeline = schedule(arrange(step.tasks()))

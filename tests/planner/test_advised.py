@@ -30,21 +30,6 @@ def test_more_rows_than_numbers_are_the_reason_and_more_nodes_help():
     assert f"{max(followed.device_bytes) / 1e9:.2f}" == said[3]
 
 
-def test_fewer_nodes_that_are_faster_are_named():
-    """A tiny step is latency, which more nodes make longer."""
-    tables = [ej.TableSpec("a", 100_000, 16), ej.TableSpec("b", 50_000, 16)]
-    features = [ej.FeatureSpec("a"), ej.FeatureSpec("b")]
-    forced = {name: ej.ForcedPlacement("rb", 4, hot_rows=0) for name in "ab"}
-    two, one = (
-        ej.plan(tables, features, ej.fleets.dgx_h100(n), 256, forced=forced).prediction
-        for n in (2, 1)
-    )
-    assert one.step_ms < two.step_ms
-    (said,) = [text for text in two.advice if text.startswith("1 node would be")]
-    assert f"{one.step_ms:.3f} ms a step" in said
-    assert not [text for text in one.advice if "node" in text]
-
-
 def test_16_bits_on_the_wire_are_advised_unless_they_are_on():
     tables = [ej.TableSpec(f"t{i}", 10_000_000, 128) for i in range(4)]
     features = [ej.FeatureSpec(table.name, hotness=20) for table in tables]

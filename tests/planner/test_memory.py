@@ -50,32 +50,31 @@ def test_what_storages_take():
 def test_what_routes_take():
     in_rb, split = StorageKind("rb", 16), StorageKind("rb", 16, split=True)
     memory = Memory(WORKLOAD)
-    # Four values for each of 8 devices; a weight; how squares find their way back.
-    assert memory.id_bytes(in_rb) == 4 * 4 * 8
-    assert memory.id_bytes(StorageKind("rb", 16, weighted=True)) == 5 * 4 * 8
-    assert memory.id_bytes(split) == 5 * 4 * 8
-    assert changed(optimizer="sgd").id_bytes(split) == 4 * 4 * 8
+    # Four values for each of 8 devices, of this step and of the next; a weight; how
+    # squares find their way back.
+    assert memory.id_bytes(in_rb) == 2 * 4 * 4 * 8
+    assert memory.id_bytes(StorageKind("rb", 16, weighted=True)) == 2 * 5 * 4 * 8
+    assert memory.id_bytes(split) == 2 * 5 * 4 * 8
+    assert changed(optimizer="sgd").id_bytes(split) == 2 * 4 * 4 * 8
     assert memory.id_bytes(StorageKind("dp", 16)) == 0
-    # Of this step, and of the next.
-    assert changed(overlap=True).id_bytes(in_rb) == 2 * 4 * 4 * 8
 
 
 def test_what_a_table_takes_on_every_device():
     use = TableUse(TableSpec("t", 1000, 8), rows=1000, hotness=3)
     memory = Memory(WORKLOAD)
-    # 10 samples of 3 ids, and a pooled row of 8 columns.
-    sample_bytes = 4 * 3 + 4 * 8
+    # 10 samples of 3 ids, of two batches, and a pooled row of 8 columns.
+    sample_bytes = 2 * 4 * 3 + 4 * 8
     assert (
         memory.everywhere_bytes(Candidates.one(use, WORKLOAD, "rb"))
         == 10 * sample_bytes
     )
     # In UB each column shard of each id has a place and a group.
     in_ub = Candidates.one(use, WORKLOAD, "ub", 1, 2)
-    assert memory.everywhere_bytes(in_ub) == 10 * (sample_bytes + 2 * 4 * 3 * 2)
+    assert memory.everywhere_bytes(in_ub) == 10 * (sample_bytes + 2 * 2 * 4 * 3 * 2)
     # In DP rows of 9 values, and gradients with a flag of the 240 that a batch touches.
     whole = 1000 * 36 + 240 * 36
     in_dp = memory.everywhere_bytes(Candidates.one(use, WORKLOAD, "dp"))
-    assert in_dp == whole + 10 * (sample_bytes + 2 * 4 * 3)
+    assert in_dp == whole + 10 * (sample_bytes + 2 * 2 * 4 * 3)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_activations_of_a_small_network():
     # 12 come together; two cross layers make 3, 12 and 12; the MLPs 4, 2, 5 and 1.
     assert network.kept_values == 12 + 2 * 27 + 12
     # And the gradients of all but the 12.
-    assert network.activation_bytes == 4 * (78 + 66)
+    assert network.load(1).activation_bytes == 4 * (78 + 66)
 
 
 def placed(cluster, rows, workload):
@@ -109,7 +108,7 @@ def placed(cluster, rows, workload):
     placement = Placement(table, cluster, 8, devices=tuple(range(8)))
     priced = price([placement], [feature], workload)
     _, capacity, slots, *_ = priced.peaks[:, 0]
-    held = priced.loads.everywhere_bytes + 36 * slots + 4 * 4 * 8 * capacity
+    held = priced.loads.everywhere_bytes + 36 * slots + 2 * 4 * 4 * 8 * capacity
     return priced.objective.bytes(priced.loads), held, capacity * 8, slots
 
 

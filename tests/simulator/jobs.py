@@ -3,10 +3,11 @@
 import dataclasses
 
 from embark_jax.planner import Workload
+from embark_jax.planner.request.dense import dlrm_dcnv2
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.simulator import Job, dlrm_dcnv2
+from embark_jax.simulator import Job
 
 TABLES = [
     TableSpec("big", rows=1_000_000, dim=16),
@@ -42,4 +43,4 @@ def job(fleet_, batch=4096):
         dense=NETWORK.load(states=1),
         kernels="mosaic_gpu",
     )
-    return Job(TABLES, FEATURES, workload, NETWORK, "bfloat16", "adagrad")
+    return Job(TABLES, FEATURES, workload)

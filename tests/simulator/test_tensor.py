@@ -16,7 +16,7 @@ import embark_jax as ej
 from embark_jax import simulator
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload
-from embark_jax.planner.request.dense import device_products
+from embark_jax.planner.request.dense import dlrm, dlrm_dcnv2
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
@@ -34,7 +34,7 @@ BOTTOM, TOP = (32, 24, 16), (64, 32, 24, 8, 1)
 CROSS_LAYERS, CROSS_RANK = 2, 24
 
 NETWORKS = {
-    kind: simulator.dlrm_dcnv2(
+    kind: dlrm_dcnv2(
         32,
         DENSE,
         BOTTOM,
@@ -45,7 +45,7 @@ NETWORKS = {
     )
     for kind in ("stacked", "parallel")
 }
-NETWORKS["dot"] = simulator.dlrm(2, 32, DENSE, BOTTOM, TOP)
+NETWORKS["dot"] = dlrm(2, 32, DENSE, BOTTOM, TOP)
 
 
 def model_of(kind, shapes):
@@ -95,9 +95,9 @@ def test_the_compiled_step_sends_what_is_simulated(kind):
     forced = {table.name: ej.ForcedPlacement("dp") for table in TABLES}
     plan = ej.plan(TABLES, FEATURES, fleet, BATCH, forced=forced)
     network = NETWORKS[kind]
-    dense = network.load(0, "tensor")
+    dense = network.load(0, "tensor", "float32")
     workload = Workload(fleet, BATCH, optimizer="sgd", dense=dense)
-    job = simulator.Job(TABLES, FEATURES, workload, network, "float32", "sgd")
+    job = simulator.Job(TABLES, FEATURES, workload)
     spans = simulator.simulate_program(job, plan.placements).timeline.spans
 
     made, others_bytes = compiled(kind, plan)
@@ -128,10 +128,10 @@ def test_the_compiled_step_sends_what_is_simulated(kind):
 
 
 def test_a_product_without_a_second_one_stays_whole():
-    split, _, top = device_products(NETWORKS["stacked"], GPUS)
+    split, _, top = NETWORKS["stacked"].on_device(GPUS)
     assert [made.product for made in split] == [(12, 8), (8, 24), (24, 16)]
     assert [made.forward_sum for made in split] == [0, 24, 0]
     assert [made.backward_sum for made in split] == [0, 0, 0]  # of data there is none
     assert [made.backward_sum for made in top] == [48, 0, 32, 0, 0]
-    for whole in device_products(NETWORKS["stacked"], 5)[::2]:
+    for whole in NETWORKS["stacked"].on_device(5)[::2]:
         assert not any(made.forward_sum for made in whole)  # 5 divides no width

@@ -53,6 +53,8 @@ SECOND_WORDS_BYTES = 12
 STORED_KEY_BYTES = 21
 """Bytes of host memory for the key of a dynamic table's row that is stored there: the
 key; three cells of a hash table that is a quarter to half full; whether it is held."""
+ROUTED = 2
+"""Batches whose routes exist at once: a step takes one, and makes that of the next."""
 OWN_ROUTE_VALUES = 2
 """int32 values for each id that a device pools itself: the slot or element that it
 reads, and its group."""
@@ -91,11 +93,6 @@ class Memory:
             return sample_bytes * workload.device_batch
         samples = workload.device_batch / workload.micro_batches
         return sample_bytes * samples + self.dense_gradient_bytes
-
-    @property
-    def routed(self) -> int:
-        """Number of batches whose routes exist at once."""
-        return 2 if self.workload.overlap else 1
 
     @property
     def stored_limit_bytes(self) -> np.ndarray:
@@ -142,7 +139,7 @@ class Memory:
             return 0.0
         squares = storage.split and self.workload.row_wise  # they come back the way
         values = RECEIVED_ROUTE_VALUES + storage.weighted + squares
-        return self.routed * traffic.id_buffer_bytes(values, self.workload.devices)
+        return ROUTED * traffic.id_buffer_bytes(values, self.workload.devices)
 
     def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
         """Returns ``[candidates]`` bytes of each table on every device: its ids; the
@@ -154,7 +151,7 @@ class Memory:
         if not candidates.of_cluster.pools_at_owner:
             own_ids = candidates.hotness * candidates.column_shards
             per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
-        ids_bytes = self.routed * traffic.VALUE_BYTES * per_sample
+        ids_bytes = ROUTED * traffic.VALUE_BYTES * per_sample
         pooled_bytes = traffic.rows_bytes(candidates.bags, candidates.dim)
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
         if not candidates.of_cluster.replicated:

@@ -115,7 +115,7 @@ class Objective:
         self.stored_weights = np.where(
             self.tier >= 0, memory.limit_bytes / limits[self.tier], 0.0
         )
-        self.dense_ms = model.rates.dense_ms(workload.dense, workload.device_batch)
+        self.dense_ms = model.dense_ms
         self.fixed_bytes = memory.dense_bytes + np.array(
             [memory.activation_bytes, memory.dense_gradient_bytes]
         )

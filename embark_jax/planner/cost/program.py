@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from embark_jax.planner.cost.candidates import Candidates
+from embark_jax.planner.cost.dense import dense_ms
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import OWNER_PHASES, STORE, Unit, Work
 from embark_jax.planner.request.workload import Workload
@@ -295,8 +296,13 @@ class ProgramModel:
         ids_bytes = ids * ID_VALUES * traffic.VALUE_BYTES
         sent = traffic.all_to_all_bytes(ids_bytes, fleet.nodes, fleet.gpus_per_node)
         ids_ms = float(self.rates.links_ms(sent))
-        dense_ms = self.rates.dense_ms(workload.dense, workload.device_batch)
-        return min(1.0, dense_ms / ids_ms) if ids_ms else 1.0
+        return min(1.0, self.dense_ms / ids_ms) if ids_ms else 1.0
+
+    @functools.cached_property
+    def dense_ms(self) -> float:
+        """Time of the dense layers, beside which a look-ahead hides."""
+        workload = self.workload
+        return dense_ms(workload.dense, workload.device_batch, self.rates)
 
     def memory_ms(self, work: Work) -> Any:
         return self.rates.memory_ms(work.memory_bytes)

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 
-from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import Dtype
 from embark_jax.plans.traffic import LinkBytes, all_gather_bytes, all_reduce_bytes
@@ -56,10 +55,6 @@ class Rates:
         flops = SLOWDOWN[dtype] * 2 * samples * inputs * outputs
         moving_ms = self.memory_ms(moved * VALUE_BYTES[dtype])
         return max(1e3 * flops / flops_per_s, moving_ms) + self.memory_ms(0.0, 1)
-
-    def dense_ms(self, dense: DenseLoad, samples: int) -> float:
-        """Returns the time of forward and backward of the dense layers' products."""
-        return 3 * sum(self.product_ms(samples, *each) for each in dense.products)
 
     def links_ms(self, sent: LinkBytes, latency_us: float = 0.0):
         """Returns the time of a collective; both kinds of links work at once."""

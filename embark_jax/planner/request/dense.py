@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import DenseParallelism
+from embark_jax.plans.options import DenseParallelism, Dtype
+from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_width
 
 VALUE_BYTES = 4
 """Bytes of a float32."""
 
-Product = tuple[int, int]
+Product = tuple[float, float]
 """Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""
+
+
+class DeviceProduct(NamedTuple):
+    """A product as one device of a node computes it.
+
+    Attributes:
+      product: the device's part of it, or all of it.
+      forward_sum, backward_sum: values a sample of the node's batch that its devices
+        sum, after the product and after its gradient by the inputs.
+    """
+
+    product: Product
+    forward_sum: float = 0
+    backward_sum: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,53 +44,68 @@ class DenseNetwork:
       width: number of joined values from embeddings and bottom MLP.
     """
 
-    bottom: tuple[Product, ...]
-    cross: tuple[Product, ...]
-    top: tuple[Product, ...]
-    width: int
+    bottom: tuple[Product, ...] = ()
+    cross: tuple[Product, ...] = ()
+    top: tuple[Product, ...] = ()
+    width: int = 0
 
     @property
     def cross_layers(self) -> int:
         return len(self.cross) // 2
 
     @property
-    def products(self) -> tuple[Product, ...]:
-        return (*self.bottom, *self.cross, *self.top)
-
-    @property
     def parameters(self) -> int:
         """Weights of all products; biases are left out."""
-        return sum(inputs * outputs for inputs, outputs in self.products)
+        return int(weights((*self.bottom, *self.cross, *self.top)))
 
     @property
-    def kept_values(self) -> int:
+    def inputs_width(self) -> float:
+        """Values of a sample from outside the layers: dense features, embeddings and a
+        label."""
+        if not self.bottom:
+            return self.width + 1
+        return self.bottom[0][0] + self.width - self.bottom[-1][1] + 1
+
+    @property
+    def kept_values(self) -> float:
         """Values a sample that backward needs from forward: the joined values; the
         output of each product; and the output of each cross layer, which is more than
         its products: ``x0 * (W (V x) + b) + x``."""
-        made = sum(outputs for _, outputs in self.products)
+        made = sum(outputs for _, outputs in (*self.bottom, *self.cross, *self.top))
         return made + self.width * (1 + self.cross_layers)
 
-    @property
-    def activation_bytes(self) -> int:
-        """Bytes that a sample's activations take, in float32."""
-        return activation_bytes(
-            VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
+    def on_device(self, gpus: int) -> tuple[list[DeviceProduct], ...]:
+        """Returns the products of bottom, cross layers and top where ``gpus`` devices
+        split the layers (``models.layers``): two successive ones, the first by columns,
+        the second by rows, if their width can be divided. Only the second's output
+        needs a sum, and backward the gradient by the first's inputs, unless they are
+        the data."""
+        bottom, cross, top = (
+            _in_pairs(products, gpus)
+            for products in (self.bottom, self.cross, self.top)
         )
+        bottom[:1] = [made._replace(backward_sum=0) for made in bottom[:1]]
+        return bottom, cross, top
 
     def load(
-        self, states: int, parallelism: DenseParallelism = "replicated"
+        self,
+        states: int,
+        parallelism: DenseParallelism = "replicated",
+        dtype: Dtype = "bfloat16",
     ) -> DenseLoad:
         """Returns the load of these layers; arguments are those of ``DenseLoad``."""
+        kept, joined = VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
         return DenseLoad(
-            self.parameters, states, self.activation_bytes, parallelism, self.products
+            self.parameters,
+            states,
+            activation_bytes(kept, joined),
+            parallelism,
+            dtype,
+            self,
         )
 
 
-NO_NETWORK = DenseNetwork((), (), (), width=0)
-"""The network of a model whose tables alone are known."""
-
-
-def activation_bytes(kept_bytes: int, pooled_bytes: int) -> int:
+def activation_bytes(kept_bytes: float, pooled_bytes: float) -> float:
     """Returns the bytes a sample that the dense layers have in memory at once: the
     values kept of forward and their gradients. At worst all exist together, since XLA
     makes the gradients of weights late.
@@ -88,28 +119,40 @@ def activation_bytes(kept_bytes: int, pooled_bytes: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class DenseLoad:
-    """The part of every device's memory that the dense part of a model takes.
+    """The part of every device's memory and time that the dense part of a model takes.
 
     Attributes:
       parameters: number of float32 parameters of all layers.
       states: number of float32 values that the optimizer keeps for each parameter.
       activation_bytes: bytes of activations a sample.
       parallelism: layout of the dense layers on the devices.
-      known_products: products of the layers, if they are known.
+      dtype: data type in which they compute.
+      network: their products, if they are known.
     """
 
     parameters: int
     states: int
     activation_bytes: float
     parallelism: DenseParallelism = "replicated"
-    known_products: tuple[Product, ...] = ()
+    dtype: Dtype = "bfloat16"
+    network: DenseNetwork | None = None
 
     @property
-    def products(self) -> tuple[tuple[float, float], ...]:
-        """Products of the layers; of unknown ones a square product of as many
-        weights."""
+    def layers(self) -> DenseNetwork:
+        """The products; where they are unknown a square one of as many weights."""
         side = math.sqrt(self.parameters)
-        return self.known_products or ((side, side),) * (self.parameters > 0)
+        square = DenseNetwork(top=((side, side),) if side else ())
+        return self.network or square
+
+    def shared_by(self, fleet: Fleet) -> int:
+        """Returns the number of devices that split the layers, and go through all
+        samples of their node together."""
+        return fleet.gpus_per_node if self.parallelism == "tensor" else 1
+
+    def device_parameters(self, fleet: Fleet) -> float:
+        """Returns the weights of the products on a device."""
+        parts = self.layers.on_device(self.shared_by(fleet))
+        return sum(weights([made.product for made in part]) for part in parts)
 
     def held_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of parameters and their states."""
@@ -120,15 +163,12 @@ class DenseLoad:
 
     def gradient_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of the parameters' gradients."""
-        split = self.parallelism == "tensor"
-        return VALUE_BYTES * self.parameters / (fleet.gpus_per_node if split else 1)
+        return VALUE_BYTES * self.parameters / self.shared_by(fleet)
 
     def sample_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of activations for a sample of the device's share of the
-        batch: where layers are split inside nodes, a device takes part in all samples
-        of its node."""
-        split = self.parallelism == "tensor"
-        return self.activation_bytes * (fleet.gpus_per_node if split else 1)
+        batch."""
+        return self.activation_bytes * self.shared_by(fleet)
 
 
 NO_DENSE = DenseLoad(0, 0, 0.0)
@@ -154,16 +194,15 @@ def dlrm_dcnv2(
       bottom, top: widths of the MLPs.
       cross_layers, cross_rank: number of cross layers, and the rank of each.
       parallel: whether the top MLP's hidden layers are beside the cross layers, not
-        behind them.
+        behind them; its last layer reads both.
     """
     bottom = bottom if dense_features else ()
     width = embedding_width + (dense_features, *bottom)[-1]
-    return DenseNetwork(
-        tuple(_products(dense_features, bottom)),
-        ((width, cross_rank), (cross_rank, width)) * cross_layers,
-        _parallel(width, top) if parallel else tuple(_products(width, top)),
-        width,
-    )
+    products = _mlp(width, top)
+    if parallel:
+        products = (*products[:-1], (width + (width, *top[:-1])[-1], top[-1]))
+    cross = ((width, cross_rank), (cross_rank, width)) * cross_layers
+    return DenseNetwork(_mlp(dense_features, bottom), cross, products, width)
 
 
 def dlrm(
@@ -190,74 +229,51 @@ def dlrm(
     dim = (dense_features, *bottom)[-1]
     vectors = embeddings + (dense_features > 0)
     pairs = vectors * (vectors - 1) // 2
+    products = _mlp(dim + pairs, top)
     return DenseNetwork(
-        tuple(_products(dense_features, bottom)),
-        (),
-        tuple(_products(dim + pairs, top)),
-        embedding_width + dim,
+        _mlp(dense_features, bottom), (), products, embedding_width + dim
     )
 
 
-def _parallel(width: int, top: Sequence[int]) -> tuple[Product, ...]:
-    """Hidden layers on the joined values, and one layer on these and their output."""
-    hidden = tuple(_products(width, top[:-1]))
-    return (*hidden, (width + (width, *top[:-1])[-1], top[-1]))
-
-
-def _products(inputs: int, widths: Sequence[int]) -> Iterator[Product]:
-    return pairwise((inputs, *widths))
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceProduct:
-    """A product as one device of a node computes it.
-
-    Attributes:
-      product: the device's part of it, or all of it.
-      forward_sum, backward_sum: values a sample of the node's batch that its devices
-        sum, after the product and after its gradient by the inputs.
-    """
-
-    product: Product
-    forward_sum: int = 0
-    backward_sum: int = 0
-
-
-def inputs_width(network: DenseNetwork) -> int:
-    """Returns the values of a sample that come from outside the layers: dense features,
-    embeddings and a label."""
-    if not network.bottom:
-        return network.width + 1
-    made = network.bottom[-1][1]
-    return network.bottom[0][0] + network.width - made + 1
-
-
-def device_parameters(network: DenseNetwork, gpus_per_node: int) -> int:
-    """Returns the weights on a device where layers are split inside nodes."""
-    return sum(
-        math.prod(made.product)
-        for products in device_products(network, gpus_per_node)
-        for made in products
-    )
-
-
-def device_products(
-    network: DenseNetwork, gpus_per_node: int
-) -> tuple[list[DeviceProduct], list[DeviceProduct], list[DeviceProduct]]:
-    """Returns the products of bottom, cross layers and top where layers are split
-    inside nodes (``models.layers``): two successive ones, the first by columns, the
-    second by rows, if their width can be divided. Only the second's output needs a sum,
-    and backward the gradient by the first's inputs, unless they are the data.
+def network_of(
+    model: Any,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    dense_features: int,
+    pool_stride: int = 1,
+) -> DenseNetwork | None:
+    """Returns the matrix products of a model that a config describes, if they are
+    known.
 
     Args:
-      network: the layers.
-      gpus_per_node: devices that share them; 1 leaves them whole.
+      model: section of the config.
+      tables, features, dense_features: inputs of the model.
+      pool_stride: number of neighbouring columns of the pooled rows that are averaged
+        into one.
     """
-    bottom = _in_pairs(network.bottom, gpus_per_node)
-    if bottom:
-        bottom[0] = dataclasses.replace(bottom[0], backward_sum=0)
-    cross = _in_pairs(network.cross, gpus_per_node)
-    return bottom, cross, _in_pairs(network.top, gpus_per_node)
+    width = embedding_width(tables, features) // pool_stride
+    if model.kind == "dlrm_dcnv2":
+        return dlrm_dcnv2(
+            width,
+            dense_features,
+            model.bottom,
+            model.top,
+            model.cross_layers,
+            model.cross_rank,
+            parallel=model.structure == "parallel",
+        )
+    if model.kind == "dlrm":
+        return dlrm(len(features), width, dense_features, model.bottom, model.top)
+    return None
+
+
+def _mlp(inputs: int, widths: Sequence[int]) -> tuple[Product, ...]:
+    return tuple(pairwise((inputs, *widths)))
+
+
+def weights(products: Sequence[Product]) -> float:
+    """Returns the number of parameters."""
+    return sum(inputs * outputs for inputs, outputs in products)
 
 
 def _in_pairs(products: Sequence[Product], gpus: int) -> list[DeviceProduct]:

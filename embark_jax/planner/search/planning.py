@@ -12,7 +12,6 @@ from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
 from embark_jax.planner.search.instance import Instance, make_instance
 from embark_jax.planner.search.params import DEFAULT, SearchParams
 from embark_jax.planner.search.reasons import reasons
-from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.counts import MOST_BATCH, whole
@@ -49,24 +48,6 @@ def plan_for(
     """
     instance = _instance(workload, tables, features, forced, params)
     return _as_plan(solve(instance), tables, features)
-
-
-def bound_ms(
-    workload: Workload,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    *,
-    forced: Mapping[str, ForcedPlacement] | None = None,
-) -> float | None:
-    """Returns a time that no plan of ``plan_for`` is below, from a single relaxation;
-    None if memory does not suffice.
-
-    Raises:
-      ValueError: as ``plan_for``, but if the tables do not fit.
-    """
-    instance = _instance(workload, tables, features, forced, DEFAULT)
-    relaxed = Relaxation(instance).solve()
-    return None if relaxed is None else relaxed.bound_ms
 
 
 def _instance(
