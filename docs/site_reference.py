@@ -15,6 +15,7 @@ from embark_jax._base.config import Config, each_section, kind_of, sections
 from embark_jax.cli import app
 from embark_jax.config import ExperimentConfig
 from embark_jax.data.prepare.columns import Columns
+from embark_jax.planner.request.table_list import TableList
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,6 +92,8 @@ def config_keys() -> str:
         "of `--columns` or as `KEY=VALUE`.",
     ]
     lines += _sections(each_section(Columns))
+    lines += ["", "## Table lists", "", "`embark plan LIST` takes these keys."]
+    lines += _sections(each_section(TableList))
     return "\n".join([*lines, ""])
 
 

@@ -78,12 +78,13 @@ def plan(
         model = experiment.plan_model(config, statistics)
         planned, without_data = model.plan, model.without_data
     seconds = time.perf_counter() - start
+    name = f"{config.name} on {config.fleet or 'this machine'}"
     if out is not None:
         out.write_text(planned.to_json())
     if html is not None:
         from embark_jax.report.page import plan_page
 
-        html.write_text(plan_page(planned), "utf-8")
+        html.write_text(plan_page(planned, name), "utf-8")
     if as_json:
         from embark_jax.report.plan_record import plan_record
 
@@ -92,6 +93,7 @@ def plan(
         return
     from embark_jax.report.terminal import Report
 
+    say(name)
     console.print(Report(planned, every))
     if without_data:
         say(WITHOUT_DATA)

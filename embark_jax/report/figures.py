@@ -61,8 +61,8 @@ def _draw_hotness(axes: Axes, statistics: Statistics) -> None:
 
 
 def table_devices(plan: Plan) -> Figure | None:
-    """Draws how much of each table each device holds, the slowest tables first; None if
-    there is one device."""
+    """Draws how much of each table each device holds, the slowest tables first,
+    copies in grey; None if there is one device."""
     if plan.devices == 1:
         return None
     names = [name for decision in summary.decisions(plan) for name in decision.tables]
@@ -73,11 +73,15 @@ def table_devices(plan: Plan) -> Figure | None:
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, label="share of the largest part")
+    figure.colorbar(image, label="rows held / most rows that a device holds")
+    copies = np.isin(names, [p.table.name for p in plan.placements if p.replicated])
+    copied = np.where(copies[:, None], 0.5 * matrix, np.nan)
+    axes.imshow(copied, aspect="auto", cmap="Greys", vmin=0, vmax=1)
     axes.set_yticks(range(len(names)), names, fontsize="x-small")
     left_out = len(plan.placements) - len(names)
     more = f" ({left_out} more tables take less time)" if left_out else ""
-    axes.set(xlabel="device", title=f"Owners of each table{more}")
+    title = f"Owners of each table{more}; grey: a copy on each device"
+    axes.set(xlabel="device", title=title)
     return figure
 
 

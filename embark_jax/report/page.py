@@ -27,6 +27,8 @@ COLUMNS, UNLIMITED = 160, 2000
 PIXELS_PER_INCH = 110
 TEST, VALIDATION = "test_", "validation_"
 """Prefixes of the metrics of a split."""
+BEST = "bayes_auc"
+"""Key of the best AUC that any model can reach on synthetic data."""
 WINDOW_METRICS = ("validation_auc", "validation_log_loss", "validation_samples")
 PAGE = string.Template("""\
 <!DOCTYPE html>
@@ -44,10 +46,11 @@ $body
 """)
 
 
-def plan_page(plan: Plan) -> str:
-    """Returns a whole page, which names each table."""
-    title = escape(f"Plan: {summary.headline(plan)}")
-    return PAGE.substitute(title=title, body=plan_html(plan, in_full=True))
+def plan_page(plan: Plan, name: str = "") -> str:
+    """Returns a whole page, which names each table; ``name`` is its heading."""
+    title = escape(f"Plan: {name or summary.headline(plan)}")
+    heading = f"<h2>{title}</h2>" if name else ""
+    return PAGE.substitute(title=title, body=heading + plan_html(plan, in_full=True))
 
 
 def plan_html(plan: Plan, in_full: bool = False) -> str:
@@ -63,7 +66,10 @@ def plan_html(plan: Plan, in_full: bool = False) -> str:
 
 
 def runs_page(
-    runs: Mapping[str, Records], plans: Mapping[str, str], traces: Sequence[str] = ()
+    runs: Mapping[str, Records],
+    plans: Mapping[str, str],
+    traces: Sequence[str] = (),
+    about: str = "",
 ) -> str:
     """Returns a whole page.
 
@@ -71,9 +77,11 @@ def runs_page(
       runs: the records of each run, by its name.
       plans: HTML that shows the plan, for runs that have one.
       traces: paths of profiles, from the page's folder.
+      about: HTML that says of what model and config they are.
     """
     title = escape(", ".join(runs))
-    sections = [f"<h2>{title}</h2>", _html(*_results(runs), columns=UNLIMITED)]
+    sections = [f"<h2>{title}</h2>{about}"]
+    sections.append(_html(*_results(runs), columns=UNLIMITED))
     if any(runs.values()):
         what = "Loss, AUC, throughput and fill of buffers"
         sections.append(_image(run_curves(runs), what))
@@ -110,13 +118,14 @@ def _results(runs: Mapping[str, Records]) -> Iterator[RenderableType]:
 
 
 def _final(records: Records) -> dict[str, Any]:
-    """Returns the final figures of a run: its test metrics and median throughput."""
+    """Returns the final figures of a run: its test metrics, the best AUC that it could
+    have, and its median throughput."""
     metrics = {
         key: value
         for record in records
         if record.get("final")
         for key, value in record.items()
-        if key.startswith(TEST) and isinstance(value, int | float)
+        if (key.startswith(TEST) or key == BEST) and isinstance(value, int | float)
     }
     speeds = sorted(
         speed for record in records if (speed := record.get("samples_per_s"))
@@ -125,6 +134,8 @@ def _final(records: Records) -> dict[str, Any]:
 
 
 def _words(key: str) -> str:
+    if key == BEST:
+        return "best attainable auc"
     return key.removeprefix(TEST).removeprefix(VALIDATION).replace("_", " ")
 
 

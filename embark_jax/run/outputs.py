@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 
 import jax
 
-from embark_jax.plans.plan import Plan
 from embark_jax.report.page import plan_html, runs_page
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import PLAN, RunFolder
@@ -35,14 +36,32 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
     settings = config.model_dump(mode="json")
     trackers = [open_tracker(name, files, settings) for name in config.train.trackers]
     with folder.published(), MetricsLog(files, step, trackers=trackers) as log:
-        write_report(files, setup.plan)
+        write_report(files, setup)
         yield log
-        write_report(files, setup.plan)
+        write_report(files, setup)
 
 
-def write_report(workdir: Path, plan: Plan) -> None:
+def write_report(workdir: Path, setup: Experiment) -> None:
     """Writes the page of a run, with what its log has so far."""
-    plans = {workdir.name: plan_html(plan, in_full=True)}
+    plans = {workdir.name: plan_html(setup.plan, in_full=True)}
     links = [path.relative_to(workdir).as_posix() for path in traces(workdir)]
-    text = runs_page({workdir.name: read_metrics(workdir)}, plans, links)
+    runs = {workdir.name: read_metrics(workdir)}
+    text = runs_page(runs, plans, links, _about(setup))
     (workdir / REPORT).write_text(text, "utf-8")
+
+
+def _about(setup: Experiment) -> str:
+    """Says in HTML of what model and config a page is, and how its times compare."""
+    config = setup.config
+    facts = (
+        f"{datetime.date.today()}: model {config.model.kind}, rows updated by "
+        f"{config.embedding.optimizer.kind}, dense layers by "
+        f"{config.dense_optimizer.kind}, batch {config.train.batch_size:,}, seed "
+        f"{config.seed}; "
+    )
+    times = (
+        "samples per s is of whole steps, with dense layers, input and host; the "
+        "plan's step is of the embeddings alone, on the plan's fleet"
+    )
+    link = '<a href="config.yaml">config.yaml</a>'
+    return f"<p>{escape(facts)}{link}. {times}.</p>"
