@@ -60,8 +60,8 @@ def _about(setup: Experiment) -> str:
         f"{config.seed}; "
     )
     times = (
-        "samples per s is of whole steps, with dense layers, input and host; the "
-        "plan's step is of the embeddings alone, on the plan's fleet"
+        "a measured step lasts batch / samples per s, with dense layers, input and "
+        "host; the plan's step is of the embeddings alone, on the plan's fleet"
     )
     link = '<a href="config.yaml">config.yaml</a>'
     return f"<p>{escape(facts)}{link}. {times}.</p>"
