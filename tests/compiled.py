@@ -79,20 +79,20 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
     values = max(
         part.stop for part in row_words(optimizer, collection.cached[name]).values()
     )
-    keys = array(devices * asked, 1, dtype=np.uint32)
+    keys = array(devices * asked, 2, dtype=np.uint32)
     slot, count = array(devices * asked, dtype=np.int32), array(devices, dtype=np.int32)
     leaves = array(devices * asked, dtype=np.bool_)
     moves = {name: Moves(slot, keys, keys, count, leaves)}
     rows = array(devices * moved, values)
     fresh = array(devices * moved, dtype=np.bool_)
     incoming = {name: Incoming(rows, fresh)}
-    arrays = {name: array(slots, width)}, {name: {"accumulator": array(slots, 1)}}
+    arrays = {name: {"": array(slots, width), "accumulator": array(slots, 1)}}
     key = jax.eval_shape(lambda: jax.random.key(0))
     everywhere = NamedSharding(mesh, PartitionSpec())
     key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
     take, put = make_take(collection, optimizer), make_put(collection, optimizer)
-    taken = take.lower(*arrays, moves, incoming).compile().memory_analysis()
-    new = put.lower(*arrays, key, moves, incoming).compile().memory_analysis()
+    taken = take.lower(arrays, moves, incoming).compile().memory_analysis()
+    new = put.lower(arrays, key, moves, incoming).compile().memory_analysis()
     assert new.alias_size_in_bytes >= slots // devices * values * 4
     assert (
         max(taken.temp_size_in_bytes, new.temp_size_in_bytes)

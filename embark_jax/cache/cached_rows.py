@@ -19,8 +19,9 @@ A batch that is scored is undone, too, as soon as it has its scores.
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Mapping
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.cache.figures import CacheFigures
-from embark_jax.cache.key_index import Moves
+from embark_jax._base.memory import bytes_text, free_memory_bytes
+from embark_jax.cache.key_index import Counts, Moves
 from embark_jax.cache.resolving import (
     Demand,
     grow_directories,
@@ -39,17 +40,46 @@ from embark_jax.cache.resolving import (
     resolve_routes,
     undo_moves,
 )
-from embark_jax.cache.slots_needed import TooFewSlotsError, check_slots
+from embark_jax.cache.row_store import StoreError
 from embark_jax.cache.stored_rows import ROWS_AT_ONCE, StoredRows
-from embark_jax.cache.swaps import Incoming, make_put, make_take
-from embark_jax.cache.table_stores import TableStores, most_of_all
+from embark_jax.cache.swaps import (
+    WORD_BYTES,
+    Incoming,
+    make_put,
+    make_take,
+    row_words,
+    values_of,
+    with_values,
+)
 from embark_jax.embedding.arrays import Routes, TableState
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 from embark_jax.embedding.rules import AnyRule
+from embark_jax.launch.agreement import tell_all
+from embark_jax.plans.storage import Storage
 
 STARTED_AT_MOST = 8
 """Batches that may be undone at a time; more than steps are ever in flight."""
+BATCHES_AHEAD = 100
+"""Batches for whose new keys a table that grows gets room, if they bring as many as
+this one: with more slots the programs are compiled anew, which takes as long as
+hundreds of steps."""
+MOST_AHEAD = 8
+"""Room as a multiple of the slots that are needed, at most: the first batches have more
+new keys than any other."""
+
+
+class TooFewSlotsError(StoreError):
+    """A batch asks for more rows of a cached table than it has slots.
+
+    Attributes:
+      slots: slots, on all devices together, that dynamic tables should have for it and
+        for the next batches, by table; empty if more would not help.
+    """
+
+    def __init__(self, message: str, slots: Mapping[str, int]):
+        super().__init__(message)
+        self.slots = slots
 
 
 class PendingBatch(NamedTuple):
@@ -86,10 +116,6 @@ class StartedBatch(NamedTuple):
     late: bool
 
 
-def _moves(demands: Mapping[str, Demand]) -> dict[str, Moves]:
-    return {name: demand.moves for name, demand in demands.items()}
-
-
 class CachedRows:
     """The rows of cached tables, as described above.
 
@@ -98,6 +124,10 @@ class CachedRows:
       optimizer: optimizer of their rows.
       key: JAX random key of the initial rows.
       scratch: folder for stores on disk; None takes the system's for temporary files.
+
+    Attributes:
+      report: called with a sentence about each growth of a dynamic table. Unless it is
+        replaced, it logs a warning, which Python shows unless it is told otherwise.
 
     Raises:
       StoreError: if there is no room for a store.
@@ -110,22 +140,30 @@ class CachedRows:
         key: jax.Array,
         scratch: Path | None = None,
     ):
-        self._optimizer = optimizer
-        self._key = key
+        self.report: Callable[[str], None] = logging.getLogger(__name__).warning
+        self._optimizer, self._key = optimizer, key
         self._worker = ThreadPoolExecutor(1, "row-store")
         self._pending: PendingBatch | None = None
         self._started: deque[StartedBatch] = deque(maxlen=STARTED_AT_MOST)
         self._written: Future | None = None
-        self._stores = TableStores(collection, optimizer, key, scratch)
-        self.use(collection)
-        dynamic = {name: store.table for name, store in self._stores.dynamic.items()}
-        self._figures = CacheFigures(dynamic)
+        words = {n: row_words(optimizer, s) for n, s in collection.cached.items()}
+        _check_memory(collection, words)
+        self._stores = {
+            name: StoredRows(storage, collection.mesh, words[name], scratch)
+            for name, storage in collection.cached.items()
+        }
         self._indexes = init_indexes(collection)
+        self._asked: Counter[str] = Counter()
+        self._missing: Counter[str] = Counter()
+        self._taken: dict[str, int] = {}
+        self._late: list[bool] = []
+        self.use(collection)
 
     def use(self, collection: EmbeddingCollection) -> None:
         """Changes to a plan of other capacities, or more slots."""
         self._collection, self._storages = collection, collection.cached
-        self._stores.use(collection)
+        for name, storage in self._storages.items():
+            self._stores[name].storage = storage
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
 
@@ -138,6 +176,16 @@ class CachedRows:
         self._undo = jax.jit(
             functools.partial(undo_moves, collection), donate_argnums=0
         )
+
+    @property
+    def _dynamic(self) -> dict[str, StoredRows]:
+        """The stores of dynamic tables."""
+        return {name: store for name, store in self._stores.items() if store.table}
+
+    @property
+    def _discarding(self) -> dict[str, StoredRows]:
+        """The stores of dynamic tables that discard rows."""
+        return {name: store for name, store in self._dynamic.items() if store.discards}
 
     def bring(
         self,
@@ -167,13 +215,14 @@ class CachedRows:
             self._start_reading(pending)
         rows, stored = pending.rows.result()  # or it stays pending
         demands = pending.demands
+        counts = {name: demand.on_host() for name, demand in demands.items()}
         try:
-            check_slots(demands, self._storages)
+            check_slots(counts, self._storages)
         except TooFewSlotsError:
             self.drop_pending()
             raise
         self._pending = None
-        if any(demand.on_host().homeless for demand in demands.values()):
+        if any(of_storage.unplaced for of_storage in counts.values()):
             self._indexes = grow_directories(self._collection, self._indexes)
         # The devices waited for the rows if the tables, as the step before leaves them,
         # are ready.
@@ -181,10 +230,11 @@ class CachedRows:
         late = array.is_ready()
         if following is not None:
             self._pending = self._route(following)
-        tables, left = self._swap(tables, _moves(demands), rows)
+        moves = {name: demand.moves for name, demand in demands.items()}
+        tables, left = self._swap(tables, moves, rows)
         self._started.append(StartedBatch(batch, demands, left, stored, late))
         if rows and not to_score:
-            self._written = self._worker.submit(self._stores.write, demands, left)
+            self._written = self._worker.submit(self._write, demands, left)
         if self._pending is not None:
             self._start_reading(self._pending)
         return tables, pending.routes
@@ -198,10 +248,17 @@ class CachedRows:
 
     def landed(self, batch: DeviceBatch) -> None:
         """Says that the step of a batch was applied: it cannot be undone any more."""
-        if self._started and self._started[0].batch is batch:
-            started = self._started.popleft()
-            if started.demands:
-                self._figures.count(started.demands, started.late)
+        if not self._started or self._started[0].batch is not batch:
+            return
+        started = self._started.popleft()
+        if started.demands:
+            self._late.append(started.late)
+        for name, demand in started.demands.items():
+            counts = demand.on_host()
+            self._asked[name] += counts.asked
+            self._missing[name] += counts.missing
+            if table := self._stores[name].table:
+                self._taken[table] = counts.taken
 
     def undo(self, tables: TableState) -> TableState:
         """Returns the tables as they were before all batches that have not landed."""
@@ -214,52 +271,95 @@ class CachedRows:
     def undo_last(self, tables: TableState) -> TableState:
         """Returns the tables as they were before the last batch."""
         started = self._started.pop()
-        tables, _ = self._swap(tables, _moves(started.demands), started.left)
+        moves = {name: demand.moves for name, demand in started.demands.items()}
+        tables, _ = self._swap(tables, moves, started.left)
         self._undo_route(started.demands)
-        self._stores.truncate(started.stored)
+        for name, counts in started.stored.items():
+            self._stores[name].truncate(counts)
         return tables
 
     def _undo_route(self, demands: Mapping[str, Demand]) -> None:
         """Takes back what the last batch that was routed changed in the indexes."""
         if not demands:
             return
-        self._indexes, homeless = self._undo(self._indexes, demands)
-        if np.asarray(homeless).any():
+        self._indexes, unplaced = self._undo(self._indexes, demands)
+        if np.asarray(unplaced).any():
             self._indexes = grow_directories(self._collection, self._indexes)
 
-    def grow(self, tables: TableState, collection: EmbeddingCollection) -> TableState:
-        """Returns the tables with more slots for a plan with more of them; ``use`` must
-        take that plan next."""
+    def grow(
+        self, tables: TableState, collection: EmbeddingCollection, step: int
+    ) -> TableState:
+        """Returns the tables with more slots after a step, for a plan with more of
+        them; ``use`` must take that plan next."""
         self.drop_pending()
-        self._indexes, storages, states = grow_slots(
-            collection, self._indexes, tables.storages, tables.optimizer
-        )
-        return TableState(storages, states)
+        plans = self._collection.plan, collection.plan
+        for old, new in zip(*(plan.tables for plan in plans), strict=True):
+            if old.slots != new.slots:
+                self.report(
+                    f"dynamic table {old.name} grows from {old.slots:,} to "
+                    f"{new.slots:,} slots after step {step:,}; programs are compiled "
+                    "anew"
+                )
+        self._indexes, tables = grow_slots(collection, self._indexes, tables)
+        return tables
+
+    def figures(self) -> dict[str, float]:
+        """Returns figures since the last call: for each storage the share of the rows
+        asked for that already had a slot; for each dynamic table the slots that hold a
+        row; and the share of steps whose rows were late."""
+        figures: dict[str, float] = {
+            f"cache_hits/{name}": 1 - self._missing[name] / asked
+            for name, asked in self._asked.items()
+            if asked
+        }
+        figures |= {f"slots_filled/{table}": n for table, n in self._taken.items()}
+        if self._late:
+            figures["cache_late"] = sum(self._late) / len(self._late)
+        for since in (self._asked, self._missing, self._late):
+            since.clear()
+        return figures
 
     def stored(self, tables: TableState) -> TableState:
         """Returns the tables with all rows of cached ones as they lie in the stores,
-        which are brought up to date. The result is good until the next batch."""
+        which get copies of rows in slots, and initial rows; those of dynamic tables
+        with their keys. The result is good until the next batch; all processes must
+        call it."""
         self.drop_pending()
         self._wait_for_writes()
-        return self._stores.filled(self._collection, tables, self._indexes)
+        for name, store in self._stores.items():
+            store.take_slots(self._indexes[name], values_of(tables, name))
+            if not store.table:
+                store.complete(self._collection, self._optimizer, self._key)
+        keys, dynamic = {}, self._dynamic
+        rows = {n: s.rows_per_device for n, s in self._storages.items()}
+        counts = [max(1, store.count) for store in dynamic.values()]
+        for (name, store), count in zip(dynamic.items(), most_of(counts), strict=True):
+            rows[name] = count
+            keys[name] = store.key_arrays(self._indexes[name], count)
+        return with_values(
+            tables,
+            {n: s.arrays(rows[n]) | keys.get(n, {}) for n, s in self._stores.items()},
+        )
 
     def unfilled(self, tables: TableState) -> TableState:
-        """Returns tables like ``stored``, but with any values and no keys: a checkpoint
-        is restored into them."""
+        """Returns tables like ``stored``, with any values, into which a checkpoint is
+        restored; dynamic tables have their ``StoredRows`` in place of arrays."""
         self.drop_pending()
         self._wait_for_writes()
-        return self._stores.unfilled(tables)
-
-    def figures(self) -> dict[str, float]:
-        """Returns what ``CacheFigures.take`` does."""
-        return self._figures.take()
+        return with_values(
+            tables,
+            {
+                n: {"": s} if s.table else s.arrays(s.storage.rows_per_device)
+                for n, s in self._stores.items()
+            },
+        )
 
     def restored_slots(self) -> dict[str, int]:
         """Returns how many slots, on all devices together, each table that discards
         rows needs for those in the checkpoint that was read into ``unfilled``; all
         processes must call it."""
-        stores = self._stores.discarding.values()
-        counts = most_of_all([store.count for store in stores]) if stores else []
+        stores = self._discarding.values()
+        counts = most_of([store.count for store in stores])
         return {
             store.table: count * store.storage.ranges[0].row_shards
             for store, count in zip(stores, counts, strict=True)
@@ -275,8 +375,11 @@ class CachedRows:
         self._pending = None
         self._started.clear()
         self._indexes = init_indexes(self._collection)
-        tables = self._stores.restored(slots, tables)
-        discarding = self._stores.discarding
+        for store in self._stores.values():
+            if not store.table:
+                store.hold_all()
+        tables = with_values(tables, {n: values_of(slots, n) for n in self._stores})
+        discarding = self._discarding
         return self._fill_slots(tables, discarding) if discarding else tables
 
     def _fill_slots(
@@ -291,8 +394,8 @@ class CachedRows:
         slots = max(self._storages[name].slots_per_device for name in discarding)
         for first in range(0, slots, ROWS_AT_ONCE):
             moves, rows = {}, {}
-            for name in self._storages:
-                moves[name], rows[name] = self._stores[name].moves_to_slots(
+            for name, store in self._stores.items():
+                moves[name], rows[name] = store.moves_to_slots(
                     keys.get(name, {}), first
                 )
             tables, _ = self._swap(tables, moves, rows)
@@ -314,14 +417,22 @@ class CachedRows:
             try:
                 if written is not None:
                     written.result()  # or raises why not
-                demands = pending.demands
-                moves = any(demand.on_host().coming for demand in demands.values())
-                rows = self._stores.read(demands) if moves else {}
-                pending.rows.set_result((rows, self._stores.counts()))
+                demands, rows = pending.demands, {}
+                if any(demand.on_host().coming for demand in demands.values()):
+                    rows = {n: s.incoming(demands[n]) for n, s in self._stores.items()}
+                stored = {name: store.counts() for name, store in self._dynamic.items()}
+                pending.rows.set_result((rows, stored))
             except BaseException as error:
                 pending.rows.set_exception(error)
 
         self._worker.submit(read)
+
+    def _write(
+        self, demands: Mapping[str, Demand], left: Mapping[str, Incoming]
+    ) -> None:
+        """Stores the rows that left slots."""
+        for name, incoming in left.items():
+            self._stores[name].take_back(demands[name], incoming.rows)
 
     def _swap(
         self,
@@ -333,14 +444,71 @@ class CachedRows:
         back if the same moves are made with them."""
         if not rows:
             return tables, {}
-        outgoing = self._take(*tables, moves, rows)
-        storages, states = self._put(*tables, self._key, moves, rows)
+        values = {name: values_of(tables, name) for name in rows}
+        outgoing = self._take(values, moves, rows)
+        values = self._put(values, self._key, moves, rows)
         left = {
             name: Incoming(outgoing[name], jnp.zeros_like(incoming.fresh))
             for name, incoming in rows.items()
         }
-        return TableState(storages, states), left
+        return with_values(tables, values), left
 
     def _wait_for_writes(self) -> None:
         if self._written is not None:
             self._written.result()
+
+
+def check_slots(counts: Mapping[str, Counts], storages: Mapping[str, Storage]) -> None:
+    """Raises ``TooFewSlotsError`` if a batch needs more slots of a storage. Other
+    tables that will soon grow do so, too."""
+    wanted: dict[str, int] = {}
+    must_grow = []
+    for name, of_storage in counts.items():
+        storage, needed = storages[name], of_storage.needed
+        (row_range, *_) = storage.ranges
+        named = ", ".join(each.table.name for each in storage.ranges)
+        limit = row_range.table.max_slots
+        if limit is not None and row_range.table.slots != limit:
+            slots = needed * row_range.row_shards
+            soon = slots + BATCHES_AHEAD * of_storage.missing
+            wanted[named] = min(soon, MOST_AHEAD * slots)
+            must_grow += [named] * (needed > storage.slots_per_device)
+        elif needed > storage.slots_per_device:
+            key = "slots" if limit is None else "max_slots"
+            raise TooFewSlotsError(
+                f"a batch asks for {needed:,} rows of one device's share of the cached "
+                f"tables {named}, which have {storage.slots_per_device:,} slots there; "
+                f"raise their {key}, or lower the batch size",
+                {},
+            )
+    if must_grow:
+        raise TooFewSlotsError(
+            f"the tables {', '.join(must_grow)} must grow for a batch", wanted
+        )
+
+
+def most_of(counts: list[int]) -> list[int]:
+    """Returns the largest of each count in all processes, which must all call it."""
+    if not counts:
+        return []
+    return [max(counts) for counts in zip(*tell_all(counts), strict=True)]
+
+
+def _check_memory(
+    collection: EmbeddingCollection, words: Mapping[str, Mapping[str, slice]]
+) -> None:
+    """Raises ``StoreError`` if memory cannot hold all rows of fixed tables in memory;
+    ``words`` are those of the values in their rows."""
+    host_bytes = sum(
+        WORD_BYTES
+        * storage.rows_per_device
+        * max(columns.stop for columns in words[name].values())
+        * len(collection.mesh.local_devices)
+        for name, storage in collection.cached.items()
+        if storage.kind.tier == "host" and not storage.kind.table
+    )
+    if host_bytes > (free := free_memory_bytes()):
+        raise StoreError(
+            f"rows of tier host take {bytes_text(host_bytes)} of memory in this "
+            f"process, {bytes_text(free)} are free; set tier to disk for some"
+        )

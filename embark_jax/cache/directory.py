@@ -2,11 +2,13 @@
 
 It consists of buckets. A key has two buckets, by two hashes, and lies in one of their
 ways, so that ``locate`` gathers two buckets and compares. There are twice as many ways
-as slots; a key goes to the emptier of its buckets, and so finds room unless it is very
+as slots; a key goes to the emptier of its buckets, and so finds a way unless it is very
 unlucky: then a larger directory is made.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +16,43 @@ import numpy as np
 from embark_kernels import sort_positions
 from jax import lax
 
-from embark_jax.embedding.keys import hash_words
+from embark_jax.embedding.keys import WORDS, hash_words
 
 WAYS = 8
 CHOICES = 2
 WAYS_PER_SLOT = 2
 EMPTY = np.uint32(0xFFFFFFFF)
-"""Value of all words of an empty way; a key may have it, too."""
+"""Both words of an empty way. They are those of the id -1, which is padding."""
 NO_SLOT = -1
 """Slot of a way that holds no key."""
 SHARE_OF_FEW = 8
 LEAST_OF_FEW = 256
 
 
+class Directory(NamedTuple):
+    """The ways of all buckets.
+
+    Attributes:
+      keys: ``[buckets, WAYS, 2]`` uint32 key of each way; ``EMPTY`` where there is
+        none.
+      slots: ``[buckets, WAYS]`` int32 slot of each; ``NO_SLOT`` where there is none.
+    """
+
+    keys: jax.Array
+    slots: jax.Array
+
+
 def default_buckets(slots: int) -> int:
     """Returns the number of buckets of a directory for these slots."""
     return max(2, -(-WAYS_PER_SLOT * slots // WAYS))
+
+
+def empty_directory(buckets: int) -> Directory:
+    """Returns a directory without keys."""
+    return Directory(
+        jnp.full((buckets, WAYS, WORDS), EMPTY),
+        jnp.full((buckets, WAYS), NO_SLOT, jnp.int32),
+    )
 
 
 def most_of_few(n: int) -> int:
@@ -38,23 +61,20 @@ def most_of_few(n: int) -> int:
 
 
 def insert(
-    way_keys: jax.Array,
-    way_slots: jax.Array,
-    keys: jax.Array,
-    slot: jax.Array,
-    wanted: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    directory: Directory, keys: jax.Array, slot: jax.Array, wanted: jax.Array
+) -> tuple[Directory, jax.Array]:
     """Puts new keys into the directory, each into the emptier of its buckets; those
     that come too late there go into what is left in the next round.
 
     Returns:
-      The directory, and the ``[1]`` int32 number of keys that found no room.
+      The directory, and the ``[1]`` int32 number of keys that found no way.
     """
-    buckets, choices = way_keys.shape[0], _buckets(keys, way_keys.shape[0])
+    buckets = len(directory.keys)
+    choices = _buckets(keys, buckets)
 
     def insert_some(carried):
-        way_keys, way_slots, left, _ = carried
-        free = way_slots[choices] == NO_SLOT  # [n, CHOICES, WAYS]
+        directory, left, _ = carried
+        free = directory.slots[choices] == NO_SLOT  # [n, CHOICES, WAYS]
         choice = jnp.argmax(free.sum(axis=-1), axis=1)[:, None]
         bucket = jnp.take_along_axis(choices, choice, axis=1)[:, 0]
         free = jnp.take_along_axis(free, choice[:, :, None], axis=1)[:, 0]
@@ -62,46 +82,48 @@ def insert(
         # The r-th key of a bucket takes its r-th free way.
         way_of_key = free & (jnp.cumsum(free, axis=1) - 1 == rank[:, None])
         placed = left & way_of_key.any(axis=1)
-        bucket, way = jnp.where(placed, bucket, buckets), jnp.argmax(way_of_key, axis=1)
-        way_keys = way_keys.at[bucket, way].set(keys, mode="drop")
-        way_slots = way_slots.at[bucket, way].set(slot, mode="drop")
-        return way_keys, way_slots, left & ~placed, placed.any()
+        way = jnp.where(placed, bucket, buckets), jnp.argmax(way_of_key, axis=1)
+        directory = Directory(
+            directory.keys.at[way].set(keys, mode="drop"),
+            directory.slots.at[way].set(slot, mode="drop"),
+        )
+        return directory, left & ~placed, placed.any()
 
-    carried = way_keys, way_slots, wanted, jnp.array(True)
-    way_keys, way_slots, left, _ = lax.while_loop(
-        lambda carried: carried[2].any() & carried[3], insert_some, carried
+    directory, left, _ = lax.while_loop(
+        lambda carried: carried[1].any() & carried[2],
+        insert_some,
+        (directory, wanted, jnp.array(True)),
     )
-    return way_keys, way_slots, left.sum(dtype=jnp.int32)[None]
+    return directory, left.sum(dtype=jnp.int32)[None]
 
 
 def replace(
-    way_keys: jax.Array,
-    way_slots: jax.Array,
+    directory: Directory,
     outgoing: jax.Array,
     leaves: jax.Array,
     incoming: jax.Array,
     comes: jax.Array,
     slot: jax.Array,
     count: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Directory, jax.Array]:
     """Removes keys and inserts others, a few at a time: most batches of a large table
     bring few new keys.
 
     Args:
-      way_keys, way_slots: the directory.
-      outgoing, leaves: ``[n, words]`` keys, and ``[n]`` bool which of them leave.
-      incoming, comes: ``[n, words]`` keys, and ``[n]`` bool which of them come.
+      directory: the directory.
+      outgoing, leaves: ``[n, 2]`` keys, and ``[n]`` bool which of them leave.
+      incoming, comes: ``[n, 2]`` keys, and ``[n]`` bool which of them come.
       slot: ``[n]`` int32 slots that they get.
       count: ``[1]`` int32: only the first keys count.
 
     Returns:
       As ``insert``.
     """
-    n, buckets = len(slot), len(way_keys)
+    n, buckets = len(slot), len(directory.keys)
     size = most_of_few(n)
 
     def replace_some(carried):
-        way_keys, way_slots, homeless, first = carried
+        directory, unplaced, first = carried
         begin = jnp.minimum(first, n - size)
         some_outgoing, some_leave, some_incoming, some_come, some_slots = (
             lax.dynamic_slice_in_dim(array, begin, size)
@@ -109,19 +131,35 @@ def replace(
         )
         index = begin + jnp.arange(size, dtype=jnp.int32)
         wanted = (index >= first) & (index < count)
-        bucket, way, held = locate(way_keys, way_slots, some_outgoing)
-        bucket = jnp.where(held & some_leave & wanted, bucket, buckets)
-        way_keys = way_keys.at[bucket, way].set(EMPTY, mode="drop")
-        way_slots = way_slots.at[bucket, way].set(NO_SLOT, mode="drop")
-        way_keys, way_slots, left = insert(
-            way_keys, way_slots, some_incoming, some_slots, some_come & wanted
+        bucket, way, present = locate(directory, some_outgoing)
+        bucket = jnp.where(present & some_leave & wanted, bucket, buckets)
+        directory = Directory(
+            directory.keys.at[bucket, way].set(EMPTY, mode="drop"),
+            directory.slots.at[bucket, way].set(NO_SLOT, mode="drop"),
         )
-        return way_keys, way_slots, homeless + left, first + size
+        directory, left = insert(
+            directory, some_incoming, some_slots, some_come & wanted
+        )
+        return directory, unplaced + left, first + size
 
-    carried = way_keys, way_slots, jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32)
-    return lax.while_loop(lambda carried: carried[3] < count[0], replace_some, carried)[
-        :3
-    ]
+    directory, unplaced, _ = lax.while_loop(
+        lambda carried: carried[2] < count[0],
+        replace_some,
+        (directory, jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32)),
+    )
+    return directory, unplaced
+
+
+def locate(
+    directory: Directory, keys: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns ``(bucket, way, whether it is there)`` of keys."""
+    choices = _buckets(keys, len(directory.keys))
+    equal = (directory.keys[choices] == keys[:, None, None]).all(axis=-1)
+    equal = equal.reshape(len(keys), -1)
+    choice, way = jnp.divmod(jnp.argmax(equal, axis=1), WAYS)
+    bucket = jnp.take_along_axis(choices, choice[:, None], axis=1)[:, 0]
+    return bucket, way, equal.any(axis=1)
 
 
 def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
@@ -133,26 +171,6 @@ def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
     )
     rank = index_in_order - lax.cummax(jnp.where(is_first, index_in_order, 0))
     return jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
-
-
-def locate(
-    way_keys: jax.Array, way_slots: jax.Array, keys: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns ``(bucket, way, whether it is there)`` of keys."""
-    choices = _buckets(keys, way_keys.shape[0])
-    equal = (way_keys[choices] == keys[:, None, None]).all(axis=-1)
-    # Few batches have the one key that an empty way has, too.
-    equal = lax.cond(
-        (keys == EMPTY).all(axis=1).any(),
-        lambda equal: equal & (way_slots[choices] != NO_SLOT),
-        lambda equal: equal,
-        equal,
-    )
-    equal = equal.reshape(len(keys), -1)
-    first = jnp.argmax(equal, axis=1)
-    choice, way = jnp.divmod(first, WAYS)
-    bucket = jnp.take_along_axis(choices, choice[:, None], axis=1)[:, 0]
-    return bucket, way, equal.any(axis=1)
 
 
 def _buckets(keys: jax.Array, buckets: int) -> jax.Array:

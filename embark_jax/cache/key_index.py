@@ -1,69 +1,83 @@
 """The key index of a device's block says in which slot the row of a key lies.
 
-Slots are given out in order until all are filled. From then on, if rows may leave, each
+Slots are given out in order until all are taken. From then on, if rows may leave, each
 new key takes the slot of a *victim*: among the next slots around the ring, one with the
 lowest score, but none that the batch asks for. All work is sorting, without atomics:
 equal inputs give equal indexes.
 
-Keys are one or two 32-bit words, of any value. All functions are pure, and local to a
+Keys are any 64 bits but -1, in two words. All functions are pure, and local to a
 device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import RowGroups, group_rows
+from embark_kernels import RowGroups, group_rows, sort_positions
 from jax import lax
 
 from embark_jax.cache.directory import (
-    EMPTY,
-    NO_SLOT,
-    WAYS,
+    Directory,
     default_buckets,
+    empty_directory,
     insert,
     locate,
     most_of_few,
     replace,
 )
-from embark_jax.cache.leaving import ANY_ROW, SlotRules, find_victims
-from embark_jax.embedding.keys import number_keys
+from embark_jax.embedding.keys import WORDS, number_keys
+from embark_jax.plans.options import Evict
 
 NOWHERE = 2**31 - 1
 """Slot where nothing moves or changes: no block has as many, nor will."""
+WINDOW_PER_KEY = 2
+"""Slots that are searched for victims, for each key that a batch may ask for."""
 
 
 class KeyIndex(NamedTuple):
     """The keys of a block's slots, and the directory that finds them.
 
     Attributes:
-      way_keys: ``[buckets, WAYS, words]`` uint32 key of each way; ``EMPTY`` of empty
-        ones.
-      way_slots: ``[buckets, WAYS]`` int32 slot of each way; ``NO_SLOT`` of empty ones.
-      slot_keys: ``[slots, words]`` uint32 key of each slot.
-      used_at: ``[slots]`` int32 turn in which a slot's key was last asked for.
-      times_used: ``[slots]`` int32 turns in which it was.
-      turn: ``[1]`` int32 turn of the last batch.
-      filled: ``[1]`` int32 slots that hold a key; they are the first ones, and what
+      directory: leads from keys to slots.
+      slot_keys: ``[slots, 2]`` uint32 key of each slot.
+      used_at: ``[slots]`` int32 number of the batch that last asked for a slot's key.
+      times_used: ``[slots]`` int32 batches that did.
+      batches: ``[1]`` int32 number of batches so far.
+      taken: ``[1]`` int32 slots that have a key; they are the first ones, and what
         ``slot_keys`` says of others means nothing.
       hand: ``[1]`` int32 slot of the ring at which the search for victims begins.
     """
 
-    way_keys: jax.Array
-    way_slots: jax.Array
+    directory: Directory
     slot_keys: jax.Array
     used_at: jax.Array
     times_used: jax.Array
-    turn: jax.Array
-    filled: jax.Array
+    batches: jax.Array
+    taken: jax.Array
     hand: jax.Array
 
     @property
     def slots(self) -> int:
         return self.slot_keys.shape[0]
+
+
+class SlotRules(NamedTuple):
+    """The rules by which rows come into slots and leave them.
+
+    Attributes:
+      evict: which rows leave first: those that were asked for longest ago, or the
+        fewest times.
+      may_evict: whether rows may leave.
+    """
+
+    evict: Evict = "lru"
+    may_evict: bool = True
+
+
+ANY_ROW = SlotRules()
 
 
 class Moves(NamedTuple):
@@ -72,8 +86,8 @@ class Moves(NamedTuple):
     Attributes:
       slot: ``[n]`` int32 slots, each once; ``NOWHERE`` where nothing moves. Those where
         something moves come first.
-      incoming: ``[n, words]`` uint32 keys of the rows that come.
-      outgoing: ``[n, words]`` uint32 keys of the rows that leave.
+      incoming: ``[n, 2]`` uint32 keys of the rows that come.
+      outgoing: ``[n, 2]`` uint32 keys of the rows that leave.
       count: ``[1]`` int32 number of rows that come.
       leaves: ``[n]`` bool: whether a row leaves that slot.
     """
@@ -92,14 +106,36 @@ class Before(NamedTuple):
       slot: ``[2 n]`` int32 slots of the keys that were asked for, each once;
         ``NOWHERE`` elsewhere.
       used_at, times_used: ``[2 n]`` int32 what the index said of these slots.
-      filled, hand: as in ``KeyIndex``.
+      taken, hand: as in ``KeyIndex``.
     """
 
     slot: jax.Array
     used_at: jax.Array
     times_used: jax.Array
-    filled: jax.Array
+    taken: jax.Array
     hand: jax.Array
+
+
+class Counts(NamedTuple):
+    """What a batch asks for: ``[1]`` int32 of an index, or a storage's, in Python.
+
+    Attributes:
+      coming: rows that come into slots.
+      needed: slots that the batch needs; where no row may leave, with those of all
+        other keys. If there are fewer, the batch is only counted.
+      unplaced: keys that have a slot, but found no way in the directory; ``rehash``
+        finds it for them.
+      asked: different keys that the batch asks for.
+      missing: those of them that had no slot.
+      taken: slots that have a key.
+    """
+
+    coming: Any
+    needed: Any
+    unplaced: Any
+    asked: Any
+    missing: Any
+    taken: Any
 
 
 class Resolved(NamedTuple):
@@ -107,56 +143,44 @@ class Resolved(NamedTuple):
 
     Attributes:
       index: index with all keys that were asked for.
-      before: what it was before, for ``undo``.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
       touched: the keys grouped by their slots.
       moves: moves that bring the rows to where ``index`` says.
-      needed: ``[1]`` int32 slots that the batch needs; where no row may leave, with
-        those of all other keys. If there are fewer, nothing was done but to count the
-        turn.
-      unique_keys: ``[1]`` int32 different keys that the batch asks for.
-      missing: ``[1]`` int32 of them that had no slot.
-      homeless: ``[1]`` int32 keys that have a slot, but found no room in the directory;
-        ``rehash`` finds it for them.
+      before: what the index was before, for ``undo``.
+      counts: what the batch asks for.
     """
 
     index: KeyIndex
-    before: Before
     slot: jax.Array
     touched: RowGroups
     moves: Moves
-    needed: jax.Array
-    unique_keys: jax.Array
-    missing: jax.Array
-    homeless: jax.Array
+    before: Before
+    counts: Counts
 
 
-def empty_index(slots: int, words: int, buckets: int | None = None) -> KeyIndex:
+def empty_index(slots: int, buckets: int | None = None) -> KeyIndex:
     """Returns an index without keys.
 
     Args:
       slots: number of slots of the block.
-      words: number of words of a key.
       buckets: buckets of the directory; None takes twice as many ways as slots.
     """
-    if buckets is None:
-        buckets = default_buckets(slots)
+    nothing = jnp.zeros(1, jnp.int32)
     return KeyIndex(
-        jnp.full((buckets, WAYS, words), EMPTY),
-        jnp.full((buckets, WAYS), NO_SLOT, jnp.int32),
-        jnp.zeros((slots, words), jnp.uint32),
+        empty_directory(default_buckets(slots) if buckets is None else buckets),
+        jnp.zeros((slots, WORDS), jnp.uint32),
         jnp.zeros(slots, jnp.int32),
         jnp.zeros(slots, jnp.int32),
-        turn=jnp.zeros(1, jnp.int32),
-        filled=jnp.zeros(1, jnp.int32),
-        hand=jnp.zeros(1, jnp.int32),
+        batches=nothing,
+        taken=nothing,
+        hand=nothing,
     )
 
 
 def find(index: KeyIndex, keys: jax.Array) -> jax.Array:
-    """Returns ``[n]`` int32 slots of ``[n, words]`` keys; ``slots`` for absent ones."""
-    bucket, way, present = locate(index.way_keys, index.way_slots, keys)
-    return jnp.where(present, index.way_slots[bucket, way], index.slots)
+    """Returns ``[n]`` int32 slots of ``[n, 2]`` keys; ``slots`` for absent ones."""
+    bucket, way, present = locate(index.directory, keys)
+    return jnp.where(present, index.directory.slots[bucket, way], index.slots)
 
 
 def resolve(
@@ -170,29 +194,29 @@ def resolve(
 
     Args:
       index: index before the batch.
-      keys: ``[n, words]`` uint32 keys; one may occur several times.
+      keys: ``[n, 2]`` uint32 keys; one may occur several times.
       present: ``[n]`` bool: which keys count; the others mean nothing.
       rules: rules of the slots.
       group: groups ``[n]`` int32 numbers below a bound, as ``group_rows`` does.
     """
-    slots, filled, hand = index.slots, index.filled, index.hand
+    slots, taken, hand = index.slots, index.taken, index.hand
     groups, keys = _group_keys(index, keys, present, group)
     n, row = len(keys), groups.row
     slot = jnp.where(row < slots, row, slots)
     present = row < slots + len(groups.group)
     missing = present & (row >= slots)
-    unique_keys, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
-    needed = unique_keys if rules.may_evict else index.filled + misses
+    asked, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
+    needed = asked if rules.may_evict else taken + misses
     fits = needed <= slots
     # All arrays are read before they are written, or else XLA copies them.
     used_slot = jnp.where(fits & (slot < slots), slot, NOWHERE)
-    used_at, times_used = use_of(index, used_slot)
+    used_at, times_used = _use_of(index, used_slot)
     used_slot = jnp.where(used_at < 0, NOWHERE, used_slot)  # never
-    turn = index.turn + 1
+    batches = index.batches + 1
     index = index._replace(
-        used_at=index.used_at.at[used_slot].set(turn[0], mode="drop"),
+        used_at=index.used_at.at[used_slot].set(batches[0], mode="drop"),
         times_used=index.times_used.at[used_slot].set(times_used + 1, mode="drop"),
-        turn=turn,
+        batches=batches,
     )
     missing &= fits
 
@@ -200,35 +224,29 @@ def resolve(
         _, index, slot, *_ = carried
         return False, *_give_slots(index, keys, slot, missing, rules)
 
-    none = jnp.zeros_like(keys)
-    nowhere = jnp.full(n, NOWHERE, jnp.int32)
+    none, nowhere = jnp.zeros_like(keys), jnp.full(n, NOWHERE, jnp.int32)
     moves = Moves(nowhere, none, none, misses * 0, jnp.zeros(n, bool))
-    use = nowhere, nowhere
     # Many batches of a table whose rows all have slots move nothing. This is a loop of
-    # one turn or none, since XLA copies all of the index for a conditional.
-    moving = missing.any(), index, slot, moves, use, misses * 0
-    _, index, slot, moves, use, homeless = lax.while_loop(
+    # one pass or none, since XLA copies all of the index for a conditional.
+    moving = missing.any(), index, slot, moves, (nowhere, nowhere), misses * 0
+    _, index, slot, moves, use, unplaced = lax.while_loop(
         lambda carried: carried[0], move, moving
     )
-    unused = slots + jnp.arange(n, dtype=jnp.int32)
-    moved_used_at, moved_times_used = use
     before = Before(
         jnp.concatenate([used_slot, moves.slot]),
-        jnp.concatenate([used_at, moved_used_at]),
-        jnp.concatenate([times_used, moved_times_used]),
-        filled,
+        jnp.concatenate([used_at, use[0]]),
+        jnp.concatenate([times_used, use[1]]),
+        taken,
         hand,
     )
+    unused = slots + jnp.arange(n, dtype=jnp.int32)
     return Resolved(
         index,
-        before,
         slot.at[groups.group].get(mode="fill", fill_value=slots),
         groups.with_rows(jnp.where(present, slot, unused)),
         moves,
-        needed,
-        unique_keys,
-        misses,
-        homeless,
+        before,
+        Counts(moves.count, needed, unplaced, asked, misses, index.taken),
     )
 
 
@@ -239,19 +257,17 @@ def _group_keys(
     group: Callable[[jax.Array, int], RowGroups],
 ) -> tuple[RowGroups, jax.Array]:
     """Groups a batch's keys by their slots; those without one, by numbers from
-    ``slots`` on. Returns the keys of the groups, too, ``[groups, words]``."""
+    ``slots`` on. Returns the keys of the groups, too, ``[groups, 2]``."""
     n, slots = len(keys), index.slots
     row = jnp.where(present, find(index, keys), slots + n)
     missing, few = row == slots, most_of_few(n)
+    position = jnp.arange(n, dtype=jnp.int32)
 
     def numbered(room: int) -> Callable[[], jax.Array]:
         def number() -> jax.Array:
             rank = jnp.cumsum(missing, dtype=jnp.int32) - 1
-            index = (
-                jnp.full(room, n)
-                .at[jnp.where(missing, rank, room)]
-                .set(jnp.arange(n, dtype=jnp.int32), mode="drop")
-            )
+            index = jnp.full(room, n)
+            index = index.at[jnp.where(missing, rank, room)].set(position, mode="drop")
             numbers = number_keys(keys.at[index].get(mode="clip"), index < n)
             return row.at[index].set(slots + numbers, mode="drop")
 
@@ -263,11 +279,8 @@ def _group_keys(
         (lambda: row, numbered(few), numbered(n)),
     )
     groups = group(row, slots + n)
-    number = groups.group
     some_of_group = jnp.zeros(len(groups.row), jnp.int32)
-    some_of_group = some_of_group.at[number].set(
-        jnp.arange(n, dtype=jnp.int32), mode="drop"
-    )
+    some_of_group = some_of_group.at[groups.group].set(position, mode="drop")
     return groups, keys[some_of_group]
 
 
@@ -287,54 +300,72 @@ def _give_slots(
       missing: ``[n]`` bool: which keys need a slot.
 
     Returns:
-      The index, the slots, the moves, what ``use_of`` said of their slots, and the
-      number of keys that found no room in the directory.
+      The index, the slots, the moves, what ``_use_of`` said of their slots, and the
+      number of keys that found no way in the directory.
     """
     n, slots = len(keys), index.slots
     count = missing.sum(dtype=jnp.int32)[None]
-    # The r-th key that moves is key ``moving_key[r]``, and takes slot ``taken[r]``.
-    index_in_batch = jnp.arange(n, dtype=jnp.int32)
-    moves = index_in_batch < count
+    # The r-th key that moves is key ``moving_key[r]``, and gets slot ``given[r]``.
+    position = jnp.arange(n, dtype=jnp.int32)
+    moves = position < count
     rank = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, n)
-    moving_key = jnp.zeros(n, jnp.int32).at[rank].set(index_in_batch, mode="drop")
-    fresh = index.filled + index_in_batch
-    any_leaves = index.filled[0] + count[0] > slots
-    victims, hand = find_victims(index, n, rules, any_leaves)
+    moving_key = jnp.zeros(n, jnp.int32).at[rank].set(position, mode="drop")
+    fresh = index.taken + position
+    any_leaves = index.taken[0] + count[0] > slots
+    victims, hand = _find_victims(index, n, rules, any_leaves)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
-    taken = jnp.where(fresh < slots, fresh, victim)
-    taken = jnp.where(moves, taken, NOWHERE)
+    given = jnp.where(moves, jnp.where(fresh < slots, fresh, victim), NOWHERE)
     leaves = moves & (fresh >= slots)
 
     incoming = jnp.where(moves[:, None], keys[moving_key], 0)
-    outgoing = index.slot_keys.at[taken].get(mode="clip")
-    way_keys, way_slots, homeless = replace(
-        index.way_keys,
-        index.way_slots,
-        outgoing,
-        leaves,
-        incoming,
-        moves,
-        taken,
-        count,
+    outgoing = index.slot_keys.at[given].get(mode="clip")
+    directory, unplaced = replace(
+        index.directory, outgoing, leaves, incoming, moves, given, count
     )
-    use = use_of(index, taken)
+    use = _use_of(index, given)
     # Never less than none: this makes all that is written depend on all that is read.
-    never = (homeless < 0) & (use[0] < 0) & (use[1] < 0)
-    taken = jnp.where(never & leaves, NOWHERE, taken)
+    never = (unplaced < 0) & (use[0] < 0) & (use[1] < 0)
+    given = jnp.where(never & leaves, NOWHERE, given)
     index = index._replace(
-        way_keys=way_keys,
-        way_slots=way_slots,
-        slot_keys=index.slot_keys.at[taken].set(incoming, mode="drop"),
-        used_at=index.used_at.at[taken].set(index.turn[0], mode="drop"),
-        times_used=index.times_used.at[taken].set(1, mode="drop"),
-        filled=jnp.minimum(index.filled + count, slots),
+        directory=directory,
+        slot_keys=index.slot_keys.at[given].set(incoming, mode="drop"),
+        used_at=index.used_at.at[given].set(index.batches[0], mode="drop"),
+        times_used=index.times_used.at[given].set(1, mode="drop"),
+        taken=jnp.minimum(index.taken + count, slots),
         hand=jnp.where(any_leaves, hand, index.hand),
     )
-    slot = slot.at[jnp.where(moves, moving_key, n)].set(taken, mode="drop")
-    return index, slot, Moves(taken, incoming, outgoing, count, leaves), use, homeless
+    slot = slot.at[jnp.where(moves, moving_key, n)].set(given, mode="drop")
+    return index, slot, Moves(given, incoming, outgoing, count, leaves), use, unplaced
 
 
-def use_of(index: KeyIndex, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _find_victims(
+    index: KeyIndex, n: int, rules: SlotRules, any_leaves: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns slots, those whose rows leave first in front, and the next hand.
+
+    They come from the next range of the ring, which has enough of them for any batch of
+    n keys that the slots can hold: at most n of its slots are asked for, or about to be
+    taken. If none leaves, they are any slots.
+    """
+    slots = index.slots
+    if not rules.may_evict:
+        return jnp.full(1, slots, jnp.int32), index.hand
+    offset = jnp.arange(min(slots, WINDOW_PER_KEY * n), dtype=jnp.int32)
+    slot = (index.hand + offset) % slots
+    used_at = index.used_at[slot]
+    stays = (used_at == index.batches) | (slot >= index.taken)
+    last = jnp.uint32(2**31)
+    score = used_at if rules.evict == "lru" else index.times_used[slot]
+    score = score.astype(jnp.uint32)
+    order = lax.cond(
+        any_leaves,
+        lambda: sort_positions(jnp.where(stays, last, score), 2**31 + 1)[1],
+        lambda: offset,
+    )
+    return slot[order], (index.hand + len(offset)) % slots
+
+
+def _use_of(index: KeyIndex, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns ``used_at`` and ``times_used`` of slots."""
     used_at = index.used_at.at[slot].get(mode="clip")
     return used_at, index.times_used.at[slot].get(mode="clip")
@@ -345,49 +376,45 @@ def undo(index: KeyIndex, moves: Moves, before: Before) -> tuple[KeyIndex, jax.A
     got a larger directory, or more slots.
 
     Returns:
-      The index, and the ``[1]`` int32 number of keys that found no room in its
+      The index, and the ``[1]`` int32 number of keys that found no way in its
       directory.
     """
-    everything = jnp.ones(len(moves.slot), bool)
-    way_keys, way_slots, homeless = replace(
-        index.way_keys,
-        index.way_slots,
+    directory, unplaced = replace(
+        index.directory,
         moves.incoming,
-        everything,
+        jnp.ones(len(moves.slot), bool),
         moves.outgoing,
         moves.leaves,
         moves.slot,
         moves.count,
     )
-    slot, used_at, times_used, filled, hand = before
+    slot, used_at, times_used, taken, hand = before
     return KeyIndex(
-        way_keys,
-        way_slots,
+        directory,
         index.slot_keys.at[moves.slot].set(moves.outgoing, mode="drop"),
         index.used_at.at[slot].set(used_at, mode="drop"),
         index.times_used.at[slot].set(times_used, mode="drop"),
-        index.turn - 1,
-        filled,
+        index.batches - 1,
+        taken,
         hand,
-    ), homeless
+    ), unplaced
 
 
 def rehash(index: KeyIndex, slots: int, buckets: int) -> tuple[KeyIndex, jax.Array]:
     """Makes a new directory; keys keep their slots, of which there may be more.
 
     Returns:
-      The index, and the ``[1]`` int32 number of keys that found no room in it.
+      The index, and the ``[1]`` int32 number of keys that found no way in it.
     """
-    larger = empty_index(slots, index.slot_keys.shape[1], buckets)
-    slot_keys = larger.slot_keys.at[: index.slots].set(index.slot_keys)
+    more = slots - index.slots
+    slot_keys = jnp.pad(index.slot_keys, ((0, more), (0, 0)))
     slot = jnp.arange(slots, dtype=jnp.int32)
-    way_keys, way_slots, homeless = insert(
-        larger.way_keys, larger.way_slots, slot_keys, slot, slot < index.filled
+    directory, unplaced = insert(
+        empty_directory(buckets), slot_keys, slot, slot < index.taken
     )
     return index._replace(
-        way_keys=way_keys,
-        way_slots=way_slots,
+        directory=directory,
         slot_keys=slot_keys,
-        used_at=larger.used_at.at[: index.slots].set(index.used_at),
-        times_used=larger.times_used.at[: index.slots].set(index.times_used),
-    ), homeless
+        used_at=jnp.pad(index.used_at, (0, more)),
+        times_used=jnp.pad(index.times_used, (0, more)),
+    ), unplaced

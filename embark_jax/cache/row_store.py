@@ -1,8 +1,10 @@
-"""The rows of one device's block of a cached storage, by number.
+"""The rows of one device's block of a cached storage, by key.
 
 A row holds its parameters and its optimizer state, one after the other, and moves as a
-whole. Rows of the host tier are an array in memory, those of the disk tier a log.
-Nothing of a store is left when its process ends; the checkpoint is what lasts.
+whole. It has a number, by which a ``RowStore`` knows it: rows of the host tier are an
+array in memory, those of the disk tier a log. The key of a row of a fixed table is its
+number; those of a dynamic table are numbered as they come (``key_numbers``). Nothing of
+a store is left when its process ends; the checkpoint is what lasts.
 """
 
 from __future__ import annotations
@@ -10,16 +12,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from embark_jax._base.errors import UserError
 from embark_jax._base.memory import bytes_text
+from embark_jax.cache.key_numbers import UNKNOWN, KeyNumbers
 from embark_jax.cache.row_log import FLOAT32_BYTES, RowLog
 from embark_jax.plans.options import Tier
 
 ROWS_PER_COPY = 8192
+FIRST_ROWS = 1024
+EXPECTED_SPARE = 16
+"""One row more for each so many that are expected: hashes deal keys out unevenly."""
 
 
 class StoreError(UserError):
@@ -27,7 +33,8 @@ class StoreError(UserError):
 
 
 class RowStore(Protocol):
-    """Rows of float32 values; one that was never written has no values.
+    """Rows of float32 values, by number; one that was never written has no values. It
+    is made without rows, by ``(rows, values, folder)``.
 
     Attributes:
       rows: number of rows.
@@ -58,14 +65,9 @@ class RowStore(Protocol):
 
 
 class ArrayStore:
-    """Rows of an array in memory; see ``RowStore``.
+    """Rows of an array in memory; see ``RowStore``."""
 
-    Args:
-      rows: number of rows.
-      values: number of values of a row.
-    """
-
-    def __init__(self, rows: int, values: int):
+    def __init__(self, rows: int, values: int, folder: Path | None = None):
         self.rows = rows
         self._values = np.zeros((rows, values), np.float32)  # memory comes with writes
         self._held = np.zeros(rows, bool)
@@ -88,21 +90,9 @@ class ArrayStore:
         self._held[numbers] = True
 
 
-class StoreKind(NamedTuple):
-    """A kind of row store.
-
-    Attributes:
-      make: ``(rows, values, folder) -> store``, without rows.
-      in_memory: whether its rows take the host's memory.
-    """
-
-    make: Callable[[int, int, Path | None], RowStore]
-    in_memory: bool
-
-
-STORES: dict[Tier, StoreKind] = {
-    "host": StoreKind(lambda rows, values, _: ArrayStore(rows, values), in_memory=True),
-    "disk": StoreKind(RowLog, in_memory=False),
+STORES: dict[Tier, Callable[[int, int, Path | None], RowStore]] = {
+    "host": ArrayStore,
+    "disk": RowLog,
 }
 """The registry of row stores, by tier."""
 
@@ -122,7 +112,7 @@ def make_store(
       StoreError: if memory or disk have no room.
     """
     try:
-        return STORES[tier].make(rows, values, folder)
+        return STORES[tier](rows, values, folder)
     except (OSError, MemoryError) as error:
         where = ""
         if tier == "disk":
@@ -135,10 +125,89 @@ def make_store(
         ) from None
 
 
-def copy_rows(store: RowStore, larger: RowStore) -> None:
-    """Gives a store, of no fewer rows, all rows of another."""
-    rows = store.columns(slice(None))
-    for begin in range(0, store.rows, ROWS_PER_COPY):
-        numbers = np.arange(begin, min(begin + ROWS_PER_COPY, store.rows))
-        held = numbers[store.holds(numbers)]
-        larger.write(held, rows[held])
+class KeyedRows:
+    """Rows by ``[n]`` int64 keys.
+
+    Args:
+      make: makes a store of so many rows.
+      rows: number of rows, whose keys are their numbers; of other keys the rows that
+        are expected, for which and some more there is room. A store in memory takes
+        memory as it is written to, but twice as much while it doubles.
+      any_keys: whether keys are any numbers; the store then doubles whenever it is
+        full.
+
+    Raises:
+      StoreError: if there is no room for a store.
+    """
+
+    def __init__(
+        self, make: Callable[[int], RowStore], rows: int, any_keys: bool = False
+    ):
+        self._make, self._any_keys = make, any_keys
+        if any_keys:
+            rows = max(FIRST_ROWS, rows + rows // EXPECTED_SPARE)
+        self._first_rows = rows
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._numbers, self._store = KeyNumbers(), self._make(self._first_rows)
+
+    def truncate(self, count: int) -> None:
+        """Forgets all rows but the first ones, of any keys."""
+        if count < len(self):
+            self._numbers = KeyNumbers(self.keys[:count])
+
+    def __len__(self) -> int:
+        """Number of rows whose keys are any."""
+        return len(self._numbers)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Any keys by the number of their row, ``[n]`` int64; not to be written to."""
+        return self._numbers.keys
+
+    def _find(self, keys: np.ndarray) -> np.ndarray:
+        return self._numbers.find(keys) if self._any_keys else keys
+
+    def holds(self, keys: np.ndarray) -> np.ndarray:
+        """Returns ``[n]`` bool: whether the rows of these keys were written."""
+        numbers = self._find(keys)
+        return numbers != UNKNOWN if self._any_keys else self._store.holds(numbers)
+
+    def read(self, keys: np.ndarray) -> np.ndarray:
+        """Returns ``[n, values]``, the rows of these keys."""
+        return self._store.read(self._find(keys))
+
+    def write(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Overwrites rows with ``[n, values]``; each key must occur once.
+
+        Raises:
+          StoreError: if there is no more room; nothing has changed.
+        """
+        if self._any_keys:
+            new = keys[~self.holds(keys)]
+            self.reserve(len(self) + len(new))
+            self._numbers.add(new)
+        self._store.write(self._find(keys), rows)
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for so many rows, unless there is."""
+        if rows <= self._store.rows:
+            return
+        larger = self._make(max(rows, 2 * self._store.rows))
+        written = self._store.columns(slice(None))
+        for begin in range(0, self._store.rows, ROWS_PER_COPY):
+            numbers = np.arange(begin, min(begin + ROWS_PER_COPY, self._store.rows))
+            numbers = numbers[self._store.holds(numbers)]
+            larger.write(numbers, written[numbers])
+        self._store = larger
+
+    def columns(self, columns: slice) -> np.ndarray:
+        """Returns these values of all rows by number, ``[rows, columns]``, in place; as
+        in ``RowStore``."""
+        return self._store.columns(columns)
+
+    def hold_all(self) -> None:
+        """All rows, whose keys are their numbers, were written by ``columns``."""
+        self._store.hold(np.arange(self._store.rows))

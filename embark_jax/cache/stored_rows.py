@@ -2,43 +2,49 @@
 
 A row that was never written has its initial value, which is computed when it is asked
 for: rows that a run has never seen take neither time nor memory nor disk. Of a dynamic
-table the stores hold what has left slots, by key; a checkpoint gets the others, too.
+table the stores hold what has left slots; a checkpoint gets the others, too.
+
+A checkpoint sees the rows as if devices had them (``StoredArray``). Beside its values,
+each row of a dynamic table has its key there. Where rows that leave are discarded, a
+run that resumes must discard what the run before would have discarded: such a table is
+saved in the order of the ring of its key index, from the slot on at which it would next
+search for victims, and each row has the number by which victims are chosen. Other
+tables begin a run with empty slots.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from embark_jax.cache.key_index import NOWHERE, KeyIndex, Moves
-from embark_jax.cache.keyed_store import KeyedStore
-from embark_jax.cache.resolving import Demand, words_of_keys
-from embark_jax.cache.row_store import RowStore, make_store
-from embark_jax.cache.saved_keys import (
-    KEY,
-    NO_ROW,
-    SCORES,
-    USED,
-    index_fields,
-    keys_of,
-    ring_order,
-    words_of,
-)
-from embark_jax.cache.stored_array import StoredArray
-from embark_jax.cache.swaps import Incoming, initial_values, to_words
+from embark_jax.cache.resolving import Demand
+from embark_jax.cache.row_store import KeyedRows, make_store
+from embark_jax.cache.swaps import Incoming, Values, initial_values, to_words
 from embark_jax.embedding.arrays import BATCH
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.keys import row_shard_of
 from embark_jax.embedding.rules import AnyRule
+from embark_jax.plans.options import Evict
 from embark_jax.plans.storage import Storage
 
+KEY = "key"
+USED = "used"
+"""Names of two numbers beside the states of a dynamic table's rows: ``used`` is the
+batch that last asked for a key (LRU), or how many did (LFU); 0 if nothing is
+discarded."""
+NO_ROW = -1
+"""``used`` where there is only room for a row."""
+SCORES: dict[Evict, str] = {"lru": "used_at", "lfu": "times_used"}
+"""Field of the key index that has the numbers by which rows leave."""
 LEAST_ROWS = 64
 BATCHES_REMEMBERED = 64
 """A swap has room for this many rows at least, or else for a power of two that was
@@ -47,16 +53,59 @@ ROWS_AT_ONCE = 8192
 """Rows of each device at a time, where all of a storage's rows pass host memory."""
 
 
+class StoredShard(NamedTuple):
+    """A block: ``data`` is ``[rows, width]``, in place; ``index`` is its position in
+    the array; ``device`` is the one whose rows these are, and no other has them."""
+
+    device: Any
+    index: tuple[slice, ...]
+    data: np.ndarray
+    replica_id: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredArray:
+    """Rows in host memory, or in a file mapped to it, with the part of ``jax.Array``'s
+    interface that checkpoints use.
+
+    Attributes:
+      shape: ``[rows of all devices, width]``.
+      sharding: says which rows belong to which device.
+      blocks: blocks of the devices of this process.
+    """
+
+    shape: tuple[int, int]
+    sharding: Sharding
+    blocks: Mapping[Any, np.ndarray]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return next(iter(self.blocks.values())).dtype
+
+    @property
+    def addressable_shards(self) -> list[StoredShard]:
+        where = self.sharding.addressable_devices_indices_map(self.shape)
+        return [
+            StoredShard(device, where[device] or (), block)
+            for device, block in self.blocks.items()
+        ]
+
+
 class StoredRows:
     """All rows of one cached storage, as described above. A checkpoint of a dynamic
     table is restored by ``clear``, ``owned`` and ``take``.
 
     Args:
-      storage: the storage.
+      storage: the storage; replaced when its table has grown.
       mesh: mesh whose devices own its blocks.
       words: words of each value in a row, parameters and states, as in ``row_words``.
       scratch: folder for rows of tier "disk"; None takes the system's for temporary
         files.
+
+    Attributes:
+      table: name of the dynamic table; "" if tables are fixed.
+      discards: whether it forgets rows that leave slots.
+      words: as given.
 
     Raises:
       StoreError: if there is no room for them.
@@ -69,23 +118,22 @@ class StoredRows:
         words: dict[str, slice],
         scratch: Path | None,
     ):
-        self.storage = storage
-        self.table, self.states = storage.kind.table, tuple(filter(None, words))
-        self._words = words
-        self._width = max(columns.stop for columns in words.values())
+        self.storage, self.words = storage, words
         self._mesh = mesh
-        self.discards = any(row_range.table.discard for row_range in storage.ranges)
-        tier, width = storage.kind.tier, self._width
+        self._width = max(columns.stop for columns in words.values())
+        table, row_shards = storage.ranges[0].table, storage.ranges[0].row_shards
+        self.table = table.name if table.is_dynamic else ""
+        self.discards = table.discard
+        rows = storage.rows_per_device
+        if table.is_dynamic:
+            kept = 0 if table.discard else table.expected_keys or 0
+            rows = kept // row_shards
 
-        def make(rows: int) -> RowStore:
-            return make_store(tier, rows, width, scratch)
+        def make(rows: int):
+            return make_store(storage.kind.tier, rows, self._width, scratch)
 
-        (row_range, *_) = storage.ranges
-        expected = (row_range.table.expected_keys or 0) // row_range.row_shards
-        self._stores: dict[Any, RowStore | KeyedStore] = {
-            device: KeyedStore(make, 0 if self.discards else expected)
-            if self.table
-            else make(storage.rows_per_device)
+        self._blocks: dict[Any, KeyedRows] = {
+            device: KeyedRows(make, rows, any_keys=table.is_dynamic)
             for device in mesh.local_devices
         }
         self._used: dict[Any, list[np.ndarray]] = defaultdict(list)
@@ -97,81 +145,83 @@ class StoredRows:
         room = max(LEAST_ROWS, *self._moved)
         limit = demand.moves.slot.shape[0] // self._mesh.size
         size = min(limit, 1 << (room - 1).bit_length())
-        rows_by_device = []
-        for device, store in self._stores.items():
-            names = _moving(device, demand, demand.moves.incoming)
+        by_device = []
+        for device, block in self._blocks.items():
+            keys = _moving(device, demand, demand.moves.incoming)
             rows = np.zeros((size, self._width), np.float32)
-            fresh = np.arange(size) < len(names)
+            fresh = np.arange(size) < len(keys)
             if not self.discards:
-                held = np.flatnonzero(store.holds(names))
-                rows[held] = store.read(names[held])
+                held = np.flatnonzero(block.holds(keys))
+                rows[held] = block.read(keys[held])
                 fresh[held] = False
-            rows_by_device.append(Incoming(*jax.device_put((rows, fresh), device)))
-        return jax.tree.map(self._whole, *rows_by_device)
+            by_device.append(Incoming(*jax.device_put((rows, fresh), device)))
+        return self._joined(by_device)
 
     def take_back(self, demand: Demand, rows: jax.Array) -> None:
         """Stores the rows that left slots, or forgets them."""
-        for device, store in self._stores.items():
-            names = _moving(device, demand, demand.moves.outgoing)
-            leaves = np.asarray(on_device(device, demand.moves.leaves))[: len(names)]
-            if leaves.any() and not self.discards:
-                left = np.asarray(on_device(device, rows))[: len(names)][leaves]
-                store.write(names[leaves], left)
+        if self.discards:
+            return
+        for device, block in self._blocks.items():
+            keys = _moving(device, demand, demand.moves.outgoing)
+            leaves = np.asarray(on_device(device, demand.moves.leaves))[: len(keys)]
+            if leaves.any():
+                left = np.asarray(on_device(device, rows))[: len(keys)][leaves]
+                block.write(keys[leaves], left)
 
-    def take_slots(self, index: KeyIndex, arrays: list[jax.Array]) -> None:
+    def take_slots(self, index: KeyIndex, values: Values) -> None:
         """Stores a copy of all rows that have a slot.
 
         Args:
           index: key index of the storage.
-          arrays: storage and its states, in the order of a row's values.
+          values: arrays of the storage.
         """
-        for device, store in self._stores.items():
-            if self.discards and isinstance(store, KeyedStore):
-                store.clear()  # of what an earlier checkpoint has
-            names = _names(np.asarray(on_device(device, index.slot_keys)))
-            slots = _slots_in_order(index, device)
-            arrays_of_device = [on_device(device, array) for array in arrays]
-            count = min(ROWS_AT_ONCE, len(names))
+        for device, block in self._blocks.items():
+            if self.discards:
+                block.clear()  # of what an earlier checkpoint has
+            keys = keys_of(np.asarray(on_device(device, index.slot_keys)))
+            arrays = [on_device(device, values[value]) for value in self.words]
+            slots, count = _slots_in_order(index, device), min(ROWS_AT_ONCE, len(keys))
             for begin in range(0, len(slots), count):
                 some = slots[begin : begin + count]
                 rows = [
                     np.asarray(_rows(array, np.resize(some, count)))[: len(some)]
-                    for array in arrays_of_device
+                    for array in arrays
                 ]
-                store.write(names[some], np.concatenate(rows, axis=1))
+                block.write(keys[some], np.concatenate(rows, axis=1))
 
-    def fill(
+    def complete(
         self, collection: EmbeddingCollection, optimizer: AnyRule, key: jax.Array
     ) -> None:
-        """Stores the initial rows of all that were never written; arguments as in
-        ``initial_values``."""
-        storage, count = self.storage, min(ROWS_AT_ONCE, self.storage.rows_per_device)
+        """Stores the initial rows of all that were never written, of fixed tables;
+        ``key`` is that of ``EmbeddingCollection.init``."""
+        rows, everywhere = self.storage.rows_per_device, PartitionSpec()
 
-        def initial(key, first):
-            values = initial_values(collection, storage, optimizer, key)
-            numbers = first + jnp.arange(count, dtype=jnp.int32)
-            return values(numbers[:, None].astype(jnp.uint32))
+        def initial(key, keys):
+            return initial_values(self.storage, optimizer, key)(keys)
 
-        specs = PartitionSpec(), PartitionSpec()
-        compute = jax.jit(collection.map(initial, specs, BATCH))
-        for begin in range(0, storage.rows_per_device, count):
-            first = min(begin, storage.rows_per_device - count)
+        compute = jax.jit(collection.map(initial, (everywhere, everywhere), BATCH))
+        count = min(ROWS_AT_ONCE, rows)
+        for begin in range(0, rows, count):
+            first = min(begin, rows - count)
             numbers = np.arange(first, first + count)
             lacking = {
-                device: numbers[~store.holds(numbers)]
-                for device, store in self._stores.items()
+                device: numbers[~block.holds(numbers)]
+                for device, block in self._blocks.items()
             }
             if any(map(len, lacking.values())):
-                rows = compute(key, np.int32(first))
+                initial_rows = compute(key, words_of(numbers))
                 for device, missing in lacking.items():
-                    initial_rows = np.asarray(on_device(device, rows))[missing - first]
-                    self._stores[device].write(missing, initial_rows)
+                    new = np.asarray(on_device(device, initial_rows))[missing - first]
+                    self._blocks[device].write(missing, new)
 
-    def array(self, value: str, rows: int) -> StoredArray:
-        """Returns ``rows`` rows of each block of a value, in place."""
-        columns, blocks = self._words[value], {}
-        for device, store in self._stores.items():
-            blocks[device] = store.columns(columns)[:rows]
+    def arrays(self, rows: int) -> Values:
+        """Returns ``rows`` rows of each block of all values, in place."""
+        return {value: self._value(value, rows) for value in self.words}
+
+    def _value(self, value: str, rows: int) -> StoredArray:
+        columns, blocks = self.words[value], {}
+        for device, block in self._blocks.items():
+            blocks[device] = block.columns(columns)[:rows]
             if not value:
                 values = blocks[device].view(jnp.dtype(self.storage.kind.dtype))
                 blocks[device] = values[:, : self.storage.width]
@@ -179,18 +229,27 @@ class StoredRows:
 
     @property
     def count(self) -> int:
-        """Number of rows in the store of the device that has the most."""
+        """Number of keys in the store of the device that has the most."""
         return max(self.counts())
 
-    def key_arrays(self, index: KeyIndex, room: int) -> dict[str, StoredArray]:
-        """Returns what ``saved_keys`` says of a dynamic table's rows, by name, with
-        ``room`` in each block; ``array`` has as much, afterwards."""
+    def counts(self) -> list[int]:
+        """Returns the number of keys in each store of a dynamic table."""
+        return [len(block) for block in self._blocks.values()]
+
+    def truncate(self, counts: list[int]) -> None:
+        """Forgets the keys that were stored since there were so many."""
+        for block, count in zip(self._blocks.values(), counts, strict=True):
+            block.truncate(count)
+
+    def key_arrays(self, index: KeyIndex, room: int) -> Values:
+        """Returns ``KEY`` and ``USED`` of a dynamic table's rows, with ``room`` in each
+        block; ``arrays`` has as much, afterwards."""
         all_keys, all_used = {}, {}
-        for device, store in self._keyed.items():
-            store.reserve(room)
-            count = len(store)
+        for device, block in self._blocks.items():
+            block.reserve(room)
+            count = len(block)
             keys, used = np.zeros((room, 1), np.int64), np.full((room, 1), NO_ROW)
-            keys[:count, 0], used[:count] = store.keys, 0
+            keys[:count, 0], used[:count] = block.keys, 0
             if self.discards:
                 field: jax.Array = getattr(index, SCORES[self.storage.kind.evict])
                 scores = np.asarray(on_device(device, field))
@@ -198,28 +257,20 @@ class StoredRows:
             all_keys[device], all_used[device] = keys, used.astype(np.int32)
         return {KEY: self._array(all_keys), USED: self._array(all_used)}
 
-    @property
-    def _keyed(self) -> dict[Any, KeyedStore]:
-        return {d: s for d, s in self._stores.items() if isinstance(s, KeyedStore)}
-
-    def counts(self) -> list[int]:
-        """Returns the number of keys in each store of a dynamic table."""
-        return [len(store) for store in self._keyed.values()]
-
-    def truncate(self, counts: list[int]) -> None:
-        """Forgets the keys that were stored since there were so many."""
-        for store, count in zip(self._keyed.values(), counts, strict=True):
-            store.truncate(count)
-
     def clear(self) -> None:
         """Forgets all rows of a dynamic table."""
         self._used.clear()
-        for store in self._keyed.values():
-            store.clear()
+        for block in self._blocks.values():
+            block.clear()
+
+    def hold_all(self) -> None:
+        """All rows of fixed tables were written into the arrays."""
+        for block in self._blocks.values():
+            block.hold_all()
 
     def owned(self, keys: np.ndarray) -> np.ndarray:
         """Returns ``[n]`` bool: which of ``[n]`` int64 keys belong to these devices."""
-        own = [row_shard for row_shard, _ in map(self._shard, self._stores)]
+        own = [row_shard for row_shard, _ in map(self._shard, self._blocks)]
         return np.isin(self._row_shard(keys), own)
 
     def take(
@@ -237,17 +288,18 @@ class StoredRows:
             ``[n, 1]``.
         """
         row_shard, width = self._row_shard(keys), self.storage.width
-        for device, store in self._stores.items():
+        for device, block in self._blocks.items():
             row, column = self._shard(device)
             own = np.flatnonzero(row_shard == row)
             columns = slice(column * width, (column + 1) * width)
             values = [
-                rows[name][own]
-                if rows[name].shape[1] == 1
-                else rows[name][own, columns]
-                for name in self._words
+                rows[value][own, columns]
+                if rows[value].shape[1] > 1
+                else rows[value][own]
+                for value in self.words
             ]
-            store.write(keys[own], np.concatenate(list(map(to_words, values)), axis=1))
+            words = np.concatenate(list(map(to_words, values)), axis=1)
+            block.write(keys[own], words)
             self._used[device].append(used[own])
 
     def keys_in_slots(self) -> tuple[dict[Any, np.ndarray], dict[str, jax.Array]]:
@@ -258,39 +310,42 @@ class StoredRows:
           Their ``[n]`` int64 keys by device, and the fields of their key index, all but
           the directory.
         """
-        limit, evict = self.storage.slots_per_device, self.storage.kind.evict
+        slots, evict = self.storage.slots_per_device, self.storage.kind.evict
         keys_by_device, indexes = {}, []
-        for device, store in self._keyed.items():
+        for device, block in self._blocks.items():
             used = np.concatenate([np.empty(0, np.int32), *self._used[device]])
-            stay = np.sort(np.argsort(used, kind="stable")[-limit:])
-            keys_by_device[device] = store.keys[stay]
-            fields = index_fields(store.keys[stay], used[stay], limit, evict)
+            stay = np.sort(np.argsort(used, kind="stable")[-slots:])
+            keys, used, room = block.keys[stay], used[stay], slots - len(stay)
+            fields = dict.fromkeys(SCORES.values(), np.zeros(slots, np.int32))
+            fields |= {
+                "slot_keys": np.pad(words_of(keys), ((0, room), (0, 0))),
+                SCORES[evict]: np.pad(used, (0, room)),
+                "batches": np.full(1, used.max(initial=0), np.int32),
+                "taken": np.full(1, len(keys), np.int32),
+                "hand": np.zeros(1, np.int32),
+            }
+            keys_by_device[device] = keys
             indexes.append(jax.device_put(fields, device))
-        return keys_by_device, jax.tree.map(self._whole, *indexes)
+        return keys_by_device, self._joined(indexes)
 
     def moves_to_slots(
         self, keys_by_device: Mapping[Any, np.ndarray], first: int
     ) -> tuple[Moves, Incoming]:
         """Returns moves that bring the rows of some of these keys, of ``ROWS_AT_ONCE``
         from ``first`` on, into slots of the same numbers, and the rows."""
-        slots, moves_by_device = self.storage.slots_per_device, []
-        size = min(ROWS_AT_ONCE, slots)
-        for device, store in self._stores.items():
-            keys = np.empty(0, np.int64)
-            if device in keys_by_device:
-                keys = keys_by_device[device][first : first + size]
-            count = len(keys)
+        by_device = []
+        size = min(ROWS_AT_ONCE, self.storage.slots_per_device)
+        for device, block in self._blocks.items():
+            keys = keys_by_device.get(device, np.empty(0, np.int64))
+            keys = keys[first : first + size]
             slot = np.full(size, NOWHERE, np.int32)
-            slot[:count] = first + np.arange(count)
+            slot[: len(keys)] = first + np.arange(len(keys))
             rows = np.zeros((size, self._width), np.float32)
-            rows[:count] = store.read(keys)
-            words = np.zeros((size, words_of_keys(self.storage)), np.uint32)
-            total = np.full(1, count, np.int32)
-            moves = slot, words, words, total, np.zeros(size, bool)
-            come = rows, np.zeros(size, bool)
-            moves, come = jax.device_put((moves, come), device)
-            moves_by_device.append((Moves(*moves), Incoming(*come)))
-        return jax.tree.map(self._whole, *moves_by_device)
+            rows[: len(keys)] = block.read(keys)
+            words, nothing = np.zeros((size, 2), np.uint32), np.zeros(size, bool)
+            moves = Moves(slot, words, words, np.full(1, len(keys), np.int32), nothing)  # pyright: ignore
+            by_device.append(jax.device_put((moves, Incoming(rows, nothing)), device))  # pyright: ignore
+        return self._joined(by_device)
 
     def _array(self, blocks: Mapping[Any, np.ndarray]) -> StoredArray:
         ((rows, width),) = {block.shape for block in blocks.values()}
@@ -300,20 +355,18 @@ class StoredRows:
             blocks,
         )
 
-    def overwritten(self) -> None:
-        """Marks all rows as written into the arrays."""
-        for store in self._stores.values():
-            if not isinstance(store, KeyedStore):
-                store.hold(np.arange(store.rows))
+    def _joined(self, by_device: list[Any]) -> Any:
+        """Returns arrays of the blocks of this process's devices."""
 
-    def _whole(self, *blocks: jax.Array) -> jax.Array:
-        """Returns an array of the blocks of this process's devices."""
-        rows, *others = blocks[0].shape
-        return jax.make_array_from_single_device_arrays(
-            (rows * self._mesh.size, *others),
-            NamedSharding(self._mesh, BATCH),
-            list(blocks),
-        )
+        def joined(*blocks: jax.Array) -> jax.Array:
+            rows, *others = blocks[0].shape
+            return jax.make_array_from_single_device_arrays(
+                (rows * self._mesh.size, *others),
+                NamedSharding(self._mesh, BATCH),
+                list(blocks),
+            )
+
+        return jax.tree.map(joined, *by_device)
 
     def _shard(self, device: Any) -> tuple[int, int]:
         """Returns the row and column shard of a dynamic table that a device has."""
@@ -325,6 +378,16 @@ class StoredRows:
         return row_shard_of(words_of(keys), self.storage.ranges[0].row_shards)
 
 
+def keys_of(words: np.ndarray) -> np.ndarray:
+    """Returns ``[n]`` int64 keys of ``[n, 2]`` uint32 low and high words."""
+    return np.ascontiguousarray(words, "<u4").view("<i8")[:, 0]
+
+
+def words_of(keys: np.ndarray) -> np.ndarray:
+    """Returns ``[n, 2]`` uint32 low and high words of ``[n]`` int64 keys."""
+    return np.ascontiguousarray(keys, "<i8").view("<u4").reshape(-1, 2)
+
+
 def on_device(device: Any, array: jax.Array) -> jax.Array:
     """Returns a device's part of an array."""
     (data,) = (
@@ -334,24 +397,19 @@ def on_device(device: Any, array: jax.Array) -> jax.Array:
 
 
 def _moving(device: Any, demand: Demand, keys: jax.Array) -> np.ndarray:
-    """Returns names of those of a device's keys in ``moves`` that mean something."""
+    """Returns those of a device's keys in ``moves`` that mean something."""
     count = int(np.asarray(on_device(device, demand.moves.count))[0])
-    return _names(np.asarray(on_device(device, keys))[:count])
-
-
-def _names(keys: np.ndarray) -> np.ndarray:
-    """Returns the names of rows in a store: ``[n]`` numbers of ``[n, 1]`` keys, or
-    int64 keys of ``[n, 2]``."""
-    return keys[:, 0] if keys.shape[1] == 1 else keys_of(keys)
+    return keys_of(np.asarray(on_device(device, keys))[:count])
 
 
 def _slots_in_order(index: KeyIndex, device: Any) -> np.ndarray:
-    """Returns the slots of a device that have a row, in ``ring_order``."""
-    filled, hand = (
+    """Returns the slots of a device that have a row, from the one on at which the
+    search for victims goes on."""
+    taken, hand = (
         int(np.asarray(on_device(device, field))[0])
-        for field in (index.filled, index.hand)
+        for field in (index.taken, index.hand)
     )
-    return ring_order(filled, hand)
+    return (hand + np.arange(taken)) % max(taken, 1)
 
 
 @jax.jit

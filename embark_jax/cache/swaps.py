@@ -7,16 +7,16 @@ bits. They are float32 to NumPy and JAX, and nobody computes with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from embark_jax.embedding.arrays import BATCH, OptimizerState, Storages
+from embark_jax.embedding.arrays import BATCH, TableState
 from embark_jax.embedding.cluster import pick
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.initial import initial_rows
@@ -25,6 +25,8 @@ from embark_jax.plans.storage import Storage
 from embark_jax.plans.wire import VALUE_BYTES
 
 A = TypeVar("A", jax.Array, np.ndarray)
+Values = dict[str, Any]
+"""The arrays of a storage: its parameters by the name "", and its states."""
 
 WORD_BYTES = 4
 INITIAL_ROWS_AT_ONCE = 1024
@@ -43,9 +45,23 @@ class Incoming(NamedTuple):
     fresh: jax.Array
 
 
+def values_of(tables: TableState, name: str) -> Values:
+    """Returns the arrays of a storage."""
+    return {"": tables.storages[name], **tables.optimizer[name]}
+
+
+def with_values(tables: TableState, values: Mapping[str, Values]) -> TableState:
+    """Returns the tables with other arrays of some storages."""
+    storages, states = dict(tables.storages), dict(tables.optimizer)
+    for name, arrays in values.items():
+        storages[name] = arrays[""]
+        states[name] = {value: array for value, array in arrays.items() if value}
+    return TableState(storages, states)
+
+
 def row_words(optimizer: AnyRule, storage: Storage) -> dict[str, slice]:
-    """Returns the words of each value in a row that moves: its states by name, and its
-    parameters by the name ""."""
+    """Returns the words of each value in a row that moves, by the names of
+    ``Values``."""
     states = rule_of(optimizer, storage).state_widths(storage.width)
     per_word = WORD_BYTES // VALUE_BYTES[storage.kind.dtype]
     slices, begin = {}, 0
@@ -69,13 +85,10 @@ def from_words(words: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def initial_values(
-    collection: EmbeddingCollection,
-    storage: Storage,
-    optimizer: AnyRule,
-    key: jax.Array,
+    storage: Storage, optimizer: AnyRule, key: jax.Array
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function from keys as in ``KeyIndex``, ``[n, words]``, to the words of
-    rows that no batch has asked for yet; it runs in ``shard_map``. ``key`` is that of
+    """Returns a function from keys, ``[n, 2]``, to the words of rows that no batch has
+    asked for yet; it runs in ``shard_map``. ``key`` is that of
     ``EmbeddingCollection.init``."""
     rows_of = initial_rows(storage, key)
     rule = rule_of(optimizer, storage)
@@ -84,14 +97,14 @@ def initial_values(
     def values(keys):
         count, size = len(keys), min(INITIAL_ROWS_AT_ONCE, len(keys))
 
-        def fill(i, rows):
+        def compute(i, rows):
             first = jnp.minimum(i * size, count - size)
             some = lax.dynamic_slice_in_dim(keys, first, size)
             new = rows_of(some).astype(rows.dtype)
             return lax.dynamic_update_slice_in_dim(rows, new, first, axis=0)
 
         rows = jnp.zeros((count, storage.width), storage.kind.dtype)
-        rows = lax.fori_loop(0, -(-count // size), fill, rows)
+        rows = lax.fori_loop(0, -(-count // size), compute, rows)
         state = jnp.full((count, states), rule.initial_state)
         return jnp.concatenate([to_words(rows), state], axis=1)
 
@@ -99,55 +112,42 @@ def initial_values(
 
 
 def make_take(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
-    """Makes a jitted ``(storages, state, moves, incoming) -> rows`` that copies the
-    rows that leave their slots, by storage name.
+    """Makes a jitted ``(values, moves, incoming) -> rows`` that copies the rows that
+    leave their slots; all are by the name of a cached storage.
 
     To take rows and to put others into their place are two programs: in one that reads
     and writes the same array, XLA copies all of the array on CPU.
     """
+    cached = collection.cached
 
-    def take(storages, state, moves, incoming):
+    def take(values, moves, incoming):
         outgoing = {}
-        for name, (slot, *_) in moves.items():
-            arrays = {"": storages[name], **state[name]}
-            slot = slot[: len(incoming[name].rows)]
+        for name, of_storage in moves.items():
+            slot = of_storage.slot[: len(incoming[name].rows)]
             words = row_words(optimizer, cached[name])
             outgoing[name] = jnp.concatenate(
-                [to_words(pick(arrays[n], slot)) for n in words], axis=1
+                [to_words(pick(values[name][value], slot)) for value in words], axis=1
             )
         return outgoing
 
-    cached = collection.cached
-    names = list(cached)
-    mapped = collection.map(take, (BATCH,) * 4, BATCH)
-
-    def take_cached(storages: Storages, state: OptimizerState, moves, incoming):
-        return mapped(
-            {n: storages[n] for n in names},
-            {n: state[n] for n in names},
-            moves,
-            incoming,
-        )
-
-    outgoing = dict.fromkeys(names, NamedSharding(collection.mesh, BATCH))
-    return jax.jit(take_cached, out_shardings=outgoing)
+    return jax.jit(collection.map(take, (BATCH,) * 3, BATCH))
 
 
 def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
-    """Makes a jitted ``(storages, state, key, moves, incoming) -> (storages, state)``
-    that puts rows into slots; storages and state are donated.
+    """Makes a jitted ``(values, key, moves, incoming) -> values`` that puts rows into
+    slots; the values are donated.
 
-    ``key`` is that of ``EmbeddingCollection.init``; ``moves`` and ``incoming`` are by
-    storage name, and ``incoming`` has room for all rows that move.
+    ``key`` is that of ``EmbeddingCollection.init``; all others are by the name of a
+    cached storage, and ``incoming`` has room for all rows that move.
     """
+    cached = collection.cached
 
-    def put(storages, state, key, moves, incoming):
-        for name, (slot, keys, *_) in moves.items():
-            words = row_words(optimizer, cached[name])
-            arrays = {"": storages[name], **state[name]}
+    def put(values, key, moves, incoming):
+        for name, of_storage in moves.items():
             rows, fresh = incoming[name]
-            slot, keys = slot[: len(rows)], keys[: len(rows)]
-            initial = initial_values(collection, cached[name], optimizer, key)
+            slot = of_storage.slot[: len(rows)]
+            keys = of_storage.incoming[: len(rows)]
+            initial = initial_values(cached[name], optimizer, key)
             rows = lax.cond(
                 fresh.any(),
                 lambda rows, fresh, keys, initial=initial: jnp.where(
@@ -158,24 +158,15 @@ def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
                 fresh,
                 keys,
             )
-            for n, columns in words.items():
-                values = from_words(rows[:, columns], arrays[n])
-                arrays[n] = arrays[n].at[slot].set(values, mode="drop")
-            storages[name] = arrays.pop("")
-            state[name] = arrays
-        return storages, state
+            for value, words in row_words(optimizer, cached[name]).items():
+                array = values[name][value]
+                new = from_words(rows[:, words], array)
+                values[name][value] = array.at[slot].set(new, mode="drop")
+        return values
 
-    cached = collection.cached
-    names, everywhere = list(cached), PartitionSpec()
-    mapped = collection.map(put, (BATCH, BATCH, everywhere, BATCH, BATCH), BATCH)
-
-    def put_cached(storages: Storages, state: OptimizerState, key, moves, incoming):
-        some = {n: storages[n] for n in names}, {n: state[n] for n in names}
-        moved, moved_state = mapped(*some, key, moves, incoming)
-        return {**storages, **moved}, {**state, **moved_state}
-
-    return jax.jit(
-        put_cached,
-        out_shardings=(collection.shardings, collection.state_shardings(optimizer)),
-        donate_argnums=(0, 1),
-    )
+    mapped = collection.map(put, (BATCH, PartitionSpec(), BATCH, BATCH), BATCH)
+    shardings = {
+        name: dict.fromkeys(row_words(optimizer, storage), collection.shardings[name])
+        for name, storage in cached.items()
+    }
+    return jax.jit(mapped, out_shardings=shardings, donate_argnums=0)

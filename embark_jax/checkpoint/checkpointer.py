@@ -24,8 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.agreement import differences, parts
 from embark_jax._base.storage import in_bucket
-from embark_jax.cache.stored_array import StoredArray
-from embark_jax.cache.stored_rows import StoredRows
+from embark_jax.cache.stored_rows import StoredArray, StoredRows
 from embark_jax.checkpoint.agreement import in_process_0, together
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
 from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, reason

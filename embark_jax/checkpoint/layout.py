@@ -21,7 +21,7 @@ from etils import epath
 from jax import lax
 
 from embark_jax._base.storage import key_value_store
-from embark_jax.cache.stored_array import StoredArray
+from embark_jax.cache.stored_rows import StoredArray
 from embark_jax.train.state import TrainState
 
 FILE_BYTES = 16 << 20

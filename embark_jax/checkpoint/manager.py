@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from embark_jax.cache.stored_array import StoredArray
+from embark_jax.cache.stored_rows import StoredArray
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.writing import StateWriter

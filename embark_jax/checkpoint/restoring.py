@@ -17,9 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
-from embark_jax.cache.stored_array import StoredArray
-from embark_jax.cache.stored_rows import StoredRows
+from embark_jax.cache.stored_rows import KEY, NO_ROW, USED, StoredArray, StoredRows
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.layout import is_key, named_arrays, of_table, with_arrays
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents

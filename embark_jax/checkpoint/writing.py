@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from embark_jax._base.storage import in_bucket
-from embark_jax.cache.stored_array import StoredArray
+from embark_jax.cache.stored_rows import StoredArray
 from embark_jax.checkpoint.agreement import together
 from embark_jax.checkpoint.layout import FILE_BYTES, Extent, SavedArray, extents_of
 

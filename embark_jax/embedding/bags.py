@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from embark_jax.embedding.indexing import StorageIndex
-from embark_jax.embedding.keys import words_of
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID
 
@@ -84,42 +83,31 @@ class Requests(NamedTuple):
     """What the features of a block ask for.
 
     Attributes:
-      ids: ``[rows, columns]`` ids, -1 where padded; of a dynamic table the number of
-        each key among those of all blocks.
+      ids: ``[rows, columns]`` ids, -1 where padded.
       weights: ``[rows, columns]`` float32, or None if no feature has weights.
-      keys: ``[rows, columns, 2]`` keys of a dynamic table, or None.
     """
 
     ids: jax.Array
     weights: jax.Array | None
-    keys: jax.Array | None
 
 
 def requests_of(
     index: StorageIndex,
     ids: Mapping[str, jax.Array],
-    present: Mapping[str, jax.Array],
     weights: Mapping[str, jax.Array],
 ) -> list[Requests]:
-    """Returns the requests of each block of a storage; ``present`` says by feature
-    which ids are no padding. The arrays of a feature have the rows of its block."""
+    """Returns the requests of each block of a storage. The arrays of a feature have the
+    rows of its block."""
     wide = index.wide or any(
         ids[f.feature.name].dtype == jnp.int64 for f in index.features
     )
     weighted = any(f.feature.weighted for f in index.features)
-    requests, numbered = [], 0
+    requests = []
     for block in index.blocks:
         names = [f.feature.name for f in block.features]
         with jax.enable_x64(wide):
             integer = jnp.int64 if wide else jnp.int32
             columns = jnp.concatenate([ids[n].astype(integer) for n in names], axis=1)
-        keys = None
-        if index.by_key:
-            keys = words_of(columns)
-            number = numbered + jnp.arange(columns.size, dtype=jnp.int32)
-            numbered += columns.size
-            has_id = jnp.concatenate([present[n] for n in names], axis=1)
-            columns = jnp.where(has_id, number.reshape(columns.shape), PADDING_ID)
         factors = None
         if weighted:
             unweighted = [jnp.ones(ids[n].shape, jnp.float32) for n in names]
@@ -127,14 +115,14 @@ def requests_of(
                 [weights.get(n, w) for n, w in zip(names, unweighted, strict=True)],
                 axis=1,
             )
-        requests.append(Requests(columns, factors, keys))
+        requests.append(Requests(columns, factors))
     return requests
 
 
 def any_row(index: StorageIndex, requests: Sequence[Requests]) -> jax.Array:
     """Returns ``[]`` bool: whether the requests ask for any row of the storage."""
     owners = [
-        block.expand(of_block.ids, of_block.keys)[1]
+        block.expand(of_block.ids)[1]
         for block, of_block in zip(index.blocks, requests, strict=True)
     ]
     return jnp.stack([(owner < index.devices).any() for owner in owners]).any()

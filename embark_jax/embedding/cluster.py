@@ -110,7 +110,7 @@ class ShardedCluster(Cluster, Protocol):
     Routes of a cached storage have the ``keys`` that a device received until it
     resolves them, and no rows of ``touched``; other routes have no keys. Of a cached
     storage in 16 bits they have ``row_keys`` with their slots, by which rows are
-    rounded: ``[rows, words]``, as in ``KeyIndex``.
+    rounded: ``[rows, 2]``, as in ``Keys``.
     """
 
     def group(self, rows: jax.Array, num_rows: int) -> RowGroups:
@@ -133,18 +133,12 @@ class Keys(NamedTuple):
     """The keys of a cached storage that a device received.
 
     Attributes:
-      words: ``[cells, words]`` uint32: of a dynamic table, the key; else the number of
-        the row in the device's block.
+      words: ``[cells, 2]`` uint32, as ``Block.expand`` gives them.
       present: ``[cells]`` bool: which cells hold one.
     """
 
     words: jax.Array
     present: jax.Array
-
-    @classmethod
-    def of_rows(cls, rows: jax.Array, num_rows: int) -> Keys:
-        """Returns ``[cells]`` int32 rows as keys; none from ``num_rows`` on."""
-        return cls(rows[:, None].astype(jnp.uint32), rows < num_rows)
 
 
 def weights_of_requests(

@@ -229,10 +229,10 @@ class EmbeddingCollection:
             bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own_needs = {}, {}
             for name, index in self._barred.items():
-                requests = requests_of(index, ids, present, weights)
+                requests = requests_of(index, ids, weights)
                 own_needs[name] = any_row(index, requests).astype(jnp.int32)
             for name, cluster in self.clusters.items():
-                requests = requests_of(cluster.index, ids, present, weights)
+                requests = requests_of(cluster.index, ids, weights)
                 storages[name], own_needs[name] = cluster.route(requests)
             for name, of_sequence in spans.items():
                 if events_of(name) in self.plan.capacities:

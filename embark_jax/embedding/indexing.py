@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.embedding.keys import row_shard_of
+from embark_jax.embedding.keys import row_shard_of, words_of
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
 from embark_jax.plans.storage import Storage
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
@@ -105,55 +105,56 @@ class Block:
         """Requests of each output; they follow each other in a row."""
         return tuple(np.bincount(self.request_output).tolist())
 
-    def expand(
-        self, ids: jax.Array, keys: jax.Array | None = None, absent: int = 0
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Finds the owner and slot of every request.
+    def expand(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Finds the owner of every request, and its row there.
 
         Args:
           ids: ``[rows, columns]`` int32 or int64, -1 where padded.
-          keys: ``[rows, columns, 2]`` keys of a dynamic table. Its slots are not known
-            yet: the ids are any numbers below ``absent`` that stand for keys.
-          absent: slot of padding of a dynamic table.
 
         Returns:
-          ``(shard, owner, slot)``, each ``[rows, requests]`` int32; a request that is
+          ``(shard, owner, row)``; shard and owner are ``[rows, requests]`` int32. A row
+          is known by its slot, ``[rows, requests]`` int32, or in a cached storage by
+          its key, ``[rows, requests, 2]`` uint32: the number that a slot would have if
+          there was one for each row, or the id of a dynamic table. A request that is
           padding, or whose row lies elsewhere, has owner ``devices`` and slot
-          ``rows_per_device`` of the storage. Of a dynamic table the slot is the id.
+          ``rows_per_device`` of the storage.
         """
+        storage, by_key = self.storage, self.storage.cached
         row_shards = self.output_row_shards[self.request_output][None]
-        if keys is not None:
-            row_shard = row_shard_of(keys, self.storage.ranges[0].row_shards)
-            shard = self.output_first_shard[self.request_output][None]
-            shard += row_shard.astype(jnp.int32)[:, self.request_column]
-            slot = ids[:, self.request_column]
-            owner = jnp.asarray(self.partial_sums.owner)[shard]
-            owner = jnp.where(slot >= 0, owner, self.devices)
-            return shard, owner, jnp.where(slot >= 0, slot, absent)
         shard = self.output_first_shard[self.request_output][None]
-        shard_owner = self.partial_sums.owner
-        with jax.enable_x64(ids.dtype == jnp.int64):
+        shard_owner, first_slot = self.partial_sums.owner, self.shard_first_slot
+        with jax.enable_x64(by_key or ids.dtype == jnp.int64):
             ids = ids[:, self.request_column]
-            if any(rows.rows < rows.table.rows for rows in self.storage.ranges):
-                begin = jnp.asarray(
-                    self.output_begin[None, self.request_output], ids.dtype
-                )
-                end = jnp.asarray(self.output_end[None, self.request_output], ids.dtype)
-                ids = jnp.where(ids < end, ids - begin, PADDING_ID)
-            valid = ids >= 0
+            if not storage.kind.table:
+                ids = self._own_rows(ids)
+            valid = ids != PADDING_ID
             if (row_shards == 1).all():  # all is static but the row
-                local_row = ids.astype(jnp.int32)
-                owner, first_slot = shard_owner[shard], self.shard_first_slot[shard]
+                row, owner, first_slot = ids, shard_owner[shard], first_slot[shard]
             else:
-                row_shard, local_row = find(ids, jnp.asarray(row_shards, ids.dtype))
-                local_row = local_row.astype(jnp.int32)
-                row_shard = jnp.where(valid, row_shard, 0).astype(jnp.int32)
-                shard = jnp.asarray(shard) + row_shard
+                if storage.kind.table:
+                    row, row_shard = ids, row_shard_of(words_of(ids), row_shards)
+                else:
+                    row_shard, row = find(ids, jnp.asarray(row_shards, ids.dtype))
+                shard += jnp.where(valid, row_shard, 0).astype(jnp.int32)
                 owner = jnp.asarray(shard_owner)[shard]
-                first_slot = jnp.asarray(self.shard_first_slot)[shard]
-        owner = jnp.where(valid, owner, self.devices)
-        slot = jnp.where(valid, first_slot + local_row, self.storage.rows_per_device)
-        return jnp.broadcast_to(shard, slot.shape), owner, slot
+                first_slot = jnp.asarray(first_slot)[shard]
+            owner = jnp.where(valid, owner, self.devices)
+            shard = jnp.broadcast_to(shard, owner.shape)
+            if storage.kind.table:
+                return shard, owner, words_of(ids)
+            if by_key:
+                return shard, owner, words_of(row.astype(jnp.int64) + first_slot)
+        slot = row.astype(jnp.int32) + first_slot
+        return shard, owner, jnp.where(valid, slot, storage.rows_per_device)
+
+    def _own_rows(self, ids: jax.Array) -> jax.Array:
+        """Returns the ids of requests, from that of the first row that lies here; -1
+        for those of rows that lie elsewhere."""
+        if all(rows.rows == rows.table.rows for rows in self.storage.ranges):
+            return ids
+        begin = jnp.asarray(self.output_begin[None, self.request_output], ids.dtype)
+        end = jnp.asarray(self.output_end[None, self.request_output], ids.dtype)
+        return jnp.where(ids < end, ids - begin, PADDING_ID)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,8 +178,8 @@ class StorageIndex:
 
     @property
     def by_key(self) -> bool:
-        """Whether this is the storage of a dynamic table."""
-        return bool(self.storage.kind.table)
+        """Whether rows travel by their keys, as those of cached tables do."""
+        return self.storage.cached
 
     @property
     def wide(self) -> bool:
@@ -219,7 +220,7 @@ class StorageIndex:
         for rows in self.storage.ranges:
             table = rows.table.name
             shard_rows = batch_ids[table]
-            if not self.by_key:
+            if not rows.table.is_dynamic:
                 shard_rows = min(rows.shard_rows(0), shard_rows)
             np.add.at(rows_by_device, self.storage.owners(table).ravel(), shard_rows)
         return int(rows_by_device.max())
@@ -317,7 +318,9 @@ def _index_block(
         partial_sums=number_sums(
             shard_output, shard_owner, devices, len(output_tables)
         ),
-        shard_first_slot=np.concatenate(first_slots).astype(np.int32),
+        shard_first_slot=np.concatenate(first_slots).astype(
+            np.int64 if storage.cached else np.int32
+        ),
         output_dim=np.array([rows.table.dim for rows in output_rows], np.float32),
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from embark_jax.embedding.indexing import ids_of
+from embark_jax.embedding.keys import words_of
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.storage import Storage
 
@@ -43,7 +44,7 @@ def initial_block(storage: Storage, key: jax.Array) -> jax.Array:
 def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
     """Returns a function from ``[n]`` int32 slots, if each row had one, to the initial
     rows ``[n, width]`` float32 of this device's block, inside ``shard_map``. For a
-    cached storage it takes rows' keys as in ``KeyIndex`` instead, ``[n, words]``.
+    cached storage it takes rows' keys as in ``Block.expand`` instead, ``[n, 2]``.
 
     A value depends only on the random key and on its table, row (or key) and column,
     never on the plan.
@@ -120,6 +121,7 @@ class ShardsByDevice:
             + [nothing] * (max_shards - len(shards.get(d, [])))
             for d in range(devices)
         ]
+        self._by_key = bool(storage.kind.table)
         columns = np.array(table, np.float64).transpose(2, 0, 1)
         *integers, self.scale = columns
         (
@@ -131,45 +133,43 @@ class ShardsByDevice:
             self.column,
             self.seed,
             self.normal,
-        ) = (column.astype(np.int32) for column in integers)
+        ) = (column.astype(np.int64) for column in integers)
 
     def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
         """Returns ``(row's low and high 32 bits, first column, seed, whether values are
         normal, scale)`` of this device's slots; the scale is zero where a slot holds no
-        row. In place of slots it takes keys of a cached storage, ``[n, words]``."""
-        if slot.ndim == 2:
-            words = slot.T
-            if len(words) == 1:
-                return self.locate(words[0].astype(jnp.int32))
-            _, _, *others = self.locate(jnp.zeros(len(slot), jnp.int32))
-            return *words, *others
-        devices = self.first_slot.shape[0]
-        # A device past the last owner owns nothing; its values are scaled to zero.
-        device = lax.axis_index(MESH_AXES) if devices > 1 else 0
-        owns = (device < devices) | (devices == 1)
-        device = jnp.minimum(device, devices - 1)
-
-        def of_device(values):
-            return jnp.asarray(values)[device]
-
-        first_slot = of_device(self.first_slot)
-        shard = jnp.searchsorted(first_slot, slot, side="right") - 1
-        local_row = slot - first_slot[shard]
-        held = owns & (local_row < of_device(self.rows)[shard])
+        row. In place of slots it takes keys of a cached storage, ``[n, 2]``."""
+        keys = slot if slot.ndim == 2 else None
         with jax.enable_x64(True):
-            row = of_device(self.begin)[shard].astype(jnp.int64) + ids_of(
-                of_device(self.row_shard)[shard].astype(jnp.int64),
-                local_row.astype(jnp.int64),
-                of_device(self.row_shards)[shard].astype(jnp.int64),
+            if keys is not None:
+                slot = lax.bitcast_convert_type(keys, jnp.int64)
+            if self._by_key:
+                slot = jnp.zeros_like(slot)
+            devices = self.first_slot.shape[0]
+            # A device past the last owner owns nothing; its values are scaled to zero.
+            device = lax.axis_index(MESH_AXES) if devices > 1 else 0
+            owns = (device < devices) | (devices == 1)
+            device = jnp.minimum(device, devices - 1)
+
+            def of_device(values):
+                return jnp.asarray(values)[device]
+
+            first_slot = of_device(self.first_slot)
+            shard = jnp.searchsorted(first_slot, slot, side="right") - 1
+            local_row = slot - first_slot[shard]
+            held = owns & (local_row < of_device(self.rows)[shard])
+            row = of_device(self.begin)[shard] + ids_of(
+                of_device(self.row_shard)[shard],
+                local_row,
+                of_device(self.row_shards)[shard],
             )
-            row_low = (row & 0xFFFFFFFF).astype(jnp.uint32)
-            row_high = (row >> 32).astype(jnp.uint32)
-        scale = of_device(self.scale.astype(np.float32))[shard]
-        return (
-            row_low,
-            row_high,
-            of_device(self.column)[shard],
-            of_device(self.seed)[shard],
-            of_device(self.normal)[shard] > 0,
-            jnp.where(held, scale, 0.0),
-        )
+            scale = of_device(self.scale.astype(np.float32))[shard]
+            words = words_of(row) if not self._by_key else keys
+            return (
+                words[:, 0],
+                words[:, 1],
+                of_device(self.column)[shard].astype(jnp.int32),
+                of_device(self.seed)[shard].astype(jnp.int32),
+                of_device(self.normal)[shard] > 0,
+                jnp.where(held, scale, jnp.float32(0.0)),
+            )

@@ -1,4 +1,4 @@
-"""Keys of dynamic tables on the devices: any 64 bits, in two words of 32.
+"""Keys of cached tables' rows on the devices: 64 bits, in two words of 32.
 
 A device sees the keys of its samples, and sorts them once, by owner. An owner sorts
 those alone that it does not know.
@@ -46,8 +46,8 @@ def hash_words(words: Any, seed: int) -> Any:
     """Returns MurmurHash3 of the words of each key, ``[...]`` uint32, of
     ``[..., words]`` uint32 in JAX or NumPy
     (https://github.com/aappleby/smhasher/blob/master/src/MurmurHash3.cpp)."""
-    value = words[..., 0] ^ words[..., 0] ^ np.uint32(seed)
-    for i in range(words.shape[-1]):
+    value = np.uint32(seed)
+    for i in range(WORDS):
         word = words[..., i] * np.uint32(0xCC9E2D51)
         word = (word << 15) | (word >> 17)
         value = value ^ (word * np.uint32(0x1B873593))
@@ -58,9 +58,10 @@ def hash_words(words: Any, seed: int) -> Any:
     return value ^ (value >> 16)
 
 
-def row_shard_of(words: Any, row_shards: int) -> Any:
-    """Returns the row shard ``[...]`` uint32 that owns each of ``[..., 2]`` keys."""
-    return hash_words(words, OWNER_SEED) % np.uint32(row_shards)
+def row_shard_of(words: Any, row_shards: Any) -> Any:
+    """Returns the row shard ``[...]`` uint32 that owns each of ``[..., 2]`` keys of a
+    dynamic table."""
+    return hash_words(words, OWNER_SEED) % np.asarray(row_shards, np.uint32)
 
 
 def sort_keys(keys: jax.Array, owner: jax.Array, owners: int) -> SortedKeys:

@@ -39,7 +39,7 @@ class PooledIds(NamedTuple):
 
     Attributes:
       slot: ``[devices, capacity]`` int32 slot of each id; ``[devices, capacity, 2]``
-        uint32 keys while those of a dynamic table travel.
+        uint32 keys while those of a cached storage travel.
       bag: ``[devices, capacity]`` int32 bag of each id, ascending along a line;
         ``bags`` where there is no id.
       weight: ``[devices, capacity]`` float32 weight of each id, or None.
@@ -91,9 +91,7 @@ class ReductionBased:
     def route(self, requests):
         index, partial_sums = self.index, self.block.partial_sums
         (of_block,) = requests
-        shard, owner, slot = self.block.expand(
-            of_block.ids, of_block.keys, index.columns
-        )
+        shard, owner, row = self.block.expand(of_block.ids)
         rank = jnp.asarray(partial_sums.rank)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
         bag, bags = sample * partial_sums.ranks + rank, self._bags
@@ -113,18 +111,15 @@ class ReductionBased:
 
         weights = weights_of_requests(index, requests)
         weight = None if weights is None else picked(weights[0], 0)
-        if of_block.keys is None:
-            sent = picked(slot, index.slots)
+        if index.by_key:
+            sent = row.reshape(-1, WORDS).at[buckets.source].get(mode="clip")
         else:
-            number = pick(slot.reshape(-1), buckets.source)
-            sent = of_block.keys.reshape(-1, WORDS).at[number].get(mode="clip")
+            sent = picked(row, index.slots)
         received = self._swap(PooledIds(sent, picked(bag, bags), weight))
         touched = keys = None
         if index.by_key:
             words = received.slot.reshape(-1, WORDS)
             keys = Keys(words, (received.bag < bags).reshape(-1))
-        elif index.storage.cached:
-            keys = Keys.of_rows(received.slot.reshape(-1), index.slots)
         else:
             touched = self.group(received.slot.reshape(-1), index.slots)
         route = ReductionRoute(received, touched, buckets.source, keys)

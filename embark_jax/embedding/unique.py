@@ -83,17 +83,13 @@ class UniqueBased:
     def route(self, requests):
         index, implementation = self.index, self.implementation
         expanded = [
-            block.expand(of_block.ids, of_block.keys, index.columns)[1:]
+            block.expand(of_block.ids)[1:]
             for block, of_block in zip(index.blocks, requests, strict=True)
         ]
-        owners, request_slots = map(list, zip(*expanded, strict=True))
-        received_slot = touched = keys = sent = None
+        owners, rows = map(list, zip(*expanded, strict=True))
+        received_slot = touched = keys = None
         if index.by_key:
-            keys_of_requests = [
-                of_block.keys[:, block.request_column]
-                for block, of_block in zip(index.blocks, requests, strict=True)
-            ]
-            words = flat(keys_of_requests, WORDS)
+            words = flat(rows, WORDS)
             in_order = sort_keys(words, flat(owners), index.devices)
             buckets = bucket_sorted(
                 in_order.order,
@@ -106,34 +102,28 @@ class UniqueBased:
                 implementation=implementation,
             )
             sent = words.at[buckets.source].get(mode="clip")
+            count = jnp.minimum(buckets.count, self.capacity)
+            with jax.named_scope("id exchange"):
+                keys = Keys(*swap_keys(self.exchange, sent, count))
         else:
             buckets = unique_by_owner(
                 flat(owners),
-                flat(request_slots),
+                flat(rows),
                 index.devices,
                 index.slots,
                 self.capacity,
                 implementation=implementation,
             )
-        cells = buckets.source.size
-        with jax.named_scope("id exchange"):
-            if sent is not None:
-                count = jnp.minimum(buckets.count, self.capacity)
-                keys = Keys(*swap_keys(self.exchange, sent, count))
-            else:
+            with jax.named_scope("id exchange"):
                 received_slot = self.exchange.swap(buckets.slot).reshape(-1)
-        if received_slot is not None:
-            if index.storage.cached:
-                keys = Keys.of_rows(received_slot, index.slots)
-            else:
-                touched = self.group(received_slot, index.slots)
+            touched = self.group(received_slot, index.slots)
         route = UniqueRoute(
             received_slot,
             touched,
-            unflat(buckets.inverse, request_slots),
+            unflat(buckets.inverse, owners),
             group_targets(
                 buckets.inverse,
-                cells,
+                buckets.source.size,
                 sorted_ids=buckets.sorted_ids,
                 implementation=implementation,
             ),

@@ -4,7 +4,7 @@ This module describes what ``embark_jax.embedding`` compiles to. The cost model 
 in it; a test compares it with the compiled program, byte by byte. Buffers are those of
 one device: of an all-to-all the messages to all devices, of an all-reduce the summed
 array. Slots are int32 whatever the type of the ids: 64-bit ids become a device and a
-slot before they travel, but for keys of dynamic tables, of which the owner alone knows
+slot before they travel, but for keys of cached tables, of which the owner alone knows
 the slot.
 """
 
@@ -111,7 +111,7 @@ def storage_collectives(
             )
             yield dataclasses.replace(collective, **{unit: sum_bytes})
 
-    by_key = bool(storage.table)
+    by_key = storage.tier != "device"
     ids = "keys" if by_key else "slots"
     values_per_id = 2 if by_key else 1
     if storage.of_cluster.pools_at_owner:

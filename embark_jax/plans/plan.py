@@ -85,9 +85,9 @@ class Plan:
         if problems:
             raise ValueError("; ".join(problems))
         for storage in self.storages:
-            if storage.rows_per_device > MAX_SLOTS:
+            if storage.slots_per_device > MAX_SLOTS:
                 raise ValueError(
-                    f"storage {storage.name!r} needs {storage.rows_per_device:,} "
+                    f"storage {storage.name!r} needs {storage.slots_per_device:,} "
                     f"slots on a device, at most {MAX_SLOTS:,}: "
                     "split its tables further"
                 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import file_system_or_bucket
-from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
+from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.checkpoint import CheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents

@@ -75,7 +75,8 @@ def train(
     profile.check(first, setup.steps)
     _introduce(setup, console)
     trainer = setup.trainer()
-    trainer.growth.report = tell
+    if trainer.cached is not None:
+        trainer.cached.report = tell
     with Checkpointer(
         folder.checkpoints,
         parts(setup.facts, RESUMED),

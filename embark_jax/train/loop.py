@@ -22,10 +22,8 @@ import chex
 import jax
 
 from embark_jax._base.memory import host_memory_bytes
-from embark_jax.cache.cached_rows import CachedRows
-from embark_jax.cache.growth import TableGrowth
+from embark_jax.cache.cached_rows import CachedRows, TooFewSlotsError
 from embark_jax.cache.row_store import StoreError
-from embark_jax.cache.slots_needed import TooFewSlotsError
 from embark_jax.data import Batch, BatchChecker, prefetch
 from embark_jax.embedding.arrays import Routes
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -93,7 +91,6 @@ class Loop:
       embeddings: the collection in use; replaced when capacities or tables grow.
       optimizers: the optimizers in use.
       recompilations: number of times that capacities or tables had to grow.
-      growth: growth of dynamic tables.
       cached: rows of cached tables, None if there are none.
     """
 
@@ -112,7 +109,6 @@ class Loop:
         self.step = 0
         self.recompilations = 0
         self.state = init_state(model, embeddings, optimizers, key, options.dense)
-        self.growth = TableGrowth()
         self.cached: CachedRows | None = None
         if embeddings.cached:
             self.cached = CachedRows(embeddings, optimizers.rows, key, scratch)
@@ -244,7 +240,6 @@ class Loop:
         if following is not None and ahead is following:
             self._ahead = following, next_routes
         report.numbers.copy_to_host_async()
-        self.growth.end(self.step)
         return report
 
     def _routes(self, batch: DeviceBatch) -> Routes:
@@ -351,7 +346,6 @@ class Loop:
             if self.cached is not None:
                 self.state = state.with_tables(self.cached.undo_last(state.tables))
         report.numbers.copy_to_host_async()
-        self.growth.end(self.step)
         return Flight(placed, report)
 
     def _scored(self, flight: Flight, method: str) -> tuple[Batch, jax.Array]:
@@ -380,9 +374,8 @@ class Loop:
         plan = self.embeddings.plan.with_slots(slots)
         if self.cached is None or plan == self.embeddings.plan:
             return
-        self.growth.begin(self.embeddings.plan, plan)
         larger = self.embeddings.with_plan(plan)
-        tables = self.cached.grow(self.state.tables, larger)
+        tables = self.cached.grow(self.state.tables, larger, self.step)
         self.state = self.state.with_tables(tables)
         self.use(larger, self.optimizers)
         self.recompilations += 1

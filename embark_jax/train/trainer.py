@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from embark_jax.cache.saved_keys import KEY, NO_ROW, USED
+from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.data import Batch, BatchChecker, Dataset, prefetch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import DeviceBatch
@@ -55,7 +55,6 @@ class Trainer:
       check: brings training batches into the form that a step takes; counts bad ids.
       batch_size: number of samples in a step, over all devices.
       cached: rows of cached tables, None if there are none.
-      growth: growth of dynamic tables, which is logged unless ``report`` is replaced.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Trainer:
         )
         self.batch_size = embeddings.plan.batch_size
         self.cached = self._loop.cached
-        self.growth = self._loop.growth
         self.check = self._loop.checker(on_bad_id)
         self._on_bad_id: OnBadId = on_bad_id
 

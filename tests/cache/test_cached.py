@@ -9,8 +9,8 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.cache import row_store
-from embark_jax.cache.row_store import StoreError, StoreKind
-from embark_jax.cache.slots_needed import TooFewSlotsError
+from embark_jax.cache.cached_rows import TooFewSlotsError
+from embark_jax.cache.row_store import StoreError
 from embark_jax.plans.storage import Placement
 from tests.builders import (
     DENSE,
@@ -100,7 +100,7 @@ class DictStore:
     """A row store as somebody else might write it: rows by number in a dictionary, but
     for those that a checkpoint reads and writes in place."""
 
-    def __init__(self, rows: int, values: int):
+    def __init__(self, rows: int, values: int, folder):
         self.rows, self._values = rows, values
         self._held: dict[int, np.ndarray] = {}
 
@@ -114,10 +114,6 @@ class DictStore:
     def write(self, numbers, rows):
         self._held |= {int(n): row for n, row in zip(numbers, rows, strict=True)}
 
-    def forget(self, numbers):
-        for number in numbers:
-            self._held.pop(int(number), None)
-
     def columns(self, columns):
         zeros = np.zeros(self._values, np.float32)
         rows = [self._held.get(number, zeros) for number in range(self.rows)]
@@ -128,8 +124,7 @@ class DictStore:
 
 
 def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
-    kind = StoreKind(lambda rows, values, folder: DictStore(rows, values), True)
-    monkeypatch.setitem(row_store.STORES, "host", kind)
+    monkeypatch.setitem(row_store.STORES, "host", DictStore)
     options = {"mesh": (1, 1), "optimizer": ej.Adagrad(0.5)}
     cached = trainer_of("host", 200, **options)
     cached.fit(Clicks(), STEPS)

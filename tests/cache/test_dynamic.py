@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import embark_jax as ej
-from embark_jax.cache.saved_keys import NO_ROW, keys_of
-from embark_jax.cache.slots_needed import TooFewSlotsError
+from embark_jax.cache.cached_rows import TooFewSlotsError
+from embark_jax.cache.stored_rows import NO_ROW, keys_of
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer
 from tests.cache.initial_row import DIM, SCALE, initial_row
@@ -249,7 +249,7 @@ def slot_keys(trainer: ej.Trainer) -> list[int]:
     """Keys whose rows have a slot, on one device."""
     assert trainer.cached is not None
     ((_, index),) = trainer.cached._indexes.items()
-    return keys_of(np.asarray(index.slot_keys)[: int(index.filled[0])]).tolist()
+    return keys_of(np.asarray(index.slot_keys)[: int(index.taken[0])]).tolist()
 
 
 @pytest.mark.slow

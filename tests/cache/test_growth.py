@@ -1,17 +1,14 @@
 """How far dynamic tables grow, and what is said of it."""
 
-import logging
 import tracemalloc
 
 import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.cache.growth import TableGrowth
-from embark_jax.cache.keyed_store import KeyedStore
-from embark_jax.cache.resolving import Counts, Demand
-from embark_jax.cache.row_store import make_store
-from embark_jax.cache.slots_needed import TooFewSlotsError, check_slots
+from embark_jax.cache.cached_rows import TooFewSlotsError, check_slots
+from embark_jax.cache.key_index import Counts
+from embark_jax.cache.row_store import KeyedRows, make_store
 from embark_jax.planner.request.table_list import read_table_list
 
 
@@ -22,17 +19,12 @@ def plan_of(table: ej.TableSpec) -> ej.Plan:
     return ej.plan(tables, features, fleet=fleet, batch=8)
 
 
-def demand_of(needed: int, asked: int, missing: int) -> Demand:
-    counts = Counts(0, needed, 0, asked, missing, 0)
-    return Demand(None, None, np.array(counts))  # pyright: ignore
-
-
 def wanted(table: ej.TableSpec, needed: int, asked: int, new: int) -> dict[str, int]:
     """Slots that a batch makes the table want, where a device needs ``needed``."""
     storage = next(s for s in plan_of(table).storages if s.kind.table)
-    demand = demand_of(needed, asked, new)
+    counts = Counts(0, needed, 0, asked, new, 0)
     with pytest.raises(TooFewSlotsError) as raised:
-        check_slots({storage.name: demand}, {storage.name: storage})
+        check_slots({storage.name: counts}, {storage.name: storage})
     return dict(raised.value.slots)
 
 
@@ -55,12 +47,12 @@ def test_tables_that_soon_must_grow_do_so_with_another():
     def grown(user: int, item: int, new: int) -> list[int | None]:
         """Slots after a batch that makes tables need so many, with new items."""
         needed = {"user": user, "item": item}
-        demands = {}
-        for name, storage in storages.items():
-            of_table = needed[storage.kind.table]
-            demands[name] = demand_of(of_table, 9, new)
+        counts = {
+            name: Counts(0, needed[storage.kind.table], 0, 9, new, 0)
+            for name, storage in storages.items()
+        }
         with pytest.raises(TooFewSlotsError, match="tables user must grow") as raised:
-            check_slots(demands, storages)
+            check_slots(counts, storages)
         return [table.slots for table in plan.with_slots(raised.value.slots).tables]
 
     assert grown(101, 40, 1) == [400, 200]  # 201 and 140 in 100 batches
@@ -69,19 +61,6 @@ def test_tables_that_soon_must_grow_do_so_with_another():
 
 def test_a_table_with_all_its_slots_wants_no_more():
     assert wanted(ej.TableSpec.dynamic("user", 4, 100, 100), 101, 101, 5) == {}
-
-
-def test_each_growth_is_logged_with_seconds(caplog):
-    growth, plan = TableGrowth(), plan_of(ej.TableSpec.dynamic("user", 4, 100, 1000))
-    with caplog.at_level(logging.WARNING):
-        growth.begin(plan, plan.with_slots({"user": 800}))
-        assert not caplog.messages  # not before the next program is under way
-        growth.end(7)
-        growth.end(8)
-    (message,) = caplog.messages
-    start = "dynamic table user grew from 100 to 800 slots after step 7; growing"
-    assert message.startswith(start)
-    assert message.endswith(" s")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +134,7 @@ def test_a_store_takes_the_host_memory_that_was_planned():
     assert prediction is not None
     tracemalloc.start()
     try:
-        store = KeyedStore(lambda rows: make_store("host", rows, 16))
+        store = KeyedRows(lambda n: make_store("host", n, 16), 0, any_keys=True)
         for first in range(0, keys, at_once):
             rows = np.ones((at_once, 16), np.float32)
             store.write(np.arange(first, first + at_once), rows)

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import embark_jax as ej
-from embark_jax.cache.slots_needed import TooFewSlotsError
+from embark_jax.cache.cached_rows import TooFewSlotsError
 from embark_jax.plans.storage import Placement
 from embark_jax.train.outcome import BadIdError, NonFiniteLossError
 from tests.builders import losses, make_plan, make_trainer

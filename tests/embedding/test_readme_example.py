@@ -136,15 +136,15 @@ def test_a_key_gets_the_slot_that_it_says():
         ]
         for what in ("before", "resolved")
     )
-    index = empty_index(slots=2, words=1)
+    index = empty_index(slots=2)
     for key in (0, 1, 2):
-        found = resolve(index, jnp.array([[key]], jnp.uint32), jnp.array([True]))
+        found = resolve(index, jnp.array([[key, 0]], jnp.uint32), jnp.array([True]))
         index = found.index
         if key == 1:
             assert held(index) == before
     assert held(index) == after
-    assert found.moves.incoming.tolist() == [[2]]
-    assert found.moves.outgoing.tolist() == [[0]]
+    assert found.moves.incoming.tolist() == [[2, 0]]
+    assert found.moves.outgoing.tolist() == [[0, 0]]
 
 
 def held(index: KeyIndex) -> str:

@@ -15,13 +15,13 @@ WIDTH, SLOTS, KEYS = 128, 1_000_000, 1 << 16
 
 
 def test_to_find_keys_moves_at_most_a_quarter_of_what_a_lookup_moves():
-    """Of keys of two words, at width 128. Of each key the program reads two buckets and
+    """At width 128. Of each key the program reads two buckets and
     a slot; all else is arrays of so many keys, each written once and read once."""
     device = SingleDeviceSharding(h100_mesh(1).devices.flat[0])
     index, keys = jax.tree.map(
         lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=device),
         jax.eval_shape(
-            lambda: (key_index.empty_index(SLOTS, 2), jnp.zeros((KEYS, 2), jnp.uint32))
+            lambda: (key_index.empty_index(SLOTS), jnp.zeros((KEYS, 2), jnp.uint32))
         ),
     )
     hlo = jax.jit(key_index.find).lower(index, keys).compile().as_text()

@@ -45,11 +45,9 @@ quarter more rows (``cache.row_log``)."""
 RECEIVED_ROUTE_VALUES = 4
 """int32 values that a route holds for each element of an exchange: the bag, the group
 of elements for the same row, and for that group its slot and how to reach it."""
-INDEX_BYTES = 28
+INDEX_BYTES = 40
 """Bytes of the key index of a cached storage for each slot: two ways of its directory,
 a key and a slot each; the slot's key, when it was last read, and how often."""
-SECOND_WORDS_BYTES = 12
-"""Bytes more where keys are those of a dynamic table, of two words."""
 STORED_KEY_BYTES = 21
 """Bytes of host memory for the key of a dynamic table's row that is stored there: the
 key; three cells of a hash table that is a quarter to half full; whether it is held."""
@@ -130,8 +128,7 @@ class Memory:
     def slot_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of a slot, and in a cached storage of its key index."""
         row_bytes = self.row_bytes(storage.width, VALUE_BYTES[storage.dtype])
-        row_bytes += INDEX_BYTES * (storage.tier != "device")
-        return row_bytes + SECOND_WORDS_BYTES * bool(storage.table)
+        return row_bytes + INDEX_BYTES * (storage.tier != "device")
 
     def id_bytes(self, storage: StorageKind) -> float:
         """Returns the bytes of the route of one id of capacity for each device."""

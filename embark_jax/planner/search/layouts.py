@@ -34,7 +34,6 @@ from embark_jax.plans.clusters import (
 )
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Cluster, Exchange, Tier
-from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.tables import TableSpec
 
 MIN_WIDTH = 8
@@ -81,7 +80,6 @@ def worthwhile_candidates(
       coarse: whether fewer splits, numbers of hot rows and of slots are tried.
     """
     tiers = _offered_tiers(tables, workload)
-    cached_rows = sum(table.rows for table in tables if table.cached)
     splits = _even_splits(workload.devices, coarse)
     exchanges: dict[Cluster, Sequence[Exchange]] = {
         cluster: _exchanges(cluster, workload) for cluster in CLUSTER_NAMES
@@ -92,7 +90,7 @@ def worthwhile_candidates(
         for cut in _cuts(use, force, workload, tiers, params, coarse):
             layouts += [
                 (len(cuts), *layout)
-                for layout in _layouts(cut, force, cached_rows, splits, exchanges)
+                for layout in _layouts(cut, force, splits, exchanges)
             ]
             cuts.append(cut)
             of_cuts.append(number)
@@ -202,15 +200,11 @@ def _hot_rows(
 def _layouts(
     cut: Cut,
     force: ForcedPlacement,
-    cached_rows: int,
     row_splits: Sequence[int],
     exchanges: Mapping[Cluster, Sequence[Exchange]],
 ) -> list[Layout]:
     """Returns the layouts of a cut's cold rows that are worth a try: halvings of
-    columns and these splits of rows that make at most one shard for each device, and
-    shards whose rows all have numbers, if there are any. Memory limits how many rows a
-    device has of other tables, but not of cached ones: all of those together must have
-    numbers."""
+    columns, and these splits of rows that make at most one shard for each device."""
     layouts: list[Layout] = []
     for cluster in _clusters(cut, force, single_device=row_splits[-1] == 1):
         if CLUSTERS[cluster].replicated:
@@ -221,11 +215,7 @@ def _layouts(
             numbers = CLUSTER_NAMES.index(cluster), EXCHANGE_NAMES.index(exchange)
             splits = _splits(cut.cold, force, row_splits)
             layouts += [(*numbers, rows, columns) for rows, columns in splits]
-    numbered_rows = cached_rows if cut.cold.table.slots else cut.cold.rows
-    numbered = [
-        layout for layout in layouts if -(-numbered_rows // layout[2]) <= MAX_SLOTS
-    ]
-    return numbered or layouts
+    return layouts
 
 
 def _clusters(

@@ -224,7 +224,11 @@ def _lacking(instance: Instance) -> str:
     if (least := least_bytes(instance)) > memory.limit_bytes:
         return memory.shortage(least)
     devices = workload.devices
-    many = [table for table in instance.tables if table.rows > devices * MAX_SLOTS]
+    many = [
+        table
+        for table in instance.tables
+        if not table.cached and table.rows > devices * MAX_SLOTS
+    ]
     if many:
         return (
             f"table {many[0].name!r} has {many[0].rows:,} rows on {devices} device"
