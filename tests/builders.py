@@ -9,7 +9,7 @@ from embark_kernels import SGD, Adagrad, RowOptimizer
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.plans.storage import lay_out
+from embark_jax.plans.layout import lay_out
 from embark_jax.plans.wire import FLOAT32
 
 DENSE = 2

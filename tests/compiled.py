@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
-from embark_jax.embedding.arrays import BATCH
+from embark_jax.embedding.collection import BATCH
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import plan
 from embark_jax.train.gradients import StepOptions

@@ -51,12 +51,11 @@ from embark_jax.cache.swaps import (
     values_of,
     with_values,
 )
-from embark_jax.embedding.arrays import Routes, TableState
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import EmbeddingCollection, Routes, TableState
 from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.launch.agreement import tell_all
-from embark_jax.plans.storage import Storage
+from embark_jax.plans.layout import Storage
 
 STARTED_AT_MOST = 8
 """Batches that may be undone at a time; more than steps are ever in flight."""
@@ -361,7 +360,7 @@ class CachedRows:
         stores = self._discarding.values()
         counts = most_of([store.count for store in stores])
         return {
-            store.table: count * store.storage.ranges[0].row_shards
+            store.table: count * store.storage.row_shards
             for store, count in zip(stores, counts, strict=True)
         }
 
@@ -465,11 +464,10 @@ def check_slots(counts: Mapping[str, Counts], storages: Mapping[str, Storage]) -
     must_grow = []
     for name, of_storage in counts.items():
         storage, needed = storages[name], of_storage.needed
-        (row_range, *_) = storage.ranges
-        named = ", ".join(each.table.name for each in storage.ranges)
-        limit = row_range.table.max_slots
-        if limit is not None and row_range.table.slots != limit:
-            slots = needed * row_range.row_shards
+        named = ", ".join(table.name for table in storage.tables.values())
+        limit = storage.table.max_slots
+        if limit not in (None, storage.table.slots):
+            slots = needed * storage.row_shards
             soon = slots + BATCHES_AHEAD * of_storage.missing
             wanted[named] = min(soon, MOST_AHEAD * slots)
             must_grow += [named] * (needed > storage.slots_per_device)
@@ -505,7 +503,7 @@ def _check_memory(
         * max(columns.stop for columns in words[name].values())
         * len(collection.mesh.local_devices)
         for name, storage in collection.cached.items()
-        if storage.kind.tier == "host" and not storage.kind.table
+        if storage.kind.tier == "host" and not storage.dynamic
     )
     if host_bytes > (free := free_memory_bytes()):
         raise StoreError(

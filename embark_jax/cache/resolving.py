@@ -28,11 +28,15 @@ from embark_jax.cache.key_index import (
     resolve,
     undo,
 )
-from embark_jax.embedding.arrays import BATCH, Routes, TableState
 from embark_jax.embedding.cluster import ShardedCluster
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import (
+    BATCH,
+    EmbeddingCollection,
+    Routes,
+    TableState,
+)
 from embark_jax.embedding.exchange import gather, largest_over_devices
-from embark_jax.plans.storage import Storage
+from embark_jax.plans.layout import Storage
 
 MAXIMA = 3
 """The first so many of a storage's ``Counts`` are those of the device that has the
@@ -62,7 +66,7 @@ class Demand(NamedTuple):
 def slot_rules(storage: Storage) -> SlotRules:
     """Returns the rules of a storage's slots. Of a dynamic table rows leave once it has
     grown to its most."""
-    table = storage.ranges[0].table
+    table = storage.table
     return SlotRules(storage.kind.evict, table.max_slots in (None, table.slots))
 
 

@@ -29,12 +29,11 @@ from embark_jax.cache.key_index import NOWHERE, KeyIndex, Moves
 from embark_jax.cache.resolving import Demand
 from embark_jax.cache.row_store import KeyedRows, make_store
 from embark_jax.cache.swaps import Incoming, Values, initial_values, to_words
-from embark_jax.embedding.arrays import BATCH
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.embedding.keys import row_shard_of
 from embark_jax.embedding.rules import AnyRule
+from embark_jax.plans.layout import Storage
 from embark_jax.plans.options import Evict
-from embark_jax.plans.storage import Storage
 
 KEY = "key"
 USED = "used"
@@ -121,13 +120,13 @@ class StoredRows:
         self.storage, self.words = storage, words
         self._mesh = mesh
         self._width = max(columns.stop for columns in words.values())
-        table, row_shards = storage.ranges[0].table, storage.ranges[0].row_shards
-        self.table = table.name if table.is_dynamic else ""
+        table = storage.table
+        self.table = storage.kind.table
         self.discards = table.discard
         rows = storage.rows_per_device
         if table.is_dynamic:
             kept = 0 if table.discard else table.expected_keys or 0
-            rows = kept // row_shards
+            rows = kept // storage.row_shards
 
         def make(rows: int):
             return make_store(storage.kind.tier, rows, self._width, scratch)
@@ -370,12 +369,13 @@ class StoredRows:
 
     def _shard(self, device: Any) -> tuple[int, int]:
         """Returns the row and column shard of a dynamic table that a device has."""
-        (row_range,) = self.storage.ranges
-        number = list(self._mesh.devices.flat).index(device)
-        return divmod(row_range.devices.index(number), row_range.column_shards)
+        shards = self.storage.shards
+        owned = shards["owner"] == list(self._mesh.devices.flat).index(device)
+        ((row_shard, column_shard),) = shards[owned][["row_shard", "column_shard"]]
+        return int(row_shard), int(column_shard)
 
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:
-        return row_shard_of(words_of(keys), self.storage.ranges[0].row_shards)
+        return row_shard_of(words_of(keys), self.storage.row_shards)
 
 
 def keys_of(words: np.ndarray) -> np.ndarray:

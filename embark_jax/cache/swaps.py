@@ -16,12 +16,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from embark_jax.embedding.arrays import BATCH, TableState
 from embark_jax.embedding.cluster import pick
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection, TableState
 from embark_jax.embedding.initial import initial_rows
 from embark_jax.embedding.rules import AnyRule, rule_of
-from embark_jax.plans.storage import Storage
+from embark_jax.plans.layout import Storage
 from embark_jax.plans.wire import VALUE_BYTES
 
 A = TypeVar("A", jax.Array, np.ndarray)

@@ -249,8 +249,7 @@ def mean_square_over_column_shards(
         request_share = pick(returned, cell)
         columns = jnp.zeros((block.rows, block.columns), request_share.dtype)
         columns = columns.at[:, block.request_column].add(request_share)
-        dim = block.output_dim[block.request_output][None]
-        means.append(columns[:, block.request_column] / dim)
+        means.append(columns[:, block.request_column] / block.request_dim[None])
     with jax.named_scope("square exchange"):
         mean = exchange.swap(pick(flat(means), sent_request)).reshape(-1)
     # Equal for all requests of a row, but zero for those nobody asked about.

@@ -5,20 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from embark_kernels import choose
+from embark_kernels import Implementation, choose
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.arrays import (
-    BATCH,
-    OptimizerState,
-    Routes,
-    Storages,
-)
 from embark_jax.embedding.bags import (
     any_row,
     check_arrays,
@@ -27,21 +21,73 @@ from embark_jax.embedding.bags import (
     requests_of,
     shapes_of_ids,
 )
-from embark_jax.embedding.cluster import Cluster
-from embark_jax.embedding.clusters import index_of, make_cluster
-from embark_jax.embedding.exchange import largest_over_devices
+from embark_jax.embedding.cluster import Cluster, Route
+from embark_jax.embedding.data_parallel import DataParallel
+from embark_jax.embedding.exchange import (
+    Exchange,
+    FlatExchange,
+    HierarchicalExchange,
+    largest_over_devices,
+)
+from embark_jax.embedding.indexing import StorageIndex, index_storage
 from embark_jax.embedding.initial import initial_block
-from embark_jax.embedding.mesh import check_mesh
+from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
 from embark_jax.embedding.sequences import Spans, pack_columns, unpack
+from embark_jax.embedding.unique import UniqueBased
+from embark_jax.plans import options
 from embark_jax.plans.capacities import events_of
-from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Storage
+from embark_jax.plans.layout import Storage
+from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.plans.tables import embedding_shapes
 from embark_jax.plans.wire import FLOAT32, Wire
 
+BATCH = PartitionSpec(MESH_AXES)
+"""Samples over all devices."""
+
+Storages = dict[str, jax.Array]
+"""``[devices * slots_per_device, width]`` arrays by storage name, of their tables'
+dtype; a replicated one is ``[slots_per_device, width]``."""
+OptimizerState = dict[str, dict[str, jax.Array]]
+"""Arrays by storage name and state name, shaped like the storage or ``[…, 1]``."""
 NONE: Mapping[str, Any] = MappingProxyType({})
+CLUSTERS: dict[options.Cluster, Callable[..., Cluster]] = {
+    "dp": DataParallel,
+    "rb": ReductionBased,
+    "ub": UniqueBased,
+}
+"""The registry of clusters; each is called with the arguments of ``Cluster``."""
+
+
+class TableState(NamedTuple):
+    """All arrays of the tables: rows, and what optimizers keep of them."""
+
+    storages: Storages
+    optimizer: OptimizerState
+
+
+class Routes(NamedTuple):
+    """The routes of a batch's ids; they depend on no parameter.
+
+    Attributes:
+      storages: route of each storage's cluster, by storage name.
+      mean_factors: for each feature with mean pooling ``[batch]``: one over the total
+        weight of a bag.
+      spans: for each sequence, where its events lie.
+      needed: for each capacity of the plan the ``[]`` int32 that the batch needs.
+      bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
+        number of ids in each device's samples that are neither a row of their table nor
+        padding. They are treated as padding.
+      any_bad: ``[]`` bool: whether any device has a bad id.
+    """
+
+    storages: dict[str, Route]
+    mean_factors: dict[str, jax.Array]
+    spans: dict[str, Spans]
+    needed: dict[str, jax.Array]
+    bad_ids: jax.Array
+    any_bad: jax.Array
 
 
 class EmbeddingCollection:
@@ -380,4 +426,52 @@ class EmbeddingCollection:
             in_specs=in_specs,
             out_specs=out_specs,
             check_vma=False,
+        )
+
+
+def make_cluster(
+    plan: Plan,
+    storage: Storage,
+    wire: Wire,
+    implementation: Implementation,
+) -> Cluster:
+    """Makes the cluster of a storage; arguments as in ``EmbeddingCollection``, but for
+    the implementation of kernels, which is chosen."""
+    index = index_of(plan, storage)
+    return CLUSTERS[storage.cluster](
+        index=index,
+        exchange=_make_exchange(plan, storage, index),
+        capacity=plan.capacities.get(storage.name, 0),
+        wire=wire,
+        implementation=implementation,
+    )
+
+
+def index_of(plan: Plan, storage: Storage) -> StorageIndex:
+    """Returns the index of a storage of the plan."""
+    batch = plan.batch_size // plan.devices
+    return index_storage(storage, plan.features, plan.devices, batch, plan.events)
+
+
+def _make_exchange(plan: Plan, storage: Storage, index: StorageIndex) -> Exchange:
+    # RB alone sends partial sums, and its index has one block.
+    partial_sums = index.blocks[0].partial_sums
+    if storage.kind.of_exchange.staged:
+        return HierarchicalExchange(partial_sums, plan.nodes, plan.gpus_per_node)
+    return FlatExchange(partial_sums)
+
+
+def check_mesh(plan: Plan, mesh: Mesh) -> None:
+    """Raises ``ValueError`` if mesh and plan disagree, or JAX is set to 64 bits."""
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(
+            "JAX is set to 64 bits (JAX_ENABLE_X64 or jax_enable_x64), in which rows, "
+            "gradients and sums, which are float32 here, would become float64: unset "
+            "it. Ids may have 64 bits without it"
+        )
+    needed = plan.nodes, plan.gpus_per_node
+    if mesh.axis_names != MESH_AXES or mesh.devices.shape != needed:
+        raise ValueError(
+            f"mesh is {dict(mesh.shape)}, the plan needs "
+            f"{dict(zip(MESH_AXES, needed, strict=True))}"
         )

@@ -107,14 +107,15 @@ class DataParallel:
         first_row = []
         behind: dict[str, int] = {}
         self._buffer_rows = 0
-        for rows in index.storage.ranges:
-            table = rows.table.name
-            if not summed_whole(rows.rows, index.batch_ids[table]):
+        batch_ids = index.batch_ids
+        shards = index.storage.shards[["table", "rows", "first_slot"]].tolist()
+        for table, rows, first_slot in shards:
+            if not summed_whole(rows, batch_ids[table]):
                 continue
             first_row.append(self._buffer_rows)
-            slots_before = index.storage.first_slots[table][0, 0]
-            behind[table] = slots_before - self._buffer_rows
-            self._buffer_rows += rows.rows
+            name = index.storage.tables[table].name
+            behind[name] = first_slot - self._buffer_rows
+            self._buffer_rows += rows
         self._first_row = np.array(first_row, np.int32)
         self._behind = np.array([*behind.values()], np.int32)
         self._columns = [_SummedColumns.of(block, behind) for block in index.blocks]

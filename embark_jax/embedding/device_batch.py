@@ -15,8 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError, Jagged
 from embark_jax.data.records import WORD_BYTES, layout, layout_of_events
-from embark_jax.embedding.arrays import BATCH, Routes
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
 from embark_jax.embedding.indexing import FULL
 from embark_jax.embedding.sequences import Spans, unpack
 from embark_jax.plans.plan import MESH_AXES, Plan

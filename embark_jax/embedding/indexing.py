@@ -25,7 +25,7 @@ import numpy as np
 
 from embark_jax.embedding.keys import row_shard_of, words_of
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
-from embark_jax.plans.storage import Storage
+from embark_jax.plans.layout import Storage
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 
@@ -65,32 +65,28 @@ class Block:
       devices: number of devices in the mesh.
       rows: samples of a device; of a sequence, the events that it has room for.
       features: features of the block, in order.
-      columns: number of id columns of all those features.
       request_column, request_output: ``[requests]`` id column and output of each
         request.
-      output_begin, output_end: ``[outputs]`` range of the table's rows that lie here;
-        ids of its other rows count as padding.
-      output_row_shards: ``[outputs]`` number of row shards of these rows.
-      output_first_shard: ``[outputs]`` index of its first shard in the next two.
-      partial_sums: partial sums of all devices: one for each shard, output by output.
-      shard_first_slot: ``[shards]`` first slot of each shard in its owner's block.
-      output_dim: ``[outputs]`` dim of each output's table.
+      shards: records of the shards that each output reads, output by output and row
+        shard by row shard.
+      first_shard: ``[outputs]`` index in these of its first shard.
+      partial_sums: partial sums of all devices: one for each of these shards.
     """
 
     storage: Storage
     devices: int
     rows: int
     features: tuple[FeatureOutputs, ...]
-    columns: int
     request_column: np.ndarray
     request_output: np.ndarray
-    output_begin: np.ndarray
-    output_end: np.ndarray
-    output_row_shards: np.ndarray
-    output_first_shard: np.ndarray
+    shards: np.ndarray
+    first_shard: np.ndarray
     partial_sums: PartialSums
-    shard_first_slot: np.ndarray
-    output_dim: np.ndarray
+
+    @property
+    def columns(self) -> int:
+        """Number of id columns of all features."""
+        return self.features[-1].columns.stop
 
     @property
     def requests(self) -> int:
@@ -98,12 +94,22 @@ class Block:
 
     @property
     def outputs(self) -> int:
-        return len(self.output_row_shards)
+        return len(self.first_shard)
 
     @property
     def hotness(self) -> tuple[int, ...]:
         """Requests of each output; they follow each other in a row."""
         return tuple(np.bincount(self.request_output).tolist())
+
+    @property
+    def request_dim(self) -> np.ndarray:
+        """``[requests]`` dim of the table that each reads."""
+        dims = [self.storage.tables[t].dim for t in self._of_outputs("table").tolist()]
+        return np.array(dims, np.float32)[self.request_output]
+
+    def _of_outputs(self, field: str) -> np.ndarray:
+        """Returns ``[outputs]`` what the first shard of each has in a field."""
+        return self.shards[field][self.first_shard]
 
     def expand(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Finds the owner of every request, and its row there.
@@ -119,42 +125,49 @@ class Block:
           padding, or whose row lies elsewhere, has owner ``devices`` and slot
           ``rows_per_device`` of the storage.
         """
-        storage, by_key = self.storage, self.storage.cached
-        row_shards = self.output_row_shards[self.request_output][None]
-        shard = self.output_first_shard[self.request_output][None]
-        shard_owner, first_slot = self.partial_sums.owner, self.shard_first_slot
-        with jax.enable_x64(by_key or ids.dtype == jnp.int64):
+        storage, cached = self.storage, self.storage.cached
+        row_shards = self._of_outputs("stride")[self.request_output][None]
+        shard = self.first_shard[self.request_output][None]
+        shard_owner = self.shards["owner"].astype(np.int32)
+        first_slot = self.shards["first_slot"].astype(np.int64 if cached else np.int32)
+        with jax.enable_x64(cached or ids.dtype == jnp.int64):
             ids = ids[:, self.request_column]
-            if not storage.kind.table:
+            if not storage.dynamic:
                 ids = self._own_rows(ids)
             valid = ids != PADDING_ID
             if (row_shards == 1).all():  # all is static but the row
                 row, owner, first_slot = ids, shard_owner[shard], first_slot[shard]
             else:
-                if storage.kind.table:
+                if storage.dynamic:
                     row, row_shard = ids, row_shard_of(words_of(ids), row_shards)
                 else:
                     row_shard, row = find(ids, jnp.asarray(row_shards, ids.dtype))
-                shard += jnp.where(valid, row_shard, 0).astype(jnp.int32)
+                shard = shard + jnp.where(valid, row_shard, 0).astype(jnp.int32)
                 owner = jnp.asarray(shard_owner)[shard]
                 first_slot = jnp.asarray(first_slot)[shard]
             owner = jnp.where(valid, owner, self.devices)
             shard = jnp.broadcast_to(shard, owner.shape)
-            if storage.kind.table:
+            if storage.dynamic:
                 return shard, owner, words_of(ids)
-            if by_key:
+            if cached:
                 return shard, owner, words_of(row.astype(jnp.int64) + first_slot)
         slot = row.astype(jnp.int32) + first_slot
         return shard, owner, jnp.where(valid, slot, storage.rows_per_device)
 
     def _own_rows(self, ids: jax.Array) -> jax.Array:
         """Returns the ids of requests, from that of the first row that lies here; -1
-        for those of rows that lie elsewhere."""
-        if all(rows.rows == rows.table.rows for rows in self.storage.ranges):
+        for padding, and for those of rows that lie elsewhere."""
+        begin = self._of_outputs("first_row")
+        end = begin + np.add.reduceat(self.shards["rows"], self.first_shard)
+        tables = self._of_outputs("table").tolist()
+        if all(end - begin == [self.storage.tables[table].rows for table in tables]):
             return ids
-        begin = jnp.asarray(self.output_begin[None, self.request_output], ids.dtype)
-        end = jnp.asarray(self.output_end[None, self.request_output], ids.dtype)
-        return jnp.where(ids < end, ids - begin, PADDING_ID)
+        begin, end = (
+            jnp.asarray(bound[None, self.request_output], ids.dtype)
+            for bound in (begin, end)
+        )
+        own = (ids >= begin) & (ids < end)
+        return jnp.where(own, ids - begin, PADDING_ID)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,9 +197,8 @@ class StorageIndex:
     @property
     def wide(self) -> bool:
         """Whether a table has more rows than 32 bits number."""
-        return any(
-            rows.table.rows > np.iinfo(np.int32).max for rows in self.storage.ranges
-        )
+        tables = self.storage.tables.values()
+        return any(table.rows > np.iinfo(np.int32).max for table in tables)
 
     @property
     def slots(self) -> int:
@@ -198,31 +210,26 @@ class StorageIndex:
         return self.storage.kind.split
 
     @property
-    def columns(self) -> int:
-        """Ids of a device, padding included."""
-        return sum(block.rows * block.columns for block in self.blocks)
-
-    @property
-    def batch_ids(self) -> dict[str, int]:
+    def batch_ids(self) -> dict[int, int]:
         """Ids that a batch has for each table, padding included."""
-        ids = {rows.table.name: 0 for rows in self.storage.ranges}
+        ids = dict.fromkeys(self.storage.tables, 0)
+        number = {table.name: t for t, table in self.storage.tables.items()}
         for block in self.blocks:
             for feature in block.features:
                 columns = feature.columns.stop - feature.columns.start
-                ids[feature.feature.table] += self.devices * block.rows * columns
+                table = number[feature.feature.table]
+                ids[table] += self.devices * block.rows * columns
         return ids
 
     @property
     def max_rows(self) -> int:
         """The most unique rows that a batch can ask of one device."""
-        rows_by_device = np.zeros(self.devices, np.int64)
+        rows_by_device, shards = np.zeros(self.devices, np.int64), self.storage.shards
         batch_ids = self.batch_ids
-        for rows in self.storage.ranges:
-            table = rows.table.name
-            shard_rows = batch_ids[table]
-            if not rows.table.is_dynamic:
-                shard_rows = min(rows.shard_rows(0), shard_rows)
-            np.add.at(rows_by_device, self.storage.owners(table).ravel(), shard_rows)
+        rows = np.array([batch_ids[table] for table in shards["table"].tolist()])
+        if not self.storage.dynamic:
+            rows = np.minimum(rows, shards["rows"])
+        np.add.at(rows_by_device, shards["owner"], rows)
         return int(rows_by_device.max())
 
     def request_bags(self) -> jax.Array:
@@ -257,7 +264,7 @@ def index_storage(
       batch: samples of a device.
       events: events that a device has room for, by sequence; others are full.
     """
-    tables = {rows.table.name for rows in storage.ranges}
+    tables = {table.name for table in storage.tables.values()}
     own = [feature for feature in features if feature.table in tables]
     pooled = [feature for feature in own if not feature.sequence]
     blocks = [_index_block(storage, pooled, devices, batch)] if pooled else []
@@ -272,56 +279,46 @@ def _index_block(
     storage: Storage, features: Sequence[FeatureSpec], devices: int, rows_of_block: int
 ) -> Block:
     """Builds the index arrays of one block."""
-    ranges = {rows.table.name: rows for rows in storage.ranges}
+    shards_of = {
+        table.name: storage.shards[storage.shards["table"] == number]
+        for number, table in storage.tables.items()
+    }
+    dims = {table.name: table.dim for table in storage.tables.values()}
     feature_outputs: list[FeatureOutputs] = []
     request_column: list[int] = []
     request_output: list[int] = []
-    output_tables: list[tuple[str, int]] = []
+    of_outputs: list[np.ndarray] = []
     column = 0
     for feature in features:
-        rows = ranges[feature.table]
-        first_output = len(output_tables)
+        shards = shards_of[feature.table]
+        first_output = len(of_outputs)
         bag = 1 if feature.sequence else feature.hotness
-        columns = range(column, column + bag)
-        for k in range(rows.column_shards):
-            request_column += columns
-            request_output += [len(output_tables)] * bag
-            output_tables.append((feature.table, k))
+        columns = slice(column, column + bag)
         column += bag
+        for k in range(shards["column_shard"].max() + 1):
+            request_column += range(columns.start, columns.stop)
+            request_output += [len(of_outputs)] * bag
+            of_outputs.append(shards[shards["column_shard"] == k])
+        outputs = slice(first_output, len(of_outputs))
         feature_outputs.append(
-            FeatureOutputs(
-                feature,
-                rows.table.dim,
-                slice(columns.start, columns.stop),
-                slice(first_output, len(output_tables)),
-            )
+            FeatureOutputs(feature, dims[feature.table], columns, outputs)
         )
-
-    output_rows = [ranges[table] for table, _ in output_tables]
-    row_shards = np.array([rows.row_shards for rows in output_rows], np.int32)
-    owners = [storage.owners(table)[:, k] for table, k in output_tables]
-    first_slots = [storage.first_slots[table][:, k] for table, k in output_tables]
-    shard_output = np.repeat(np.arange(len(output_tables)), row_shards)
-    shard_owner = np.concatenate(owners).astype(np.int32)
+    shards, counts = np.concatenate(of_outputs), [len(each) for each in of_outputs]
     return Block(
         storage,
         devices,
         rows_of_block,
         tuple(feature_outputs),
-        columns=column,
-        request_column=np.array(request_column, np.int32),
-        request_output=np.array(request_output, np.int32),
-        output_begin=np.array([rows.begin for rows in output_rows]),
-        output_end=np.array([rows.end for rows in output_rows]),
-        output_row_shards=row_shards,
-        output_first_shard=(np.cumsum(row_shards) - row_shards).astype(np.int32),
-        partial_sums=number_sums(
-            shard_output, shard_owner, devices, len(output_tables)
+        np.array(request_column, np.int32),
+        np.array(request_output, np.int32),
+        shards,
+        (np.cumsum(counts) - counts).astype(np.int32),
+        number_sums(
+            np.repeat(np.arange(len(counts)), counts),
+            shards["owner"].astype(np.int32),
+            devices,
+            len(counts),
         ),
-        shard_first_slot=np.concatenate(first_slots).astype(
-            np.int64 if storage.cached else np.int32
-        ),
-        output_dim=np.array([rows.table.dim for rows in output_rows], np.float32),
     )
 
 
@@ -334,8 +331,3 @@ def find(ids: Any, row_shards: Any) -> tuple[Any, Any]:
     """
     row = ids // row_shards
     return ids - row * row_shards, row
-
-
-def ids_of(row_shard: Any, row: Any, row_shards: Any) -> Any:
-    """Inverts ``find``."""
-    return row * row_shards + row_shard

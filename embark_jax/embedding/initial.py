@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.embedding.indexing import ids_of
 from embark_jax.embedding.keys import words_of
+from embark_jax.plans.layout import Storage
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.plans.storage import Storage
 
 INIT_BLOCK_SLOTS = 8192
 """Slots initialised at a time, to bound temporaries."""
@@ -53,23 +53,22 @@ def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
       storage: the storage.
       key: a JAX random key.
     """
-    shards = ShardsByDevice(storage)
+    is_normal = any(t.initializer == "normal" for t in storage.tables.values())
 
     def value(row_low, row_high, column, seed, normal, scale):
         cell = cell_of(key, row_low, row_high, column, seed)
         drawn = _uniform(cell)
-        if shards.normal.any():
+        if is_normal:
             drawn = jnp.where(normal, jax.random.normal(cell, (), jnp.float32), drawn)
         return drawn * scale
 
     by_column = jax.vmap(value, in_axes=(None, None, 0, None, None, None))
-    by_row = jax.vmap(by_column, in_axes=(0, 0, 0, 0, 0, 0))
+    by_row = jax.vmap(by_column)
 
     def rows_of(slot):
-        row_low, row_high, column, seed, normal, scale = shards.locate(slot)
-        columns = jnp.arange(storage.width, dtype=jnp.int32)
-        columns = column[:, None] + columns[None]
-        return by_row(row_low, row_high, columns, seed, normal, scale)
+        row = locate(storage, slot)
+        columns = row.column[:, None] + jnp.arange(storage.width, dtype=jnp.int32)[None]
+        return by_row(row.low, row.high, columns, row.seed, row.normal, row.scale)
 
     return rows_of
 
@@ -90,86 +89,66 @@ def _uniform(cell: jax.Array) -> jax.Array:
     return jax.random.uniform(cell, (), jnp.float32, -1.0, 1.0)
 
 
-class ShardsByDevice:
-    """The shards of each device in the order of their slots, as small arrays."""
+class Located(NamedTuple):
+    """What lies in slots, ``[n]`` each.
 
-    def __init__(self, storage: Storage):
-        shards: dict[int, list[tuple]] = {}
-        for rows in storage.ranges:
-            first_slots = storage.first_slots[rows.table.name]
-            owners = storage.owners(rows.table.name)
-            for (j, k), owner in np.ndenumerate(owners):
-                shards.setdefault(int(owner), []).append(
-                    (
-                        first_slots[j, k],
-                        rows.shard_rows(j),
-                        j,
-                        rows.row_shards,
-                        rows.begin,
-                        k * rows.width,
-                        table_seed(rows.table.name),
-                        rows.table.initializer == "normal",
-                        rows.table.scale,
-                    )
-                )
-        max_shards = max(map(len, shards.values()))
-        devices = 1 if storage.replicated else max(shards) + 1
-        # After a device's last shard: one that begins after all slots.
-        nothing = (storage.rows_per_device, 0, 0, 1, 0, 0, 0, 0, 0.0)
-        table = [
-            sorted(shards.get(d, []))
-            + [nothing] * (max_shards - len(shards.get(d, [])))
-            for d in range(devices)
-        ]
-        self._by_key = bool(storage.kind.table)
-        columns = np.array(table, np.float64).transpose(2, 0, 1)
-        *integers, self.scale = columns
-        (
-            self.first_slot,
-            self.rows,
-            self.row_shard,
-            self.row_shards,
-            self.begin,
-            self.column,
-            self.seed,
-            self.normal,
-        ) = (column.astype(np.int64) for column in integers)
+    Attributes:
+      low, high: uint32 words of the number, or key, of the row.
+      column: int32 first of its columns.
+      seed: int32 number of its table.
+      normal: bool: whether its initial values are normal.
+      scale: float32 scale of these; zero where a slot holds no row.
+    """
 
-    def locate(self, slot: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns ``(row's low and high 32 bits, first column, seed, whether values are
-        normal, scale)`` of this device's slots; the scale is zero where a slot holds no
-        row. In place of slots it takes keys of a cached storage, ``[n, 2]``."""
-        keys = slot if slot.ndim == 2 else None
-        with jax.enable_x64(True):
-            if keys is not None:
-                slot = lax.bitcast_convert_type(keys, jnp.int64)
-            if self._by_key:
-                slot = jnp.zeros_like(slot)
-            devices = self.first_slot.shape[0]
-            # A device past the last owner owns nothing; its values are scaled to zero.
-            device = lax.axis_index(MESH_AXES) if devices > 1 else 0
-            owns = (device < devices) | (devices == 1)
-            device = jnp.minimum(device, devices - 1)
+    low: jax.Array
+    high: jax.Array
+    column: jax.Array
+    seed: jax.Array
+    normal: jax.Array
+    scale: jax.Array
 
-            def of_device(values):
-                return jnp.asarray(values)[device]
 
-            first_slot = of_device(self.first_slot)
-            shard = jnp.searchsorted(first_slot, slot, side="right") - 1
-            local_row = slot - first_slot[shard]
-            held = owns & (local_row < of_device(self.rows)[shard])
-            row = of_device(self.begin)[shard] + ids_of(
-                of_device(self.row_shard)[shard],
-                local_row,
-                of_device(self.row_shards)[shard],
+def locate(storage: Storage, slot: jax.Array) -> Located:
+    """Returns what lies in ``[n]`` int32 slots of this device's block, if each row had
+    one; of a cached storage it takes keys, ``[n, 2]``. It runs in ``shard_map``."""
+    shards = storage.shards
+    shards = shards[np.lexsort((shards["first_slot"], shards["owner"]))]
+    # Blocks of all devices behind each other: shards follow each other in the order
+    # of their first slots.
+    begin = shards["owner"] * storage.rows_per_device + shards["first_slot"]
+    tables = [storage.tables[table] for table in shards["table"].tolist()]
+    seeds = np.array([table_seed(table.name) for table in tables], np.int32)
+    normal = np.array([table.initializer == "normal" for table in tables])
+    scales = np.array([table.scale for table in tables], np.float32)
+    with jax.enable_x64(True):
+        words = None
+        if storage.cached:
+            words, slot = slot, lax.bitcast_convert_type(slot, jnp.int64)
+        if storage.dynamic:  # a device has one shard of it
+            slot = jnp.zeros_like(slot)
+        place = slot.astype(jnp.int64)
+        if not storage.replicated:
+            place += lax.axis_index(MESH_AXES).astype(jnp.int64) * np.int64(
+                storage.rows_per_device
             )
-            scale = of_device(self.scale.astype(np.float32))[shard]
-            words = words_of(row) if not self._by_key else keys
-            return (
-                words[:, 0],
-                words[:, 1],
-                of_device(self.column)[shard].astype(jnp.int32),
-                of_device(self.seed)[shard].astype(jnp.int32),
-                of_device(self.normal)[shard] > 0,
-                jnp.where(held, scale, jnp.float32(0.0)),
+        shard = jnp.searchsorted(jnp.asarray(begin), place, side="right") - 1
+
+        def of_shard(values: np.ndarray) -> jax.Array:
+            return jnp.asarray(values)[jnp.maximum(shard, 0)]
+
+        local_row = place - of_shard(begin)
+        if words is None or not storage.dynamic:
+            first_row, stride = (
+                of_shard(shards["first_row"]),
+                of_shard(shards["stride"]),
             )
+            words = words_of(first_row + local_row * stride)
+        held = (shard >= 0) & (local_row < of_shard(shards["rows"]))
+        return Located(
+            words[:, 0],
+            words[:, 1],
+            of_shard(shards["first_column"].astype(np.int32)),
+            of_shard(seeds),
+            of_shard(normal),
+            jnp.where(held, of_shard(scales), jnp.float32(0)),
+        )

@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.plans.storage import RowRange, Storage
+from embark_jax.plans.layout import Storage
 
 GATHERED_BYTES = 2**26
 """Bytes of a table that each process gets from each other at once."""
@@ -122,10 +122,10 @@ def table_layouts(
     are the rows that each device's block of a dynamic table has, by storage."""
     layouts: dict[str, TableLayout] = {}
     for storage in storages:
-        for rows in storage.ranges:
-            name, block = rows.table.name, storage.rows_per_device
-            layout = _range_layout(storage, rows, blocks.get(storage.name, block))
-            layouts[name] = (*layouts.get(name, ()), layout)
+        block = blocks.get(storage.name, storage.rows_per_device)
+        for number, table in storage.tables.items():
+            layout = _range_layout(storage, number, block)
+            layouts[table.name] = (*layouts.get(table.name, ()), layout)
     # In the order of rows; the storage of hot rows need not come first.
     return {
         name: tuple(sorted(ranges, key=lambda layout: layout.begin))
@@ -195,7 +195,7 @@ def _check_arrays(
 ) -> None:
     """Raises ``ValueError`` unless the arrays have all rows of a table."""
     for storage in collection.plan.storages:
-        if table not in storage.first_slots:
+        if table not in [each.name for each in storage.tables.values()]:
             continue
         array = storages.get(storage.name)
         if storage.cached and isinstance(array, jax.Array):
@@ -235,11 +235,17 @@ def _add_rows_of_others(rows: np.ndarray) -> None:
         share[...] = np.bitwise_or.reduce(np.asarray(shares)).view(rows.dtype)
 
 
-def _range_layout(storage: Storage, rows: RowRange, block: int) -> RangeLayout:
-    table, end = rows.table, rows.end
-    if storage.kind.table:
-        end = block * rows.row_shards
-    blocks = storage.owners(table.name).astype(int) * block
-    first_slots = (blocks + storage.first_slots[table.name]).tolist()
-    slots = tuple(map(tuple, first_slots))
-    return RangeLayout(storage.name, rows.begin, end, table.dim, slots)
+def _range_layout(storage: Storage, table: int, block: int) -> RangeLayout:
+    shards = storage.shards[storage.shards["table"] == table]
+    begin, row_shards = shards["first_row"][0], shards["stride"][0]
+    rows = shards["rows"][shards["column_shard"] == 0].sum()
+    if storage.dynamic:
+        rows = block * row_shards
+    slots = (shards["owner"] * block + shards["first_slot"]).reshape(row_shards, -1)
+    return RangeLayout(
+        storage.name,
+        int(begin),
+        int(begin + rows),
+        storage.tables[table].dim,
+        tuple(map(tuple, slots.tolist())),
+    )

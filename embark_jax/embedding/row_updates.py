@@ -18,9 +18,9 @@ from embark_kernels import (
 from embark_kernels.rounding import column_noise
 
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients, pick
-from embark_jax.embedding.initial import ShardsByDevice
+from embark_jax.embedding.initial import locate
 from embark_jax.embedding.sequences import Spans, pack
-from embark_jax.plans.storage import Storage
+from embark_jax.plans.layout import Storage
 
 
 def update_block(
@@ -128,7 +128,6 @@ def noise_of(
       storage: the storage.
       step: ``[]`` int32 number of the step.
     """
-    shards = ShardsByDevice(storage)
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), step)
 
     def of_row(row_low, row_high, seed):
@@ -136,8 +135,7 @@ def noise_of(
         return jax.random.key_data(jax.random.fold_in(row, row_high))[0]
 
     def noise(slots, keys):
-        located = shards.locate(slots if keys is None else keys)
-        row_low, row_high, column, seed, _, _ = located
-        return jax.vmap(of_row)(row_low, row_high, seed) + column_noise(column)
+        row = locate(storage, slots if keys is None else keys)
+        return jax.vmap(of_row)(row.low, row.high, row.seed) + column_noise(row.column)
 
     return noise

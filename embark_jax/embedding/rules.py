@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import RowOptimizer
 
-from embark_jax.plans.storage import Storage
+from embark_jax.plans.layout import Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def rule_of(rules: AnyRule, storage: Storage) -> RowOptimizer:
         return default
     if name not in named:
         raise ValueError(
-            f"table {storage.ranges[0].table.name!r}: optimizer is {name!r}, must be "
+            f"table {storage.table.name!r}: optimizer is {name!r}, must be "
             f"one of those in RowRules: {', '.join(sorted(named)) or 'none'}"
         )
     return named[name]

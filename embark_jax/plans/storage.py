@@ -1,21 +1,15 @@
-"""Storages: the arrays in which all shards of a plan lie.
+"""Placements of tables, and the kinds of storages that their shards lie in.
 
-All shards of one cluster and one width lie in one *storage*, an array of ``[devices ×
-slots_per_device, width]`` in which device d's block holds its shards one after the
-other. Tables that need other exchanges lie apart: those that are split by columns,
-whose ids have weights, or for which the plan says so; and so do those whose rows
-another rule updates, or have another number format. So a plan of any shape becomes a
-few uniformly sharded arrays, with one gather and one update a device each; this also
-fuses tables. A storage is as large on every device as on its fullest: this padding is
-the price of imbalance.
+Tables that need other exchanges lie apart: those that are split by columns, whose ids
+have weights, or for which the plan says so; and so do those whose rows another rule
+updates, or have another number format.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from typing import NamedTuple
 
 from embark_jax.plans.clusters import (
     CLUSTERS,
@@ -24,10 +18,90 @@ from embark_jax.plans.clusters import (
     FOR_SEQUENCES,
     REPLICATED,
     SHARDED,
+    ClusterProperties,
+    ExchangeProperties,
 )
-from embark_jax.plans.kind import StorageKind, storage_kind
-from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.options import Cluster, Dtype, Evict, Exchange, Tier
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+
+
+class StorageKind(NamedTuple):
+    """The properties that the shards of one storage share.
+
+    Attributes:
+      cluster: cluster of their tables.
+      width: columns of a shard.
+      split: whether their tables are split by columns. Each row of such a table lies on
+        several devices, and optimizers of whole rows need an additional exchange.
+      weighted: whether weights travel with ids: where owners pool.
+      exchange: how ids, rows and gradients travel.
+      tier, evict: place with room for all rows of their tables, and the rows that leave
+        slots first, as in ``TableSpec``.
+      table: name of a dynamic table, which has a storage of its own: the table grows
+        there, and no row of it moves.
+      rule: name of the rule that updates their rows, as in ``TableSpec.optimizer``.
+      dtype: number format of their rows.
+    """
+
+    cluster: Cluster
+    width: int
+    split: bool = False
+    weighted: bool = False
+    exchange: Exchange = DIRECT
+    tier: Tier = "device"
+    evict: Evict = "lru"
+    table: str = ""
+    rule: str = ""
+    dtype: Dtype = "float32"
+
+    @property
+    def of_cluster(self) -> ClusterProperties:
+        """Properties of its cluster."""
+        return CLUSTERS[self.cluster]
+
+    @property
+    def of_exchange(self) -> ExchangeProperties:
+        """Properties of its exchange."""
+        return EXCHANGES[self.exchange]
+
+    @property
+    def name(self) -> str:
+        """Name of the storage: "rb_128", "rb_64_split", "ub_128_host",
+        "ub_128_host_user", "rb_128_bfloat16", "rb_128_by_adam"."""
+        name = f"{self.cluster}_{self.width}"
+        name += "_split" * self.split + "_weighted" * self.weighted
+        name += f"_{self.exchange}" * (self.exchange != DIRECT)
+        name += f"_{self.tier}" * (self.tier != "device")
+        name += f"_{self.evict}" * (self.evict != "lru")
+        name += f"_{self.table}" * bool(self.table)
+        name += f"_{self.dtype}" * (self.dtype != "float32")
+        return name + f"_by_{self.rule}" * bool(self.rule)
+
+    @classmethod
+    def of(
+        cls,
+        table: TableSpec,
+        cluster: Cluster,
+        column_shards: int = 1,
+        exchange: Exchange = DIRECT,
+        weighted: bool = False,
+    ) -> StorageKind:
+        """Returns the kind of storage of a table that is laid out so; ``weighted`` says
+        whether some of its ids have weights."""
+        properties = CLUSTERS[cluster]
+        on_device = properties.replicated or table.tier == "device"
+        return cls(
+            cluster,
+            table.dim // column_shards,
+            split=column_shards > 1,
+            weighted=weighted and properties.pools_at_owner,
+            exchange=exchange,
+            tier="device" if on_device else table.tier,
+            evict="lru" if on_device else table.evict,
+            table=table.name if table.is_dynamic else "",
+            rule=table.optimizer,
+            dtype=table.dtype,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +134,6 @@ class RowRange:
     @property
     def rows(self) -> int:
         return self.end - self.begin
-
-    @property
-    def width(self) -> int:
-        return self.table.dim // self.column_shards
-
-    def shard_rows(self, row_shard: int) -> int:
-        """Returns the rows of the table that row shard ``row_shard`` holds."""
-        return len(range(row_shard, self.rows, self.row_shards))
-
-    def shard_slots(self, row_shard: int) -> int:
-        """Returns the slots that row shard ``row_shard`` adds to its owner's block."""
-        rows = self.shard_rows(row_shard)
-        if self.replicated or self.table.slots is None:
-            return rows
-        return min(rows, -(-self.table.slots // self.row_shards))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,93 +273,6 @@ class Placement:
         if bad:
             problems.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
         return problems
-
-
-@dataclasses.dataclass(frozen=True)
-class Storage:
-    """One array of the plan and where each shard begins in it.
-
-    Attributes:
-      kind: properties that its shards share.
-      slots_per_device: rows of a device's block, padding included.
-      rows_per_device: rows of the block if each row had a slot: shards and first slots
-        count in these. In a cached storage it is larger, and the key index says where a
-        row of a block lies.
-      ranges: row ranges in it, one of a table at most.
-      first_slots: for each table ``[row_shards, column_shards]`` the slot, in its
-        owner's block, at which a shard begins.
-    """
-
-    kind: StorageKind
-    slots_per_device: int
-    rows_per_device: int
-    ranges: tuple[RowRange, ...]
-    first_slots: Mapping[str, np.ndarray]
-
-    @property
-    def name(self) -> str:
-        return self.kind.name
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.kind.cluster
-
-    @property
-    def width(self) -> int:
-        return self.kind.width
-
-    @property
-    def replicated(self) -> bool:
-        return self.kind.of_cluster.replicated
-
-    @property
-    def cached(self) -> bool:
-        return self.kind.tier != "device"
-
-    def owners(self, table: str) -> np.ndarray:
-        """Returns ``[row_shards, column_shards]`` owners; zeros if replicated."""
-        (rows,) = (
-            row_range for row_range in self.ranges if row_range.table.name == table
-        )
-        shape = (rows.row_shards, rows.column_shards)
-        if self.replicated:
-            return np.zeros(shape, np.int32)
-        return np.array(rows.devices, np.int32).reshape(shape)
-
-
-def lay_out(
-    placements: Sequence[Placement], features: Sequence[FeatureSpec], devices: int
-) -> tuple[Storage, ...]:
-    """Groups shards into storages and gives each its slots, in the order of tables."""
-    weighted = {feature.table for feature in features if feature.weighted}
-    groups: dict[StorageKind, list[RowRange]] = {}
-    for rows in row_ranges(placements):
-        kind = storage_kind(
-            rows.table,
-            rows.cluster,
-            rows.column_shards,
-            rows.exchange,
-            rows.table.name in weighted,
-        )
-        groups.setdefault(kind, []).append(rows)
-    storages = []
-    for kind, members in sorted(groups.items(), key=lambda item: item[0]):
-        used = [0] * devices
-        slots = [0] * devices
-        first_slots = {}
-        for rows in members:
-            first = np.zeros((rows.row_shards, rows.column_shards), np.int64)
-            owners = rows.devices or (0,)
-            for index, owner in enumerate(owners):
-                j, k = divmod(index, rows.column_shards)
-                first[j, k] = used[owner]
-                used[owner] += rows.shard_rows(j)
-                slots[owner] += rows.shard_slots(j)
-            first_slots[rows.table.name] = first
-        storages.append(
-            Storage(kind, max(slots), max(used), tuple(members), first_slots)
-        )
-    return tuple(storages)
 
 
 def row_ranges(placements: Iterable[Placement]) -> list[RowRange]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Breakdown, Prediction
-from embark_jax.plans.storage import Placement, RowRange, row_ranges
+from embark_jax.plans.storage import Placement
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
@@ -44,11 +43,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         ],
         "tables": [_table(placement, prediction) for placement in plan.placements],
         **({"breakdown": _breakdown(breakdown)} if breakdown else {}),
-        "shards": [
-            shard
-            for rows in row_ranges(plan.placements)
-            for shard in _shards(rows, plan.devices)
-        ],
+        "shards": _shards(plan),
     }
 
 
@@ -76,23 +71,28 @@ def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in of_tables}
 
 
-def _shards(rows: RowRange, devices: int) -> Iterator[dict[str, Any]]:
-    owners = rows.devices
-    if rows.replicated:
-        owners = tuple(range(devices))
-    for index, owner in enumerate(owners):
-        j, k = divmod(index, rows.column_shards)
-        if rows.replicated:
-            j = k = 0
-        yield {
-            "table": rows.table.name,
-            "cluster": rows.cluster,
-            "row_shard": j,
-            "column_shard": k,
-            "device": owner,
-            "row_start": rows.begin + j,
-            "row_stop": rows.end,
-            "row_stride": rows.row_shards,
-            "column_start": k * rows.width,
-            "column_stop": (k + 1) * rows.width,
+def _shards(plan: Plan) -> list[dict[str, Any]]:
+    """Returns all shards, table by table, of which some rows may lie in DP."""
+    records = [
+        {
+            "table": plan.tables[shard["table"]].name,
+            "cluster": storage.cluster,
+            "row_shard": int(shard["row_shard"]),
+            "column_shard": int(shard["column_shard"]),
+            "device": device,
+            "row_start": int(shard["first_row"]),
+            "row_stop": int(
+                shard["first_row"] + (shard["rows"] - 1) * shard["stride"] + 1
+            ),
+            "row_stride": int(shard["stride"]),
+            "column_start": int(shard["first_column"]),
+            "column_stop": int(shard["first_column"] + shard["columns"]),
         }
+        for storage in plan.storages
+        for shard in storage.shards
+        for device in (
+            range(plan.devices) if storage.replicated else [int(shard["owner"])]
+        )
+    ]
+    number = {table.name: i for i, table in enumerate(plan.tables)}
+    return sorted(records, key=lambda record: number[record["table"]])

@@ -14,7 +14,6 @@ from embark_jax.plans.alike import alike
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Prediction
-from embark_jax.plans.storage import row_ranges
 from embark_jax.plans.wire import VALUE_BYTES
 
 MOST_RUNS = 6
@@ -234,17 +233,16 @@ def uneven_rows(plan: Plan) -> str:
 def table_bytes(plan: Plan) -> dict[str, np.ndarray]:
     """Returns ``[devices]`` bytes of each table's rows on each device; replicated rows
     count on all."""
-    bytes_of_table = {
-        placement.table.name: np.zeros(plan.devices) for placement in plan.placements
-    }
-    for rows in row_ranges(plan.placements):
-        held = bytes_of_table[rows.table.name]
-        if rows.replicated:
-            held += rows.rows * rows.width * VALUE_BYTES[rows.table.dtype]
-        for index, owner in enumerate(rows.devices):
-            count = rows.shard_slots(index // rows.column_shards)
-            held[owner] += count * rows.width * VALUE_BYTES[rows.table.dtype]
-    return bytes_of_table
+    held = np.zeros((len(plan.tables), plan.devices))
+    for storage in plan.storages:
+        shards = storage.shards
+        row_bytes = storage.width * VALUE_BYTES[storage.kind.dtype]
+        size = row_bytes * shards["slots"]
+        if storage.replicated:
+            held[shards["table"]] += size[:, None]
+        else:
+            np.add.at(held, (shards["table"], shards["owner"]), size)
+    return dict(zip([table.name for table in plan.tables], held, strict=True))
 
 
 def row_bytes(plan: Plan) -> np.ndarray:

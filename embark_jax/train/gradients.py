@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from embark_jax.embedding.arrays import BATCH, Routes
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
 from embark_jax.embedding.device_batch import Columns, pad_batch
 from embark_jax.embedding.exchange import own_share_alone
 from embark_jax.plans.options import DenseParallelism, WireFormat

@@ -25,8 +25,7 @@ from embark_jax._base.memory import host_memory_bytes
 from embark_jax.cache.cached_rows import CachedRows, TooFewSlotsError
 from embark_jax.cache.row_store import StoreError
 from embark_jax.data import Batch, BatchChecker, prefetch
-from embark_jax.embedding.arrays import Routes
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import EmbeddingCollection, Routes
 from embark_jax.embedding.device_batch import (
     DeviceBatch,
     own_samples,

@@ -18,7 +18,7 @@ from jax import lax
 
 from embark_jax._base.errors import UserError
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
-from embark_jax.embedding.arrays import Routes
+from embark_jax.embedding.collection import Routes
 
 Refused = Literal["bad ids", "overflow", "not finite"]
 """Why a step changed nothing: an id is no row of its table, the batch needs more

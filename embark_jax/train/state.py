@@ -14,8 +14,12 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.arrays import OptimizerState, Storages, TableState
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import (
+    EmbeddingCollection,
+    OptimizerState,
+    Storages,
+    TableState,
+)
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.plans.options import DenseParallelism
 from embark_jax.plans.plan import MESH_AXES

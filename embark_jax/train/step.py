@@ -11,15 +11,13 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.arrays import BATCH, Routes
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
 from embark_jax.embedding.device_batch import (
     DeviceBatch,
     check_batch,
     pad_batch,
     route_batch,
 )
-from embark_jax.embedding.mesh import has_gpus
 from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients, check_cuts
@@ -168,7 +166,7 @@ def make_train_step(
 
 def _compiler_options(mesh: Mesh) -> dict[str, int] | None:
     """Returns options of XLA that only GPUs have."""
-    if not has_gpus(mesh):
+    if mesh.devices.flat[0].platform != "gpu":
         return None
     return {"xla_gpu_all_reduce_combine_threshold_bytes": COMBINED_BYTES}
 

@@ -35,8 +35,9 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import RangeLayout, table_layouts
 from embark_jax.launch.agreement import tell_all
 from embark_jax.launch.one_host import free_port
+from embark_jax.plans.layout import lay_out
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.state import TrainState
 

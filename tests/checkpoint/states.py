@@ -42,15 +42,12 @@ def lay_out(plan, storage, kind, logical):
     copies = 1 if storage.replicated else plan.devices
     width = 1 if kind == NARROW else storage.width
     array = np.zeros((copies, storage.slots_per_device, width), np.float32)
-    for held in storage.ranges:
-        name, rows = held.table.name, np.arange(held.rows)
-        row_shard, place = rows % held.row_shards, rows // held.row_shards
-        for k in range(held.column_shards):
-            owner = storage.owners(name)[row_shard, k]
-            slot = storage.first_slots[name][row_shard, k] + place
-            columns = slice(None) if kind == NARROW else slice(k * width, None)
-            mine = logical[name, kind][held.begin : held.end]
-            array[owner, slot] = mine[:, columns][:, :width]
+    for shard in storage.shards:
+        rows = shard["first_row"] + shard["stride"] * np.arange(shard["rows"])
+        first = 0 if kind == NARROW else shard["first_column"]
+        mine = logical[storage.tables[shard["table"]].name, kind][rows]
+        slots = slice(shard["first_slot"], shard["first_slot"] + shard["rows"])
+        array[shard["owner"], slots] = mine[:, first : first + width]
     return array.reshape(-1, width)
 
 

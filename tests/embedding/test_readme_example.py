@@ -10,7 +10,7 @@ import pytest
 import embark_jax as ej
 import embark_jax.embedding
 from embark_jax.cache.key_index import KeyIndex, empty_index, resolve
-from embark_jax.embedding.clusters import index_of
+from embark_jax.embedding.collection import index_of
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, tables_of
 from tests.embedding.problems import step_of
@@ -80,19 +80,15 @@ def test_rows_lie_where_it_says():
                 found.setdefault((name, held), []).append((device, int(slot)))
     for storage in PLAN.storages:
         (block,) = index_of(PLAN, storage).blocks
-        for rows in storage.ranges:
-            column = next(
-                f.columns.start
-                for f in block.features
-                if f.feature.table == rows.table.name
-            )
+        for feature in block.features:
+            column, table = feature.columns.start, feature.feature.table
+            own = [row for name, row in found if name == storage.name]
+            rows = [int(row.split()[1]) for row in own if row.split()[0] == table]
             ids = np.full((10, block.columns), -1, np.int32)
-            ids[: rows.rows, column] = np.arange(rows.begin, rows.end)
+            ids[: len(rows), column] = rows
             _, owner, slot = block.expand(jnp.asarray(ids))
-            for i in range(rows.rows):
-                places = found.pop(
-                    (storage.name, f"{rows.table.name} {rows.begin + i}")
-                )
+            for i, row in enumerate(rows):
+                places = found.pop((storage.name, f"{table} {row}"))
                 if storage.replicated:
                     assert places == [(d, int(slot[i, column])) for d in range(4)]
                 else:

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import embark_jax as ej
-from embark_jax.embedding.clusters import index_of
+from embark_jax.embedding.collection import index_of
 from tests.compiled import bytes_per_device, compile_step
 from tests.gpu_compile.machines import h100_mesh
 

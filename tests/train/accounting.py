@@ -16,8 +16,9 @@ from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import WorkItem, Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.capacities import events_capacity, events_of
+from embark_jax.plans.layout import lay_out
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, lay_out
+from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from embark_jax.statistics.accesses import FeatureAccess, Statistics

@@ -17,9 +17,8 @@ import numpy as np
 
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, ClusterProperties
-from embark_jax.plans.kind import StorageKind, storage_kind
 from embark_jax.plans.options import Cluster, Exchange
-from embark_jax.plans.storage import Placement, RowRange, row_ranges
+from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -104,7 +103,7 @@ class Candidates:
         """``[candidates]`` the storage that each would lie in."""
         pairs = list(zip(self.table.tolist(), self.column_shards.tolist(), strict=True))
         kinds = {
-            (table, columns): storage_kind(
+            (table, columns): StorageKind.of(
                 self.uses[table].table,
                 self.cluster,
                 columns,

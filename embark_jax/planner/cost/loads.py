@@ -18,9 +18,8 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.plans.clusters import CLUSTERS, EXCHANGES
-from embark_jax.plans.kind import StorageKind
 from embark_jax.plans.options import Cluster, Exchange
-from embark_jax.plans.storage import RowRange
+from embark_jax.plans.storage import RowRange, StorageKind
 
 CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
 EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)

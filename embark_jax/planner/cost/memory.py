@@ -26,8 +26,8 @@ import numpy as np
 from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
-from embark_jax.plans.kind import StorageKind
 from embark_jax.plans.options import Tier
+from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.tables import TableSpec
 from embark_jax.plans.wire import VALUE_BYTES
 

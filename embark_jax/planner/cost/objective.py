@@ -50,7 +50,7 @@ from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.capacities import capacity_of
-from embark_jax.plans.kind import StorageKind
+from embark_jax.plans.storage import StorageKind
 
 PEAKS = range(8)
 (

@@ -36,9 +36,8 @@ from embark_jax.planner.cost.work import PHASES, STORE, Unit, Work
 from embark_jax.planner.request.workload import Workload, events_of_device
 from embark_jax.plans.alike import alike
 from embark_jax.plans.capacities import events_of
-from embark_jax.plans.kind import StorageKind
 from embark_jax.plans.prediction import Breakdown, Prediction, Removal
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 
 COST_MODEL = "program"

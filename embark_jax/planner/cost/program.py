@@ -22,7 +22,7 @@ from embark_jax.plans.collectives import (
     storage_collectives,
     summed_whole,
 )
-from embark_jax.plans.kind import StorageKind
+from embark_jax.plans.storage import StorageKind
 
 AHEAD = "id exchange"
 """The phase whose collectives run beside the dense layers of the step before, if that
