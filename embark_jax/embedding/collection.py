@@ -147,7 +147,7 @@ class EmbeddingCollection:
             if storage.replicated or not hot_only
         }
         # Indexes of storages whose rows no id may ask for.
-        self._barred = {
+        self._passed_on = {
             name: index_of(plan, storage)
             for name, storage in self._storages.items()
             if name not in self.clusters
@@ -274,7 +274,7 @@ class EmbeddingCollection:
             present = {n: present for n, (_, present, _) in masked.items()}
             bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own_needs = {}, {}
-            for name, index in self._barred.items():
+            for name, index in self._passed_on.items():
                 requests = requests_of(index, ids, weights)
                 own_needs[name] = any_row(index, requests).astype(jnp.int32)
             for name, cluster in self.clusters.items():

@@ -4,8 +4,8 @@
 - **fleet** (``fleet``): the machines, with their figures.
 - **options** (``options``): the values that each choice may take.
 - **placement** (``storage``): cluster, splits, owners and exchange of one table.
-- **storage** (``storage``, ``kind``): one array that holds all shards of one cluster
-  and width, on all devices.
+- **storage** (``storage``, ``layout``): one array that holds all shards of one cluster
+  and width, on all devices; a record says where each shard lies.
 - **wire**, **collectives**, **traffic**: formats, collectives and bytes of a step.
 - **plan** (``plan``): placements of all tables, and capacities of their exchanges, as
   data; with the **prediction** of its cost, if the planner made it.

@@ -13,11 +13,17 @@ import pydantic
 from embark_jax._base.agreement import differences
 from embark_jax._base.validation import problems_of
 from embark_jax.plans.capacities import events_of
-from embark_jax.plans.counts import MOST_BATCH, MOST_DEVICES, whole
 from embark_jax.plans.layout import Storage, lay_out
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement, sequence_problems
-from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
+from embark_jax.plans.tables import (
+    MOST_BATCH,
+    MOST_DEVICES,
+    FeatureSpec,
+    TableSpec,
+    check_model,
+    whole,
+)
 
 if TYPE_CHECKING:
     import jax

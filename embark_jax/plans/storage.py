@@ -197,74 +197,58 @@ class Placement:
 
     def problems(self, devices: int) -> list[str]:
         """Lists the problems of this placement on this number of devices."""
-        name = f"table {self.table.name!r}"
-        problems = []
         if self.cluster not in CLUSTERS:
-            return [
-                f"{name}: cluster is {self.cluster!r}, must be one of "
-                f"{', '.join(CLUSTERS)}"
-            ]
+            return [self._problem("cluster", f"must be one of {', '.join(CLUSTERS)}")]
         for key in ("row_shards", "column_shards"):
             if getattr(self, key) < 1:
-                return [f"{name}: {key} is {getattr(self, key)}, must be >= 1"]
-        if self.table.dim % self.column_shards:
-            problems.append(
-                f"{name}: column_shards is {self.column_shards}, must divide "
-                f"dim {self.table.dim}"
-            )
+                return [self._problem(key, "must be >= 1")]
+        table, exchanges = self.table, CLUSTERS[self.cluster].exchanges
+        name = f"table {table.name!r}"
+        cold_rows = table.rows - self.hot_rows
+        of = "cold rows" if self.hot_rows else "rows"
+        problems: list[str] = []
+        if table.dim % self.column_shards:
+            rule = f"must divide dim {table.dim}"
+            problems.append(self._problem("column_shards", rule))
         elif self.column_shards > 1 and self.width == 1:
-            problems.append(
-                f"{name}: column_shards is {self.column_shards}, must leave a width of "
-                f"at least 2 of dim {self.table.dim}"
-            )
-        cold_rows = self.table.rows - self.hot_rows
+            rule = f"must leave a width of at least 2 of dim {table.dim}"
+            problems.append(self._problem("column_shards", rule))
         if self.hot_rows < 0 or (self.hot_rows and cold_rows < 1):
-            problems.append(
-                f"{name}: hot_rows is {self.hot_rows}, must be >= 0 and below its "
-                f"{self.table.rows} rows; cluster {REPLICATED} replicates them all"
+            rule = (
+                f"must be >= 0 and below its {table.rows} rows; cluster {REPLICATED} "
+                "replicates them all"
             )
+            problems.append(self._problem("hot_rows", rule))
         elif self.row_shards > cold_rows:
-            of = "cold rows" if self.hot_rows else "rows"
-            problems.append(
-                f"{name}: row_shards is {self.row_shards}, must be at most its "
-                f"{cold_rows} {of}"
-            )
-        exchanges = CLUSTERS[self.cluster].exchanges
+            rule = f"must be at most its {cold_rows} {of}"
+            problems.append(self._problem("row_shards", rule))
         if self.exchange not in EXCHANGES:
-            problems.append(
-                f"{name}: exchange is {self.exchange!r}, must be one of "
-                f"{', '.join(EXCHANGES)}"
-            )
+            rule = f"must be one of {', '.join(EXCHANGES)}"
+            problems.append(self._problem("exchange", rule))
         elif self.exchange not in exchanges and not self.replicated:
-            problems.append(
-                f"{name}: exchange is {self.exchange!r}, in cluster {self.cluster} "
-                f"must be one of {', '.join(exchanges)}"
-            )
-        if self.table.is_dynamic and (
-            self.replicated
-            or self.hot_rows
-            or len(set(self.devices)) < len(self.devices)
-        ):
+            rule = f"in cluster {self.cluster} must be one of {', '.join(exchanges)}"
+            problems.append(self._problem("exchange", rule))
+        shared = len(set(self.devices)) < len(self.devices)
+        if table.is_dynamic and (self.replicated or self.hot_rows or shared):
             problems.append(
                 f"{name}: is dynamic, must be in {' or '.join(SHARDED)}, without "
                 "hot_rows, with one shard a device at most"
             )
         if self.replicated:
-            replicated = f"{name}: cluster {self.cluster} is replicated"
-            if self.exchange not in exchanges:
-                problems.append(f"{replicated}, takes no exchange")
-            if (self.row_shards, self.column_shards, self.devices) != (1, 1, ()):
-                problems.append(f"{replicated}, takes no shards")
-            if self.hot_rows:
-                problems.append(f"{replicated}, takes no hot_rows")
-            if self.table.cached:
-                problems.append(
-                    f"{replicated}, takes no tier {self.table.tier!r}; choose "
-                    f"{' or '.join(SHARDED)}"
-                )
-            return problems
-        shards = self.row_shards * self.column_shards
-        if len(self.devices) != shards:
+            sharded = (self.row_shards, self.column_shards, self.devices) != (1, 1, ())
+            tier = f"tier {table.tier!r}; choose {' or '.join(SHARDED)}"
+            refused = {
+                "exchange": self.exchange not in exchanges,
+                "shards": sharded,
+                "hot_rows": self.hot_rows,
+                tier: table.cached,
+            }
+            return problems + [
+                f"{name}: cluster {self.cluster} is replicated, takes no {what}"
+                for what, given in refused.items()
+                if given
+            ]
+        if len(self.devices) != self.row_shards * self.column_shards:
             problems.append(
                 f"{name}: devices names {len(self.devices)} owners, must name one for "
                 f"each of its {self.row_shards} × {self.column_shards} shards"
@@ -273,6 +257,9 @@ class Placement:
         if bad:
             problems.append(f"{name}: devices {bad} must lie in 0..{devices - 1}")
         return problems
+
+    def _problem(self, key: str, rule: str) -> str:
+        return f"table {self.table.name!r}: {key} is {getattr(self, key)!r}, {rule}"
 
 
 def row_ranges(placements: Iterable[Placement]) -> list[RowRange]:
@@ -292,3 +279,18 @@ def sequence_problems(
         for table, cluster in clusters.items()
         if table in readers and cluster in CLUSTERS and cluster not in FOR_SEQUENCES
     ]
+
+
+def alike(
+    placements: Sequence[Placement], features: Sequence[FeatureSpec]
+) -> list[list[Placement]]:
+    """Groups placements of tables that are equal in size, ids, split and reason."""
+    ids: dict[str, int] = {}
+    for feature in features:
+        ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
+    groups: dict[tuple, list[Placement]] = {}
+    for p in placements:
+        size = p.table.rows, p.table.dim, ids[p.table.name]
+        split = p.cluster, p.row_shards, p.column_shards, p.hot_rows
+        groups.setdefault((*size, *split, p.reason), []).append(p)
+    return [*groups.values()]

@@ -13,7 +13,6 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from embark_jax.plans.counts import MOST_DIM, MOST_ROWS, whole
 from embark_jax.plans.options import Dtype, Evict, Evicted, Initializer, Pooling, Tier
 
 DYNAMIC_KEYS = 2**64
@@ -27,8 +26,31 @@ PADDING_ID = -1
 UNIFORM_NEGATIVES = "uniform_negatives"
 """Feature whose ids a run draws at random, for the loss of a retrieval model."""
 
+MOST = 2**31 - 1
+MOST_DIM = 2**16
+MOST_DEVICES = 2**16
+MOST_ROWS, MOST_BATCH = 2**42, 2**44
+"""Largest counts: of all, dims, devices, rows, and samples of a batch. The bytes of
+such a table are a 64-bit integer, and no machine has them."""
 _OF_DYNAMIC = ("discard", "expected_keys")
 """Fields that only dynamic tables may set; others have their defaults."""
+_CHOICES = {"tier": Tier, "evict": Evict, "initializer": Initializer, "dtype": Dtype}
+
+
+def whole(what: str, value: Any, limit: int = MOST) -> int:
+    """Returns a count, Python's or NumPy's, as an int.
+
+    Raises:
+      ValueError: if it is not a whole number, below 1 or above ``limit``.
+    """
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or value < 1:
+        raise ValueError(f"{what} is {value!r:.80}, must be a whole number >= 1")
+    count = int(value)
+    if count > limit:
+        digits = f"{count:,}" if count < 10**30 else "a number of more than 30 digits"
+        raise ValueError(f"{what} is {digits}, must be at most {limit:,}")
+    return count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,81 +161,56 @@ class TableSpec:
             raise ValueError(
                 f"table name {self.name!r}: must be non-empty text, without '/'"
             )
-        for key in ("rows", "dim"):
-            limit = MOST_ROWS if key == "rows" else MOST_DIM
-            value = whole(f"table {self.name!r}: {key}", getattr(self, key), limit)
-            object.__setattr__(self, key, value)
+        self._count("rows", MOST_ROWS)
+        self._count("dim", MOST_DIM)
         scale = self.init_scale
-        if scale is not None and not (
-            isinstance(scale, numbers.Real) and 0 <= scale < math.inf
-        ):
-            raise ValueError(
-                f"table {self.name!r}: init_scale is {scale!r}, must be a finite "
-                "number >= 0"
-            )
-        if self.max_slots is not None:
-            self._complete_dynamic()
-        self._check_tier()
-        self._check_dynamic()
-
-    def _check_tier(self) -> None:
-        for key, kind in (
-            ("tier", Tier),
-            ("evict", Evict),
-            ("initializer", Initializer),
-            ("dtype", Dtype),
-        ):
+        finite = isinstance(scale, numbers.Real) and 0 <= scale < math.inf
+        self._check(
+            "init_scale", scale is None or finite, "must be a finite number >= 0"
+        )
+        if self.is_dynamic:
+            limit = self._count("max_slots", MOST_ROWS)
+            if self.tier == "device":
+                object.__setattr__(self, "tier", "host")
+            if self.slots is None:
+                object.__setattr__(self, "slots", min(self.rows, limit))
+        for key, kind in _CHOICES.items():
             allowed = get_args(kind)
-            if (value := getattr(self, key)) not in allowed:
-                raise ValueError(
-                    f"table {self.name!r}: {key} is {value!r}, must be one of "
-                    f"{', '.join(allowed)}"
-                )
+            good = getattr(self, key) in allowed
+            self._check(key, good, f"must be one of {', '.join(allowed)}")
         if not self.cached:
-            if self.slots is not None:
-                raise ValueError(
-                    f"table {self.name!r}: slots is {self.slots!r}, but tier is "
-                    "'device', where every row has its slot; set tier to host or disk"
-                )
-            return
-        if self.slots is None:
-            return
-        slots = whole(f"table {self.name!r}: slots", self.slots, MOST_ROWS)
-        if slots > self.rows:
-            raise ValueError(
-                f"table {self.name!r}: slots is {slots}, must be at most its "
-                f"{self.rows} rows"
+            self._check(
+                "slots",
+                self.slots is None,
+                "but tier is 'device', where every row has its slot; set tier to host "
+                "or disk",
             )
-        object.__setattr__(self, "slots", slots)
-
-    def _complete_dynamic(self) -> None:
-        limit = whole(f"table {self.name!r}: max_slots", self.max_slots, MOST_ROWS)
-        object.__setattr__(self, "max_slots", limit)
-        if self.tier == "device":
-            object.__setattr__(self, "tier", "host")
-        if self.slots is None:
-            object.__setattr__(self, "slots", min(self.rows, limit))
-
-    def _check_dynamic(self) -> None:
-        if self.max_slots is None:
+        elif self.slots is not None:
+            few = self._count("slots", MOST_ROWS) <= self.rows
+            self._check("slots", few, f"must be at most its {self.rows} rows")
+        if not self.is_dynamic:
             for key in _OF_DYNAMIC:
-                if (value := getattr(self, key)) != getattr(TableSpec, key):
-                    raise ValueError(
-                        f"table {self.name!r}: {key} is {value!r}, which only a "
-                        "dynamic table may have; give it max_slots"
-                    )
+                default = getattr(self, key) == getattr(TableSpec, key)
+                rule = "which only a dynamic table may have; give it max_slots"
+                self._check(key, default, rule)
             return
         if self.expected_keys is not None:
-            whole(f"table {self.name!r}: expected_keys", self.expected_keys, MOST_ROWS)
-        if self.initializer != "uniform":
+            self._count("expected_keys", MOST_ROWS)
+        rule = "must be uniform where the table is dynamic"
+        self._check("initializer", self.initializer == "uniform", rule)
+        few = self.slots is not None and self.slots <= limit
+        self._check("slots", few, f"must be at most its max_slots {limit}")
+
+    def _count(self, key: str, limit: int) -> int:
+        """Makes a field an int that is a count up to a limit, or raises."""
+        value = whole(f"table {self.name!r}: {key}", getattr(self, key), limit)
+        object.__setattr__(self, key, value)
+        return value
+
+    def _check(self, key: str, good: bool, rule: str) -> None:
+        if not good:
             raise ValueError(
-                f"table {self.name!r}: initializer is {self.initializer!r}, must be "
-                "uniform where the table is dynamic"
-            )
-        if self.slots is None or self.slots > self.max_slots:
-            raise ValueError(
-                f"table {self.name!r}: slots is {self.slots}, must be at most its "
-                f"max_slots {self.max_slots}"
+                f"table {self.name!r}: {key} is {getattr(self, key)!r}, {rule}"
             )
 
     @property

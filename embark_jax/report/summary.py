@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax._base.memory import bytes_text
-from embark_jax.plans.alike import alike
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Prediction
+from embark_jax.plans.storage import alike
 from embark_jax.plans.wire import VALUE_BYTES
 
 MOST_RUNS = 6

@@ -10,11 +10,11 @@ import optax
 import pytest
 
 import embark_jax as ej
-from embark_jax.embedding import reference
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer
 from tests.cache.initial_row import DIM, SCALE, initial_row
+from tests.embedding import reference
 from tests.embedding.problems import OPTIMIZERS, TOLERANCE
 
 BATCH, STEPS, ROWS, NEW_ROWS = 16, 6, 140, 15

@@ -9,7 +9,6 @@ from embark_kernels import FTRL, Adagrad, RowOptimizer, RowwiseAdagrad
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 from hypothesis import strategies as st
 
-from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import Plan
@@ -17,6 +16,7 @@ from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
 from tests.builders import make_plan, tables_of
+from tests.embedding import reference
 
 MESHES = [(1, 1), (1, 4), (2, 4), (1, 8), (4, 2), (8, 1), (3, 1)]
 

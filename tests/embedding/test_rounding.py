@@ -9,11 +9,11 @@ from embark_kernels import SGD, Adagrad
 from embark_kernels._mosaic import interpreted
 from embark_kernels.rounding import round_stochastically
 
-from embark_jax.embedding import reference
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan, tables_of
+from tests.embedding import reference
 from tests.embedding.problems import batches, step_of
 from tests.thorough import thorough
 

@@ -9,9 +9,9 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.config import EmbeddingConfig
-from embark_jax.embedding import reference
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, tables_of
+from tests.embedding import reference
 from tests.embedding.problems import batches, step_of
 
 RULES = {

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from embark_kernels import SGD
 
-from embark_jax.embedding import reference
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from tests.builders import make_plan
-from tests.embedding import problems
+from tests.embedding import problems, reference
 from tests.embedding.problems import Problem
 
 ROUNDING = 2**-8

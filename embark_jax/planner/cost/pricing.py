@@ -34,10 +34,9 @@ from embark_jax.planner.cost.objective import (
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import PHASES, STORE, Unit, Work
 from embark_jax.planner.request.workload import Workload, events_of_device
-from embark_jax.plans.alike import alike
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.prediction import Breakdown, Prediction, Removal
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.storage import Placement, StorageKind, alike
 from embark_jax.plans.tables import FeatureSpec
 
 COST_MODEL = "program"

@@ -42,7 +42,6 @@ from embark_jax.planner.request.workload import (
     Workload,
     looks_ahead,
 )
-from embark_jax.plans.counts import MOST_DIM
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
@@ -50,7 +49,13 @@ from embark_jax.plans.options import (
     Kernels,
     RowOptimizerName,
 )
-from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model, embedding_width
+from embark_jax.plans.tables import (
+    MOST_DIM,
+    FeatureSpec,
+    TableSpec,
+    check_model,
+    embedding_width,
+)
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, FeatureAccess, Statistics
 

@@ -14,12 +14,17 @@ from embark_jax.planner.search.params import DEFAULT, SearchParams
 from embark_jax.planner.search.reasons import reasons
 from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
-from embark_jax.plans.counts import MOST_BATCH, whole
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement, sequence_problems
-from embark_jax.plans.tables import FeatureSpec, TableSpec, check_model
+from embark_jax.plans.tables import (
+    MOST_BATCH,
+    FeatureSpec,
+    TableSpec,
+    check_model,
+    whole,
+)
 
 MAX_VALUES = 2**56
 """Largest number of values that a step reads: their bytes are a 64-bit integer."""
