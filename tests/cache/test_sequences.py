@@ -1,4 +1,4 @@
-"""Sequences of a table with more rows than slots, or of keys, beside the oracle.
+"""Sequences of a table with more rows than slots, or of keys, train as all others.
 
 A history, a weighted one and the candidate share the table, whose rows and keys are
 other ones in each batch. Buffers are too small at first, so that batches are replayed.
@@ -13,9 +13,8 @@ import embark_jax as ej
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer
-from tests.cache.initial_row import DIM, SCALE, initial_row
-from tests.embedding import reference
-from tests.embedding.problems import OPTIMIZERS, TOLERANCE
+from tests.cache.rows_by_key import DIM, SCALE
+from tests.embedding.problems import OPTIMIZERS
 
 BATCH, STEPS, ROWS, NEW_ROWS = 16, 6, 140, 15
 FEATURES = (
@@ -27,8 +26,6 @@ WEIGHTS = {
     feature.name: np.linspace(0.5, 1 + i, feature.hotness * DIM).reshape(-1, DIM)
     for i, feature in enumerate(FEATURES)
 }
-KEYS = np.arange(ROWS, dtype=np.int64) * (2**33 + 1) - 2**38
-"""Keys of rows: some are negative, none is -1."""
 
 
 def logits_of(params, dense, embeddings):
@@ -66,9 +63,9 @@ def trainer_of(
     return make_trainer(plan, model, optimizer, dense_optimizer=dense, **options)
 
 
-def numbers_of(step: int):
-    """Row numbers and weights of a batch, some of which come back in the next ones;
-    paddings lie before, behind and between them, and some histories are empty."""
+def batch_of(step: int) -> ej.Batch:
+    """Rows of which some come back in the next batches; paddings lie before, behind and
+    between them, and some histories are empty."""
     rng = np.random.default_rng([step])
     ids, weights = {}, {}
     for feature in FEATURES:
@@ -79,73 +76,8 @@ def numbers_of(step: int):
         ids[feature.name] = drawn.astype(np.int32)
         if feature.weighted:
             weights[feature.name] = rng.uniform(0.1, 1, shape).astype(np.float32)
-    return ids, weights, rng.integers(0, 2, BATCH).astype(np.float32)
-
-
-def batch_of(step: int, keys: np.ndarray | None = None) -> ej.Batch:
-    """A batch with numbers of rows, or their keys."""
-    ids, weights, labels = numbers_of(step)
-    if keys is not None:
-        ids = {name: np.where(n < 0, -1, keys[n]) for name, n in ids.items()}
+    labels = rng.integers(0, 2, BATCH).astype(np.float32)
     return ej.Batch(np.zeros((BATCH, 0), np.float32), ids, labels, weights)
-
-
-def first_samples(batch: ej.Batch, size: int) -> ej.Batch:
-    """As many as a plan takes at once."""
-    ids, weights = (
-        {name: values[:size] for name, values in columns.items()}
-        for columns in (batch.ids, batch.weights)
-    )
-    return ej.Batch(batch.dense[:size], ids, batch.labels[:size], weights)
-
-
-def oracle_logits(tables, step: int) -> np.ndarray:
-    ids, weights, _ = numbers_of(step)
-    rows = reference.lookup(tables, FEATURES, ids, weights)
-    return logits_of(WEIGHTS, np.zeros(BATCH), rows)
-
-
-@pytest.mark.slow
-def test_sequences_of_keys_equal_the_oracle():
-    rule = OPTIMIZERS["rowwise_adagrad"]
-    trainer = trainer_of("dynamic", rule, (2, 4), slots=96, grows=True)
-    rows = np.array([initial_row(int(key) % 2**64) for key in KEYS])
-    tables = {"user": rows.astype(np.float64)}
-    states = reference.init_state(tables, rule)
-    met = np.zeros(ROWS, bool)
-    batches = (batch_of(step, KEYS) for step in range(STEPS))
-    for step, result in enumerate(trainer.iterate_batches(batches)):
-        ids, weights, labels = numbers_of(step)
-        logits = oracle_logits(tables, step)
-        np.testing.assert_allclose(result.logits, logits, **TOLERANCE)
-        slope = (1 / (1 + np.exp(-logits)) - labels) / BATCH
-        gradients = {
-            feature.name: slope[:, None, None] * WEIGHTS[feature.name]
-            if feature.sequence
-            else slope[:, None] * WEIGHTS[feature.name]
-            for feature in FEATURES
-        }
-        dense, touched = reference.row_gradients(
-            tables, FEATURES, ids, weights, gradients
-        )
-        reference.update(
-            tables["user"],
-            states["user"],
-            dense["user"],
-            touched["user"],
-            rule,
-            step + 1,
-        )
-        met |= touched["user"]
-    assert trainer.recompilations > 0
-    size = trainer.embeddings.plan.batch_size
-    scored = [first_samples(batch_of(step, KEYS), size) for step in (STEPS, 0)]
-    for step, (_, logits) in zip((STEPS, 0), trainer.predict(scored), strict=True):
-        expected = oracle_logits(tables, step)[:size]
-        np.testing.assert_allclose(logits, expected, **TOLERANCE)
-    table = trainer.table("user")
-    np.testing.assert_array_equal(table.keys, KEYS[met])
-    np.testing.assert_allclose(table.rows, tables["user"][met], **TOLERANCE)
 
 
 def trained(trainer, batches):
