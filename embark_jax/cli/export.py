@@ -10,7 +10,6 @@ import typer
 from rich.progress import track
 
 from embark_jax.cli.arguments import Step, TrustCode, console, say
-from embark_jax.plans.options import RowFormat
 from embark_jax.plans.tables import TableSpec
 
 
@@ -18,21 +17,6 @@ def export(
     workdir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="New folder for the export.")],
     step: Step = None,
-    since: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="EXPORT",
-            help="Make a delta: only rows that have changed since this export. Deltas "
-            "that follow it already are given after it, each with --since.",
-        ),
-    ] = None,
-    rows: Annotated[
-        RowFormat,
-        typer.Option(
-            help="Format of the rows; int8 takes a quarter of the space, and has a "
-            "scale for each row."
-        ),
-    ] = "float32",
     onnx: Annotated[
         bool,
         typer.Option(
@@ -54,18 +38,9 @@ def export(
         out,
         step,
         progress=show,
-        since=since or (),
         trust_code=trust_code,
-        row_format=rows,
         onnx=onnx,
     )
-    if since:
-        deltas = " ".join(f"--delta {delta}" for delta in [*since[1:], out])
-        say(
-            f"what changed up to step {exported} written to {out}; score rows with "
-            f"`embark predict {since[0]} {deltas} --in FILE`"
-        )
-        return
     say(
         f"model of step {exported} written to {out}; score rows with "
         f"`embark predict {out} --in FILE`"

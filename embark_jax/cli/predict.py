@@ -26,14 +26,6 @@ def predict(
         typer.Option(help="A .csv or .parquet file to write; the terminal by default."),
     ] = None,
     step: Step = None,
-    delta: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="EXPORT",
-            help="What `embark export --since` wrote since; several are given in the "
-            "order in which they follow each other.",
-        ),
-    ] = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,7 +43,7 @@ def predict(
 
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"{out}: must end in .csv or .parquet")
-    scorer = load_scorer(folder, step, deltas=delta or (), trust_code=trust_code)
+    scorer = load_scorer(folder, step, trust_code=trust_code)
     names = list(scorer.tasks or ["probability"])
     if taken := sorted({*names} & {*(keep or ())}):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Exports trained models as plain files, and scores with them.
 
 - ``scorer``: scores ids, and raw rows. With an export, and what it imports
-  (``description``, ``reading``, ``lookup``, ``onnx_layers``), it needs neither JAX nor
+  (``description``, ``lookup``, ``onnx_layers``), it needs neither JAX nor
   the model's code.
 - ``trained``: scores with a checkpoint, in JAX (``dense_model``, ``jax_layers``).
 - ``writing``: makes exports, with dense layers in ONNX (``onnx_graph``) and in JAX.

@@ -13,11 +13,11 @@ from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
 from embark_jax.data.manifest import Hotness
-from embark_jax.plans.options import Pooling, RowFormat
+from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import FeatureSpec
 
 FILE_NAME = "model.json"
-VERSION = 5
+VERSION = 6
 DENSE = "dense.safetensors"
 ONNX = "model.onnx"
 JAX = "dense.jax"
@@ -49,22 +49,16 @@ class Description(ChecksummedFile):
 
     Attributes:
       name, step: of the run, and of its checkpoint.
-      follows: ``checksum`` of an earlier export; of the rows, this one has only those
-        that have changed since. It names the export with all its files, of which it
-        covers the SHA-256.
       model: the ``model`` section of the run's config.
       dense_features: number of columns of the dense input.
-      row_format: format of the rows in the files of tables.
       files: all other files.
     """
 
-    version: Literal[5] = VERSION
+    version: Literal[6] = VERSION
     name: str
     step: NonNegativeInt
-    follows: str | None = None
     model: Mapping[str, Any]
     dense_features: NonNegativeInt
-    row_format: RowFormat
     features: Mapping[str, ExportedFeature]
     tables: Mapping[str, ExportedTable]
     files: tuple[HashedFile, ...]
@@ -87,10 +81,6 @@ class Description(ChecksummedFile):
             FeatureSpec(name, **feature.model_dump())
             for name, feature in self.features.items()
         )
-
-    def save(self, folder: Path) -> None:
-        """Writes ``model.json``: from then on the export is complete."""
-        self.write(folder / FILE_NAME)
 
 
 def table_file(name: str) -> str:

@@ -20,10 +20,16 @@ from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch, BatchChecker, DataError, Jagged
 from embark_jax.data.checks import as_arrays
 from embark_jax.data.prepare.raw_rows import RowEncoder
-from embark_jax.export.description import DENSE, FILE_NAME, JAX, ONNX
-from embark_jax.export.lookup import LookupTable, pooled
+from embark_jax.export.description import (
+    DENSE,
+    FILE_NAME,
+    JAX,
+    ONNX,
+    read_description,
+    table_file,
+)
+from embark_jax.export.lookup import LookupTable, pooled, read_arrays
 from embark_jax.export.onnx_layers import BATCH, DenseLayers, onnx_layers
-from embark_jax.export.reading import read_arrays, read_exports, read_table
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 if TYPE_CHECKING:
@@ -123,6 +129,10 @@ def _check_finite(batch: Batch, logits: np.ndarray, columns: Sequence[str]) -> N
     )
 
 
+def _probabilities(logits: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -logits))
+
+
 class Scorer:
     """A trained model, with the encoder that makes its inputs from raw rows.
 
@@ -150,30 +160,29 @@ class Scorer:
           DataError: if a column is missing, a value breaks a rule, or a probability is
             no number.
         """
-        return self.evaluate(rows)[0]
+        return _probabilities(self._scored(rows)[0])
 
     def evaluate(self, rows: Any) -> tuple[np.ndarray, Metrics | None]:
         """Returns what ``predict`` returns, and metrics if all rows have labels."""
         from embark_jax.metrics.pointwise import evaluate
 
-        scored = [
-            (self._model.logits_of(batch, self._rows.dense), batch, has_labels)
-            for batch, has_labels in self._rows.batches(rows)
-        ]
-        none = np.empty((0, len(self.tasks)) if self.tasks else 0)  # in float64
-        logits = np.concatenate([none, *(each for each, *_ in scored if len(each))])
+        logits, batches = self._scored(rows)
         metrics = None
-        if scored and all(has_labels for *_, has_labels in scored):
-            labels = np.concatenate([batch.labels for _, batch, _ in scored])
-            weights = [
-                batch.sample_weights
-                for _, batch, _ in scored
-                if batch.sample_weights is not None
-            ]
-            metrics = evaluate(
-                labels, logits, np.concatenate(weights) if weights else None
-            )
-        return np.exp(-np.logaddexp(0, -logits)), metrics
+        if batches and all(has_labels for _, has_labels in batches):
+            labels = np.concatenate([batch.labels for batch, _ in batches])
+            weights = [batch.sample_weights for batch, _ in batches]
+            given = [each for each in weights if each is not None]
+            metrics = evaluate(labels, logits, np.concatenate(given) if given else None)
+        return _probabilities(logits), metrics
+
+    def _scored(self, rows: Any) -> tuple[np.ndarray, list[tuple[Batch, bool]]]:
+        """Returns log odds in float64, batches, and whether these have labels."""
+        logits, batches = [np.empty((0, len(self.tasks)) if self.tasks else 0)], []
+        for batch, has_labels in self._rows.batches(rows):
+            batches.append((batch, has_labels))
+            if len(batch):
+                logits.append(self._model.logits_of(batch, self._rows.dense))
+        return np.concatenate(logits), batches
 
     def kept(self, rows: str | Path, names: Sequence[str]) -> pa.Table:
         """Returns columns of files, one row for each that ``predict`` scores.
@@ -190,11 +199,7 @@ class Scorer:
 
 
 def load_id_scorer(
-    folder: str | PathLike[str],
-    step: int | None = None,
-    *,
-    deltas: Sequence[str | PathLike[str]] = (),
-    trust_code: bool = False,
+    folder: str | PathLike[str], step: int | None = None, *, trust_code: bool = False
 ) -> IdScorer:
     """Loads the model of a run or an export, to score ids.
 
@@ -204,49 +209,44 @@ def load_id_scorer(
       folder: the run folder or the export; it may be in a bucket.
       step: step of a run's checkpoint; None takes the best of a run that stopped
         early, or the newest.
-      deltas: what ``embark export --since`` wrote since the export, in the order in
-        which they follow each other.
       trust_code: whether a model of the user's own may run, from where Python
         finds it. An export has none.
 
     Raises:
       ConfigError, CheckpointError, DataError: if the folder is not there, holds no
         model, or is damaged, or its code is not trusted.
-      ExportError: if a delta does not follow what is before it, or onnxruntime is not
-        installed.
+      ExportError: if onnxruntime is not installed.
     """
     files = _files(folder)
-    if not deltas and not (files / FILE_NAME).exists():
-        from embark_jax.export.trained import run_scorer
+    if not (files / FILE_NAME).exists():
+        from embark_jax.export.trained import TrainedModel
 
-        return run_scorer(folder, step, trust_code)
+        return TrainedModel(folder, step, trust_code).scorer()
     if step is not None:
         raise ConfigError(
             f"{folder}: is an export, which has one step: leave out --step"
         )
-    exports = read_exports(folder, deltas)
-    last, description = exports[-1]
+    description = read_description(files)
     if ONNX in {file.file for file in description.files}:
-        layers = onnx_layers(last / ONNX)
+        layers = onnx_layers(files / ONNX)
     else:
         from embark_jax.export.jax_layers import jax_layers, read_serialized
 
-        layers = jax_layers(read_serialized(last / JAX), read_arrays(last / DENSE))
+        layers = jax_layers(read_serialized(files / JAX), read_arrays(files / DENSE))
     return IdScorer(
         description.feature_specs(),
         description.dense_features,
-        {name: read_table(exports, name) for name in description.tables},
+        {
+            name: LookupTable.read(files / table_file(name), table)
+            for name, table in description.tables.items()
+        },
         layers,
         description.step,
     )
 
 
 def load_scorer(
-    folder: str | PathLike[str],
-    step: int | None = None,
-    *,
-    deltas: Sequence[str | PathLike[str]] = (),
-    trust_code: bool = False,
+    folder: str | PathLike[str], step: int | None = None, *, trust_code: bool = False
 ) -> Scorer:
     """Loads the model of a run or an export, to score raw rows.
 
@@ -255,9 +255,9 @@ def load_scorer(
     Raises:
       DataError: also if the model was not trained on a user's own files.
     """
-    rows = RowEncoder(_files([folder, *deltas][-1]))
-    model = load_id_scorer(folder, step, deltas=deltas, trust_code=trust_code)
-    return Scorer(rows, model)
+    return Scorer(
+        RowEncoder(_files(folder)), load_id_scorer(folder, step, trust_code=trust_code)
+    )
 
 
 def _files(folder: str | PathLike[str]) -> Path:

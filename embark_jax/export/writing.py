@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-
-import numpy as np
-from safetensors.numpy import save_file
 
 from embark_jax._base.bucket_copy import written
 from embark_jax.data.hashed_file import HashedFile
@@ -22,10 +18,9 @@ from embark_jax.export.description import (
     table_file,
 )
 from embark_jax.export.jax_layers import serialized
+from embark_jax.export.lookup import write_arrays
 from embark_jax.export.onnx_graph import require_jax2onnx, write_graphs
-from embark_jax.export.reading import check_grown, read_exports, read_table
-from embark_jax.export.trained import trained_model
-from embark_jax.plans.options import RowFormat
+from embark_jax.export.trained import TrainedModel
 from embark_jax.plans.tables import TableSpec
 
 
@@ -34,9 +29,7 @@ def export_run(
     out: str | Path,
     step: int | None = None,
     progress: Callable[[Sequence[TableSpec]], Iterable[TableSpec]] = iter,
-    since: Sequence[str | PathLike[str]] = (),
     trust_code: bool = False,
-    row_format: RowFormat = "float32",
     onnx: bool = True,
 ) -> int:
     """Writes the trained model of a run as files that do not need this package.
@@ -59,13 +52,7 @@ def export_run(
       step: step of the checkpoint; None takes the best of a run that stopped early, or
         the newest.
       progress: iterates over the tables, and may show how far it is.
-      since: an export, and deltas in the order in which they follow it: makes another
-        delta, which has the rows that differ from theirs, bit by bit, with each table's
-        ``keys`` (or row numbers), and all else whole; ``model.json`` says which export
-        it ``follows``.
       trust_code: whether a model of the user's own may run.
-      row_format: "int8" writes rows as int8, and ``scales`` ``[rows]`` float32: a value
-        is an integer times its row's scale.
       onnx: whether to write ``model.onnx``.
 
     Returns:
@@ -73,57 +60,40 @@ def export_run(
 
     Raises:
       FileExistsError: if ``out`` holds something.
-      ExportError: if the tables cannot have become of those of ``since``, jax2onnx is
-        not installed, or it has no form of an operation of the model.
+      ExportError: if jax2onnx is not installed, or has no form of an operation of the
+        model.
       ConfigError, CheckpointError: if ``workdir`` holds no usable config or checkpoint,
         or names code that is not trusted.
     """
-    before = read_exports(since[0], since[1:]) if since else None
-    model = trained_model(workdir, step, trust_code)
+    model = TrainedModel(workdir, step, trust_code)
     saved = model.saved
-    tables = {
-        table.name: ExportedTable(
-            rows=None if table.is_dynamic else table.rows, dim=table.dim
-        )
-        for table in saved.tables
-    }
-    if before is not None:
-        check_grown(str(workdir), tables, row_format, before[-1])
     if onnx:
         require_jax2onnx()
     with written(out, last=FILE_NAME) as folder:
         (folder / "tables").mkdir(parents=True, exist_ok=True)
-        save_arrays(folder / DENSE, model.params)
+        write_arrays(folder / DENSE, model.params)
         if onnx:
             write_graphs(folder, model.dense, model.params)
         (folder / JAX).write_bytes(serialized(model.dense))
         copy_encoding(model.run.folder, folder)
         for table in progress(saved.tables):
-            rows = model.table(table).in_format(row_format)
-            if before is not None:
-                rows = rows.changes_since(read_table(before, table.name))
-            save_arrays(folder / table_file(table.name), rows.arrays())
+            model.table(table).write(folder / table_file(table.name))
         Description(
             name=model.run.config.name,
             step=saved.step,
-            follows=before[-1].description.checksum if before else None,
             model=model.run.config.model.model_dump(mode="json"),
             dense_features=saved.dense_features,
-            row_format=row_format,
             features={f.name: ExportedFeature(**f.reading) for f in saved.features},
-            tables=tables,
+            tables={
+                table.name: ExportedTable(
+                    rows=None if table.is_dynamic else table.rows, dim=table.dim
+                )
+                for table in saved.tables
+            },
             files=tuple(
                 HashedFile.of(folder, path.relative_to(folder).as_posix())
                 for path in sorted(folder.rglob("*"))
                 if path.is_file()
             ),
-        ).save(folder)
+        ).write(folder / FILE_NAME)
     return saved.step
-
-
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays to a safetensors file."""
-    path.touch()
-    mode = path.stat().st_mode
-    save_file({name: np.asarray(a, order="C") for name, a in arrays.items()}, path)
-    path.chmod(mode)  # the library makes the file readable to its owner only

@@ -19,8 +19,6 @@ WireFormat = Literal["float32", "bfloat16"]
 Pooling = Literal["sum", "mean", "none"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 """Number format in which rows are stored."""
-RowFormat = Literal["float32", "int8"]
-"""Number format of the rows of an export; int8 has a scale for each row."""
 Initializer = Literal["uniform", "normal"]
 Tier = Literal["device", "host", "disk", "auto"]
 """Where all rows of a table have room; "auto" leaves it to the planner."""

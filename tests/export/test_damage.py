@@ -5,7 +5,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,11 +18,10 @@ import pytest
 
 import embark_jax as ej
 from embark_jax._base.errors import UserError
-from embark_jax._base.files import read_arrow, write_arrow
+from embark_jax._base.files import read_arrow, sha256_of, write_arrow
 from embark_jax.data.hashed_file import HashedFile, checksum_of
-from embark_jax.export.writing import save_arrays
+from embark_jax.export.lookup import write_arrays
 from tests import runs
-from tests.export.changed import sign
 from tests.runs import done, embark
 
 MODEL = """\
@@ -71,6 +72,20 @@ def made(tmp_path_factory):
 @pytest.fixture
 def export(made, tmp_path) -> Path:
     return shutil.copytree(made / "export", tmp_path / "export")
+
+
+def sign(
+    folder: Path, change: Callable[[dict[str, Any]], Any] = lambda it: None
+) -> None:
+    """Changes ``model.json``, with all checksums as they then must be."""
+    path = folder / "model.json"
+    description = json.loads(path.read_text())
+    for file in description["files"]:
+        file["bytes"] = (folder / file["file"]).stat().st_size
+        file["sha256"] = sha256_of(folder / file["file"])
+    change(description)
+    description["checksum"] = checksum_of(description)
+    path.write_text(json.dumps(description))
 
 
 def test_every_file_is_checked(export):
@@ -154,13 +169,9 @@ def vocabulary(table: str, values):
     ("damage", "message"),
     [
         (lambda f: (f / "model.json").write_text("{"), "model.json: the file: Invalid"),
-        (lambda f: (f / "model.json").write_bytes(b"\xff"), "model.json: the file: "),
-        (lambda f: (f / "model.json").write_text("[]"), "model.json: the file: "),
         (lambda f: (f / "model.json").write_text("[" * 10**5), "the file: Invalid"),
-        (described(lambda d: d.update(version=2)), "version: Input should be 5"),
+        (described(lambda d: d.update(version=2)), "version: Input should be 6"),
         (described(lambda d: d.pop("name")), "model.json: name: Field required"),
-        (described(lambda d: d.update(step="two")), "model.json: step: Input should"),
-        (described(lambda d: d.update(tables=[])), "model.json: tables: Input should"),
         (described(lambda d: d.update(extra=1)), "model.json: extra: Extra inputs"),
         (
             described(lambda d: d["features"]["user"].update(table="x")),
@@ -179,10 +190,6 @@ def vocabulary(table: str, values):
             "array 'rows' is float32 [",
         ),
         (
-            described(lambda d: d.update(row_format="int8")),
-            "array 'rows' is float32 [",
-        ),
-        (
             lambda f: (f / USER).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
             "header too large",
         ),
@@ -190,10 +197,6 @@ def vocabulary(table: str, values):
         (
             lambda f: header(f / USER, lambda h: h["rows"].update(shape=[2**60, 4])),
             "deserializing header: ",
-        ),
-        (
-            lambda f: header(f / USER, lambda h: h["rows"].update(dtype="F128")),
-            "invalid JSON in header",
         ),
         (
             lambda f: header(f / USER, lambda h: h["rows"].update(dtype="F8_E5M2")),
@@ -206,10 +209,6 @@ def vocabulary(table: str, values):
         (
             lambda f: (f / "model.onnx").write_bytes(b"no graph"),
             "model.onnx: onnxruntime does not take it",
-        ),
-        (
-            described(lambda d: d["features"]["user"].update(hotness=10**12)),
-            "features.user.hotness: Input should be less than",
         ),
         (
             encoded(lambda m: m["features"]["user"].update(hotness=10**12)),
@@ -247,7 +246,7 @@ def test_layers_in_jax_that_are_none_are_refused(made, tmp_path):
         with refused:
             ej.load_scorer(export)
     (export / "dense.jax").write_bytes(layers)
-    save_arrays(export / "dense.safetensors", {"scale": np.ones(3, np.float32)})
+    write_arrays(export / "dense.safetensors", {"scale": np.ones(3, np.float32)})
     sign(export)
     with refused:
         ej.load_scorer(export).predict(ROWS)

@@ -26,29 +26,6 @@ np.save("logits.npy", load_id_scorer(sys.argv[1]).logits(dense, **columns))
 """
 
 
-LAYERS = """\
-import sys
-
-sys.modules["jax"] = sys.modules["jaxlib"] = None
-
-from pathlib import Path
-
-import numpy as np
-from embark_jax.export.onnx_layers import onnx_layers
-
-for folder in Path(".").iterdir():
-    inputs = dict(np.load(folder / "inputs.npz"))
-    expected = inputs.pop("expected")
-    dense, given = inputs.pop("dense"), {"embeddings": {}, "valid": {}}
-    for name, array in inputs.items():
-        kind, feature = name.split("/")
-        given[kind][feature] = array
-    logits = onnx_layers(folder / "model.onnx")(dense, **given)
-    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
-    print(folder)
-"""
-
-
 def score_without_jax(export: Path, batch: Batch, folder: Path) -> np.ndarray:
     """Returns the logits of a batch; files go to ``folder``."""
     ids = {f"ids/{name}": array for name, array in batch.ids.items()}
@@ -60,14 +37,3 @@ def score_without_jax(export: Path, batch: Batch, folder: Path) -> np.ndarray:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return np.load(folder / "logits.npy")
-
-
-def compare_without_jax(folder: Path) -> list[str]:
-    """Compares the graph in each folder of ``folder`` with the ``expected`` logits in
-    its ``inputs.npz``, and returns the names of the folders."""
-    command = [sys.executable, "-c", LAYERS]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
