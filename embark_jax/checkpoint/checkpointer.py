@@ -1,10 +1,8 @@
 """The checkpoints of a run: saved during training, restored whatever plan wrote them.
 
-Orbax's manager saves in the background, gives a checkpoint its name when it is
-complete, deletes older ones, and has all processes wait for each other. Each process
-writes and reads for its own devices; no device takes part. The order of data is a
-function of seed and step: the step, with the seed in the identity, is the data
-position.
+Each process writes and reads for its own devices; no device takes part. The order of
+data is a function of seed and step: the step, with the seed in the identity, is the
+data position.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.agreement import differences, parts
@@ -31,7 +30,7 @@ from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, 
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.layout import SavedArray, is_key, named_arrays, with_arrays
 from embark_jax.checkpoint.manager import Manager
-from embark_jax.checkpoint.reading import READING_BYTES, SavedCheckpoint
+from embark_jax.checkpoint.reading import SavedCheckpoint
 from embark_jax.checkpoint.restoring import fill
 from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -48,14 +47,13 @@ class Checkpointer:
     Args:
       folder: holds one subfolder per checkpoint, named by its step; it may lie in a
         bucket, ``gs://`` or ``s3://``.
-      identity: JSON-like description of what a checkpoint must agree on to be loaded:
-        seed, tables, features, model, optimizers; not plan or mesh. A saved one may
-        have more keys than this one.
-      keep: number of checkpoints to keep; older ones are deleted, and the rest of
-        killed writes. None only reads, and changes nothing in the folder.
-      memory_bytes: memory of this process that saving and restoring may take; None
-        takes a quarter of its part of the state. With as much as its part, training
-        waits for a copy in memory alone.
+      identity: what a checkpoint must agree on to be loaded, JSON-like: seed, tables,
+        features, model, optimizers; not plan or mesh. A saved one may have more keys.
+      keep: number of newest checkpoints to keep. None only reads, and changes nothing
+        in the folder.
+      memory_bytes: memory of this process that saving may take; None takes a quarter
+        of its part of the state. With as much as its part, training waits for a copy in
+        memory alone.
       say: gets a line about each checkpoint and about those that were left out.
 
     Attributes:
@@ -80,7 +78,6 @@ class Checkpointer:
         self._identity = identity
         self.best_step: int | None = None
         self.evaluations: list[dict[str, Any]] = []
-        self._memory_bytes = memory_bytes
         self._say = say
         self._writer = StateWriter(memory_bytes)
         self._saving: tuple[int, float] | None = None  # its step and when it began
@@ -95,7 +92,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        # Of several processes the others may never come to where they close.
+        # Of several processes the others may never come to here.
         if kind is None or jax.process_count() == 1:
             self.close()
 
@@ -121,12 +118,10 @@ class Checkpointer:
         A write that is killed or fails leaves the older checkpoints as they are.
 
         Args:
-          state: state to save, a trainer's ``whole_state``; may be donated as soon as
-            this returns.
+          state: a trainer's ``whole_state``; may be donated as soon as this returns.
           step: step of the state.
           embeddings: collection that the state belongs to.
-          bad_ids: for each feature the ids dropped or hashed so far, so that a resumed
-            run continues the count.
+          bad_ids: for each feature the ids dropped or hashed so far.
 
         Raises:
           CheckpointError: if this checkpoint, or the one before it, could not be
@@ -138,7 +133,7 @@ class Checkpointer:
             )
         check_whole(state, embeddings)
         self._finish()
-        begin = time.monotonic()
+        self._saving = step, time.monotonic()
         keys, arrays = {}, named_arrays(state)
         for name, array in arrays.items():
             if is_key(array):
@@ -161,16 +156,13 @@ class Checkpointer:
             ARRAYS: ocp.args.PyTreeSave(arrays),
             DESCRIPTION: ocp.args.JsonSave(description.to_json()),
         }
-        self._saving = step, begin
         try:
             # Its own barriers give up after minutes, this one does not. What is damaged
             # is not there any more.
             together(self._manager.reload)
-            args = ocp.args.Composite(**items)
-            self._manager.save(step, args=args, force=True)
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         except Exception as error:
-            self._saving = None
-            raise self._failed(step, error) from None
+            raise self._failed(error) from None
 
     def restore(
         self,
@@ -199,39 +191,39 @@ class Checkpointer:
         arrays = named_arrays(state)
         layouts = table_layouts(embeddings.plan.storages)
 
-        def read(number: int) -> Description:
-            memory = min(self._memory_bytes or READING_BYTES, READING_BYTES)
-            saved = SavedCheckpoint(self._folder.of_step(number), memory)
-            self._check_identity(saved)
+        def read(folder: epath.Path) -> Description:
+            saved = SavedCheckpoint(folder)
+            theirs = parts(saved.description.identity, list(self._identity))
+            if lines := differences(theirs, self._identity, "in the checkpoint"):
+                lines = ["belongs to another experiment:", *lines]
+                raise OtherExperimentError("\n  ".join(lines))
             fill(saved, arrays, layouts, saved.description.table_rows)
             return saved.description
 
-        damaged, problem = set(), ""
+        problem, begin = "", time.monotonic()
         for number in steps:
-            begin = time.monotonic()
+            folder = self._folder.of_step(number)
             try:
-                description = together(functools.partial(read, number))
-            except OtherExperimentError:
-                raise
+                description = together(functools.partial(read, folder))
+                break
+            except OtherExperimentError as error:
+                raise OtherExperimentError(f"{folder}: {error}") from None
             except (CheckpointError, OSError) as error:
-                problem = (
-                    f"{self._folder.of_step(number)}: is damaged ({reason(error)})"
-                )
+                problem = f"{folder}: is damaged ({reason(error)})"
                 self._say(f"left out {problem}")
-                damaged.add(number)
-                continue
-            seconds = time.monotonic() - begin
-            self._say(f"checkpoint {number}: read in {seconds:.1f} s")
-            self._folder.damaged = damaged  # the run will come to these steps again
-            self.evaluations = [dict(record) for record in description.evaluations]
-            # device_put would compare the processes' values in a collective.
-            sharding = NamedSharding(embeddings.mesh, PartitionSpec())
-            put = jax.jit(lambda *values: values, out_shardings=sharding)
-            at, halted = put(np.int32(number), np.bool_(False))
-            restored = with_arrays(state, arrays)._replace(step=at, halted=halted)
-            return restored, dict(description.bad_ids)
-        older = "delete it to use an older one" if step else "and so are all older ones"
-        raise CheckpointError(f"{problem}{';' if step else ','} {older}")
+        else:
+            rest = "; delete it to use an older one" if step else ", as all older ones"
+            raise CheckpointError(problem + rest)
+        self._say(f"checkpoint {number}: read in {time.monotonic() - begin:.1f} s")
+        # The run will come to these steps again.
+        self._folder.damaged = {*steps[: steps.index(number)]}
+        self.evaluations = [dict(record) for record in description.evaluations]
+        # device_put would compare the processes' values in a collective.
+        sharding = NamedSharding(embeddings.mesh, PartitionSpec())
+        put = jax.jit(lambda *values: values, out_shardings=sharding)
+        at, halted = put(np.int32(number), np.bool_(False))
+        restored = with_arrays(state, arrays)._replace(step=at, halted=halted)
+        return restored, dict(description.bad_ids)
 
     def close(self) -> None:
         """Waits until everything is written.
@@ -250,13 +242,11 @@ class Checkpointer:
         """Waits for the checkpoint in the making; raises the reason if it failed."""
         if self._manager is None or self._saving is None:
             return
-        step, _ = self._saving
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            raise self._failed(step, error) from None
-        finally:
-            self._saving = None
+            raise self._failed(error) from None
+        self._saving = None
 
     def _written(self) -> None:
         """Says what a checkpoint took, in process 0, when all files are written."""
@@ -272,8 +262,9 @@ class Checkpointer:
             f"{size / seconds:.2f} GB/s; training waited {self._writer.copied_s:.2f} s"
         )
 
-    def _failed(self, step: int, error: Exception) -> CheckpointError:
-        newest = "there is none yet"
+    def _failed(self, error: Exception) -> CheckpointError:
+        assert self._saving is not None
+        (step, _), self._saving, newest = self._saving, None, "there is none yet"
         with contextlib.suppress(Exception):  # whatever a bucket's client raises
             if jax.process_index() == 0:
                 self._folder.clear()
@@ -283,13 +274,6 @@ class Checkpointer:
             f"{self._folder.of_step(step)}: the checkpoint could not be written "
             f"({reason(error)}); {newest}"
         )
-
-    def _check_identity(self, saved: SavedCheckpoint) -> None:
-        theirs = parts(saved.description.identity, list(self._identity))
-        if lines := differences(theirs, self._identity, "in the checkpoint"):
-            raise OtherExperimentError(
-                "\n  ".join([f"{saved.folder}: belongs to another experiment:", *lines])
-            )
 
 
 def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:

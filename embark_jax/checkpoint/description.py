@@ -6,19 +6,19 @@ It is complete in itself: a reader needs neither plan nor mesh.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from embark_jax.checkpoint.errors import CheckpointError
+from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError
+from embark_jax.data.hashed_file import checksum_of
 from embark_jax.embedding.logical import RangeLayout
 
 ARRAYS, DESCRIPTION = "arrays", "embark"
 """Names of the items that Orbax saves: folders of a checkpoint."""
 NAME = "checkpoint.json"
-CHECKSUM = "crc32"
+VERSION = 2
 
 
 class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
@@ -52,26 +52,27 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON-like data with a checksum; ``from_json`` is the inverse."""
-        fields = json.loads(self.model_dump_json())
-        return {CHECKSUM: _checksum(fields), **fields}
+        fields = {"version": VERSION, **json.loads(self.model_dump_json())}
+        return {"checksum": checksum_of(fields), **fields}
 
     @classmethod
-    def from_json(cls, text: str) -> Description:
+    def from_json(cls, text: bytes) -> Description:
         """Reads the JSON of what ``to_json`` returned.
 
         Raises:
           CheckpointError: if it is damaged.
+          OtherExperimentError: if it is of another version.
         """
         try:
             fields = json.loads(text)
-            if fields.pop(CHECKSUM) == _checksum(fields):
+            intact = fields.pop("checksum", None) == checksum_of(fields)
+            if intact and fields["version"] == VERSION:
                 return cls.model_validate(fields)
-        except (ValueError, KeyError, AttributeError, TypeError):
-            pass
-        raise CheckpointError(f"{NAME}: the checksum is wrong")
-
-
-def _checksum(fields: dict[str, Any]) -> int:
-    """Returns the CRC-32 of the fields in JSON's shortest form, sorted by name."""
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return zlib.crc32(text.encode())
+        except (ValueError, AttributeError, TypeError):
+            intact, fields = False, {}
+        if intact or "crc32" in fields:  # which the first version had
+            raise OtherExperimentError(
+                f"{NAME} is of another version of embark_jax: train anew, or use that "
+                "version"
+            )
+        raise CheckpointError(f"{NAME} is not as it was written")

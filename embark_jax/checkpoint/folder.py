@@ -6,17 +6,18 @@ it is complete; in a bucket, where nothing can be renamed, it writes a file at l
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
 import orbax.checkpoint as ocp
 from etils import epath
 
 from embark_jax._base.bucket_copy import bucket_folder, check_writable
 from embark_jax._base.storage import file_system_or_bucket, in_bucket, reached
+from embark_jax.checkpoint.description import ARRAYS
 from embark_jax.checkpoint.errors import CheckpointError
 
 STEP = re.compile("0|[1-9][0-9]*")
@@ -43,7 +44,7 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
         path = file_system_or_bucket(path)
         self.path = epath.Path(Path(path).absolute() if is_local else path)
         self.damaged: set[int] = set()
-        self._lock: int | None = None
+        self._lock: filelock.BaseFileLock | None = None
         classes = ocp.path.atomicity
         # Orbax knows of Google's buckets alone.
         self.temporary = None if is_local else classes.CommitFileTemporaryPath
@@ -58,38 +59,27 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
         """
         if in_bucket(self.path):
             check_writable(self.path)
-            with reached(self.path):
-                self.clear()
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            raise CheckpointError(
-                f"{self.path}: another run writes its checkpoints here; stop it, or "
-                "use another --workdir"
-            ) from None
-        except OSError:
-            pass  # a filesystem without locks
-        self.clear()
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = filelock.FileLock(self.path / ".lock", thread_local=False)
+            try:
+                self._lock.acquire(blocking=False)
+            except filelock.Timeout:
+                raise CheckpointError(
+                    f"{self.path}: another run writes its checkpoints here; stop it, "
+                    "or use another --workdir"
+                ) from None
+        with reached(self.path):
+            self.clear()
 
     def release(self) -> None:
         """Lets other writers in."""
         if self._lock is not None:
-            os.close(self._lock)
-        self._lock = None
+            self._lock.release()
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in order."""
-        if not in_bucket(self.path):
-            names = self.path.iterdir() if self.path.exists() else ()
-            return sorted(
-                int(path.name)
-                for path in names
-                if STEP.fullmatch(path.name) and path.is_dir()
-            )
+        complete = f"{{}}/{COMMITTED}" if in_bucket(self.path) else f"{{}}/{ARRAYS}"
         with reached(self.path):
             # What another process wrote is unknown to who has listed it before.
             files = bucket_folder(self.path)
@@ -97,7 +87,7 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
             return sorted(
                 int(name)
                 for name in names
-                if STEP.fullmatch(name) and files.exists(f"{name}/{COMMITTED}")
+                if STEP.fullmatch(name) and files.exists(complete.format(name))
             )
 
     def chosen_steps(self, step: int | None) -> list[int]:

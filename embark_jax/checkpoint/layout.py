@@ -9,16 +9,13 @@ shardings determine it.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tensorstore as ts
 from etils import epath
-from jax import lax
 
 from embark_jax._base.storage import key_value_store
 from embark_jax.cache.stored_rows import StoredArray
@@ -73,16 +70,9 @@ def is_key(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedArray:
-    """An array on disk.
-
-    Attributes:
-      dtype: NumPy's name of its type, such as "float32".
-      shape: shape of the whole.
-      file: shape of what one file holds.
-      chunk: shape of what one checksum is of.
-    """
+class SavedArray(NamedTuple):
+    """An array on disk: NumPy's name of its type, its shape, and the shapes of what one
+    file holds, and of what has one checksum."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -91,7 +81,6 @@ class SavedArray:
 
     @classmethod
     def of(cls, name: str, array: jax.Array | StoredArray) -> SavedArray:
-        """Returns how an array of numbers is saved."""
         dtype, block = str(array.dtype), array.sharding.shard_shape(array.shape)
         if not of_table(name):
             file = tuple(max(1, size) for size in block)
@@ -134,60 +123,3 @@ def _spec(folder: epath.Path, name: str) -> dict[str, Any]:
         "store_data_equal_to_fill_value": True,
         "fill_missing_data_reads": False,  # what is missing is an error, not zeros
     }
-
-
-class Extent(NamedTuple):
-    """What one file will hold of an array.
-
-    Attributes:
-      name: name of the array.
-      index: position in the array as it is saved.
-      data: the block of a device that holds it.
-      rows: its rows in the block; None for all, of an array that is not of tables.
-      file: path of the file below the array's folder, of an array of tables.
-    """
-
-    name: str
-    index: tuple[int | slice, ...]
-    data: jax.Array | np.ndarray
-    rows: slice | None = None
-    file: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values."""
-        if self.rows is None:
-            return self.data.nbytes
-        row_bytes = self.data.shape[1] * self.data.dtype.itemsize
-        return (self.rows.stop - self.rows.start) * row_bytes
-
-    def on_host(self) -> np.ndarray:
-        """Returns the values, in place if they are in host memory."""
-        data, rows = self.data, self.rows
-        if rows is None:
-            return np.asarray(data)
-        if isinstance(data, np.ndarray) or next(iter(data.devices())).platform == "cpu":
-            return np.asarray(data)[rows]
-        # The first row is an operand: two programs copy all extents of an array.
-        count = rows.stop - rows.start
-        return np.asarray(lax.dynamic_slice_in_dim(data, np.int32(rows.start), count))
-
-
-def extents_of(
-    name: str, array: jax.Array | StoredArray, saved: SavedArray
-) -> Iterator[Extent]:
-    """Yields what this process writes of an array. Devices that hold the same rows of a
-    table write them in turn."""
-    for shard in array.addressable_shards:
-        if not of_table(name):
-            if shard.replica_id == 0:
-                yield Extent(name, shard.index, shard.data)
-            continue
-        blocks, slots, _ = saved.shape
-        replicas = len(array.sharding.device_set) // max(1, blocks)
-        block = (shard.index[0].start or 0) // max(1, slots)
-        for number, first in enumerate(range(0, slots, saved.file[1])):
-            if number % replicas == shard.replica_id:
-                rows = slice(first, min(first + saved.file[1], slots))
-                file = f"c/{block}/{number}/0"
-                yield Extent(name, (block, rows), shard.data, rows, file)

@@ -26,10 +26,8 @@ class Manager(ocp.CheckpointManager):
     it is complete, deletes older ones, and has all processes wait for each other.
 
     Args:
-      folder: folder of the checkpoints.
-      writer: writes arrays.
-      keep: number of newest checkpoints to keep.
-      best_step: returns the step of another one to keep, or None.
+      folder, writer: where arrays are written, and what writes them.
+      keep: number of newest checkpoints to keep, beside that of ``best_step``.
       written: is called, in process 0, when all files of a checkpoint are written.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,9 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from embark_jax.cache.stored_rows import KEY, NO_ROW, USED, StoredArray, StoredRows
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.layout import is_key, named_arrays, of_table, with_arrays
-from embark_jax.checkpoint.reading import SavedCheckpoint, extents
+from embark_jax.checkpoint.reading import SavedCheckpoint, extents, in_threads
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import RangeLayout, TableLayout, table_layouts
+from embark_jax.embedding.logical import TableLayout, table_layouts
 from embark_jax.train.state import TrainState
 
 OVERWRITTEN_BYTES = 1 << 20
@@ -33,9 +33,6 @@ OPTIMIZER_FIELDS = ("dense_state", "embedding_state")
 
 ROW_VALUES = 16
 """Bytes of a parameter with its optimizer state, roughly."""
-
-Rows = tuple[int, np.ndarray]
-"""Consecutive rows of an array, ``[rows, width]``, and the number of the first."""
 
 
 def fill(
@@ -66,8 +63,7 @@ def fill(
         else:
             blocks = Blocks(array)
             try:
-                for first, rows in _own_rows(saved, name, blocks, tables, counts):
-                    blocks.put(first, rows)
+                _overwrite(saved, blocks, name, tables, counts)
             finally:
                 arrays[name] = blocks.array()
 
@@ -113,39 +109,26 @@ def warm_state(
 def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
     """Gives a dynamic table those of its rows that this process owns."""
     rows_by_key.clear()
-    (layout,) = saved.description.tables[rows_by_key.table]
-    states = f"embedding_state.{layout.storage}.{{}}".format
-    names = {"": f"storages.{layout.storage}"} | {
-        n: states(n) for n in rows_by_key.states
-    }
-    block = len(range(0, layout.end, layout.row_shards))
+    table, state = rows_by_key.table, "embedding_state.{{}}.{}".format
+    values = {"": "storages.{}"} | {name: state(name) for name in rows_by_key.states}
+    dim = saved.description.tables[table][0].dim
 
-    def read(rows: tuple[int, range]):
-        row_shard, extent = rows
-        first = layout.first_slots[row_shard][0] + extent.start
-        reads = [saved.rows(states(name), first, len(extent)) for name in (KEY, USED)]
-        keys, used = (wait()[:, 0] for wait in reads)
+    def read(numbers: range):
+        keys, used = (
+            saved.rows(table, state(name), numbers, range(1))[:, 0]
+            for name in (KEY, USED)
+        )
         own = np.flatnonzero((used != NO_ROW) & rows_by_key.owned(keys))
         if not len(own):
             return None
-        values = {}
-        for value, name in names.items():
-            reads = [
-                saved.rows(name, first + extent.start, len(extent))
-                for first in layout.first_slots[row_shard]
-            ]
-            columns = [wait() for wait in reads]
-            if columns[0].shape[1] != layout.width:  # one value a row, in all of them
-                columns = columns[:1]
-            values[value] = np.concatenate(columns, axis=1)[own]
-        return keys[own], used[own], values
+        rows = {
+            value: saved.rows(table, array, numbers, range(dim))[own]
+            for value, array in values.items()
+        }
+        return keys[own], used[own], rows
 
-    items = (
-        (row_shard, extent)
-        for row_shard in range(layout.row_shards)
-        for extent in extents(range(block), ROW_VALUES * layout.dim)
-    )
-    for taken in saved.in_threads(read, items):
+    room = saved.description.table_rows[table]
+    for taken in in_threads(read, extents(room, ROW_VALUES * dim)):
         if taken is not None:
             rows_by_key.take(*taken)
 
@@ -169,29 +152,83 @@ def _whole_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Arra
     return jax.jit(wrap, out_shardings=like.sharding)(array)
 
 
+def _overwrite(
+    saved: SavedCheckpoint,
+    blocks: Blocks,
+    name: str,
+    tables: Mapping[str, TableLayout],
+    counts: Mapping[str, int],
+) -> None:
+    """Gives the blocks of an array what they need, a few rows at a time."""
+    _, storage, *_ = name.split(".")
+    array = name.replace(f".{storage}", ".{}", 1)
+
+    def read(needed: Needed) -> tuple[int, np.ndarray]:
+        rows = saved.rows(needed.table, array, needed.numbers, needed.columns)
+        return needed.slot, rows
+
+    for slot, rows in in_threads(read, _needed(blocks, storage, tables, counts)):
+        blocks.put(slot, rows)
+
+
+class Needed(NamedTuple):
+    """Rows that a device needs: the first of them will lie in ``slot`` of the array.
+    The other fields are as in ``SavedCheckpoint.rows``."""
+
+    slot: int
+    table: str
+    numbers: range
+    columns: range
+
+
+def _needed(
+    blocks: Blocks,
+    storage: str,
+    tables: Mapping[str, TableLayout],
+    counts: Mapping[str, int],
+) -> Iterator[Needed]:
+    """Yields which rows of which tables the blocks of an array of a storage need."""
+    for table, count in counts.items():
+        for here in tables.get(table, ()):
+            shards = [
+                (j, k, here.first_slots[j][k])
+                for j, k in np.ndindex(here.row_shards, here.column_shards)
+                if here.storage == storage and here.first_slots[j][k] in blocks
+            ]
+            rows = range(here.begin, min(here.end, count))
+            size = blocks.row_bytes * here.column_shards
+            for part in extents(len(rows), size) if shards else ():
+                for j, k, slot in shards:
+                    first = part.start + (j - part.start) % here.row_shards
+                    numbers = rows[first : part.stop : here.row_shards]
+                    columns = range(k * here.width, (k + 1) * here.width)
+                    if blocks.width != here.width:  # one value in all column shards
+                        columns = range(1)
+                    if numbers:
+                        slot += first // here.row_shards
+                        yield Needed(slot, table, numbers, columns)
+
+
 class Blocks:
     """The blocks of a table's array on the devices of this process.
 
     Attributes:
-      width, dtype: as of the array.
-      ranges: rows that this process has, each once.
+      width, row_bytes: columns, and bytes of a row.
     """
 
     def __init__(self, array: jax.Array | StoredArray):
-        self._array, self._blocks = array, array.addressable_shards
-        self._begins = [shard.index[0].start or 0 for shard in self._blocks]
-        self._data: list[Any] = [shard.data for shard in self._blocks]
+        self._array, shards = array, array.addressable_shards
+        self._begins = [shard.index[0].start or 0 for shard in shards]
+        self._data: list[Any] = [shard.data for shard in shards]
         self.width = array.shape[1]
-        self.dtype = np.dtype(array.dtype)
-        size = array.sharding.shard_shape(array.shape)[0]
-        self.ranges = [range(i, i + size) for i in sorted(set(self._begins))]
+        self.row_bytes = self.width * np.dtype(array.dtype).itemsize
 
-    @property
-    def row_bytes(self) -> int:
-        return self.width * self.dtype.itemsize
+    def __contains__(self, row: int) -> bool:
+        """Whether a row of the array lies in one of the blocks."""
+        return any(begin <= row < begin + len(self._data[0]) for begin in self._begins)
 
     def put(self, first: int, rows: np.ndarray) -> None:
-        """Overwrites rows, wherever this process has them."""
+        """Overwrites rows from one on, wherever this process has them."""
         for number, begin in enumerate(self._begins):
             data = self._data[number]
             if not begin <= first < begin + len(data):
@@ -204,7 +241,7 @@ class Blocks:
             size = 1 << min(len(rows), limit).bit_length() - 1
             for i in [*range(0, len(rows) - size, size), len(rows) - size]:
                 cut = jax.device_put(rows[i : i + size], data.device, may_alias=True)
-                data = _overwrite(data, cut, np.int32(first - begin + i))
+                data = _with_rows(data, cut, np.int32(first - begin + i))
             # The rows' memory must not go before they are there.
             self._data[number] = data.block_until_ready()
 
@@ -217,70 +254,5 @@ class Blocks:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _overwrite(data: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
+def _with_rows(data: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(data, rows, first, axis=0)
-
-
-def _own_rows(
-    saved: SavedCheckpoint,
-    name: str,
-    blocks: Blocks,
-    tables: Mapping[str, TableLayout],
-    counts: Mapping[str, int],
-) -> Iterator[Rows]:
-    """Yields the rows that this process has of an array, wherever they were."""
-    storage = name.split(".")[1]
-    for table, count in counts.items():
-        for here in tables.get(table, ()):
-            if here.storage == storage:
-                yield from _own_rows_of(saved, name, blocks, table, here, count)
-
-
-def _own_rows_of(
-    saved: SavedCheckpoint,
-    name: str,
-    blocks: Blocks,
-    table: str,
-    here: RangeLayout,
-    count: int,
-) -> Iterator[Rows]:
-    """Yields those of a table's first ``count`` rows that lie in one range here."""
-    whole = blocks.width == here.width  # else one value a row, in all column shards
-    own_shards = [
-        (j, k)
-        for j in range(here.row_shards)
-        for k in range(here.column_shards)
-        if any(here.first_slots[j][k] in rows for rows in blocks.ranges)
-    ]
-
-    def wanted(there: RangeLayout, row_shard: int, column_shard: int) -> bool:
-        return any(
-            there.shares_rows(row_shard, here, j)
-            and (not whole or there.shares_columns(column_shard, here, k))
-            for j, k in own_shards
-        )
-
-    def read(extent: range) -> list[Rows]:
-        held = {j: here.held_rows(j, extent.start, extent.stop) for j, _ in own_shards}
-        if not any(rows.count for rows in held.values()):
-            return []
-        rows = np.empty((len(extent), here.dim if whole else 1), blocks.dtype)
-        for there in saved.description.tables[table]:
-            source = name.replace(f".{here.storage}", f".{there.storage}", 1)
-            saved.table_rows(
-                there, source, extent, rows, functools.partial(wanted, there)
-            )
-        batch = []
-        for j, k in own_shards:
-            first = here.first_slots[j][k] + held[j].first
-            columns = slice(k * blocks.width, (k + 1) * blocks.width)
-            data = rows[held[j].among, columns if whole else slice(None)]
-            if len(data):
-                batch.append((first, np.ascontiguousarray(data)))
-        return batch
-
-    if own_shards:
-        span = range(here.begin, min(here.end, count))
-        all_extents = extents(span, blocks.row_bytes * here.column_shards)
-        for batch in saved.in_threads(read, all_extents):
-            yield from batch

@@ -12,22 +12,24 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax import lax
 
 from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_rows import StoredArray
 from embark_jax.checkpoint.agreement import together
-from embark_jax.checkpoint.layout import FILE_BYTES, Extent, SavedArray, extents_of
+from embark_jax.checkpoint.layout import FILE_BYTES, SavedArray, of_table
 
 WRITING_THREADS = 8
 COPYING_THREADS = min(8, os.cpu_count() or 1)
+Arrays = Mapping[str, jax.Array | StoredArray]
 
 
 class StateWriter(ocp.type_handlers.TypeHandler):
@@ -54,10 +56,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         return "np.ndarray"
 
     async def serialize(
-        self,
-        values: Sequence[jax.Array | StoredArray],
-        infos: Sequence[Any],
-        args: Sequence[Any] | None = None,
+        self, values: Sequence[Any], infos: Sequence[Any], args: Any = None
     ) -> list[Future]:
         """Copies arrays; the result ends when all processes have written theirs."""
         begin, folder = time.monotonic(), infos[0].parent_dir
@@ -74,70 +73,105 @@ class StateWriter(ocp.type_handlers.TypeHandler):
     async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
         raise NotImplementedError
 
-    async def deserialize(
-        self, infos: Sequence[Any], args: Sequence[Any] | None = None
-    ) -> Sequence[Any]:
+    async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Any:
         raise NotImplementedError
 
-    def _start(
-        self, folder: epath.Path, arrays: Mapping[str, jax.Array | StoredArray]
-    ) -> list[Future[None]]:
-        """Copies all extents of this process, and returns their writes."""
+    def _start(self, folder: epath.Path, arrays: Arrays) -> list[Future[None]]:
+        """Copies all parts of this process, and returns their writes."""
         saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
         opening = {name: saved[name].create(folder, name) for name in arrays}
         stores = {name: future.result() for name, future in opening.items()}
-        extents = [
-            extent
-            for name, array in arrays.items()
-            for extent in extents_of(name, array, saved[name])
-        ]
+        parts = [p for name in arrays for p in _parts(name, arrays[name], saved[name])]
         # Copies from all devices at a time, each from the beginning.
-        extents.sort(key=lambda extent: extent.rows.start if extent.rows else 0)
-        size = sum(extent.nbytes for extent in extents)
-        files = (self._memory_bytes or size // 4) // FILE_BYTES
+        parts.sort(key=lambda part: part.rows.start if part.rows else 0)
+        self.size = sum(part.nbytes for part in parts)
+        files = (self._memory_bytes or self.size // 4) // FILE_BYTES
         # What is being written is in memory twice: as it was and encoded.
         count = max(2, files // 2, files - WRITING_THREADS)
         buffers: queue.LifoQueue[np.ndarray] = queue.LifoQueue()
-        for _ in range(min(count, len(extents))):
+        for _ in range(min(count, len(parts))):
             buffers.put(np.empty(FILE_BYTES, np.uint8))
 
-        def copy(extent: Extent) -> Future[None]:
+        def copy(part: Part) -> Future[None]:
             buffer = buffers.get()
             try:
-                return writers.submit(write, extent, _copied(extent, buffer), buffer)
+                return writers.submit(write, part, part.copied(buffer), buffer)
             except BaseException:
                 buffers.put(buffer)
                 raise
 
-        def write(extent: Extent, values: np.ndarray, buffer: np.ndarray) -> None:
+        def write(part: Part, values: np.ndarray, buffer: np.ndarray) -> None:
             try:
                 # Nobody reads the array: it needs the copy until it is written.
-                stores[extent.name][extent.index].write(
+                stores[part.name][part.index].write(
                     values, can_reference_source_data_indefinitely=True
                 ).result()
             finally:
                 buffers.put(buffer)
-            if extent.file and not in_bucket(folder):
-                _write_back(folder / extent.name / extent.file)
+            if part.file and not in_bucket(folder):
+                _write_back(folder / part.name / part.file)
 
-        self.size = size
         writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
         copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
         try:
             with copiers:
-                return list(copiers.map(copy, extents))
+                return list(copiers.map(copy, parts))
         finally:
             writers.shutdown(wait=False)  # when all are written
 
 
-def _copied(extent: Extent, buffer: np.ndarray) -> np.ndarray:
-    """Returns a copy of an extent, in the buffer unless it is larger."""
-    values = extent.on_host()
-    if values.nbytes > len(buffer):
-        return values.copy()
-    copy = buffer[: values.nbytes].view(values.dtype).reshape(values.shape)
-    np.copyto(copy, values)
-    return copy
+class Part(NamedTuple):
+    """What one file will hold: the block of a device, or some rows of that of a table;
+    ``index`` is its position in the array as it is saved."""
+
+    name: str
+    index: tuple[int | slice, ...]
+    data: jax.Array | np.ndarray
+    rows: slice | None = None
+    file: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        if self.rows is None:
+            return self.data.nbytes
+        return self.data.nbytes * (self.rows.stop - self.rows.start) // len(self.data)
+
+    def copied(self, buffer: np.ndarray) -> np.ndarray:
+        """Returns a copy of the values, in the buffer unless it is smaller."""
+        data, rows = self.data, self.rows
+        if rows is None:
+            values = np.asarray(data)
+        elif isinstance(data, np.ndarray) or data.device.platform == "cpu":
+            values = np.asarray(data)[rows]
+        else:
+            # The first row is an operand: two programs copy all parts of an array.
+            first, count = np.int32(rows.start), rows.stop - rows.start
+            values = np.asarray(lax.dynamic_slice_in_dim(data, first, count))
+        if values.nbytes > len(buffer):
+            return values.copy()
+        copy = buffer[: values.nbytes].view(values.dtype).reshape(values.shape)
+        np.copyto(copy, values)
+        return copy
+
+
+def _parts(
+    name: str, array: jax.Array | StoredArray, saved: SavedArray
+) -> Iterator[Part]:
+    """Yields what this process writes of an array. Devices that hold the same rows of a
+    table write them in turn."""
+    for shard in array.addressable_shards:
+        if not of_table(name):
+            if shard.replica_id == 0:
+                yield Part(name, shard.index, shard.data)
+            continue
+        blocks, slots, _ = saved.shape
+        replicas = len(array.sharding.device_set) // max(1, blocks)
+        block = (shard.index[0].start or 0) // max(1, slots)
+        for number, first in enumerate(range(0, slots, saved.file[1])):
+            if number % replicas == shard.replica_id:
+                rows = slice(first, min(first + saved.file[1], slots))
+                file = f"c/{block}/{number}/0"
+                yield Part(name, (block, rows), shard.data, rows, file)
 
 
 def _write_back(path: epath.Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -36,18 +36,18 @@ class TableRows(NamedTuple):
     rows: np.ndarray
 
 
-class HeldRows(NamedTuple):
-    """Rows of a table that follow each other in a row shard.
+class Piece(NamedTuple):
+    """Some of the rows and columns that are asked for, as one shard has them.
 
     Attributes:
-      among: selects them, in their order, from the rows asked about.
-      first: index of the first of them in the row shard.
-      count: number of rows.
+      into: selects them from what is asked for.
+      slots: their rows in the array of the storage, at equal distances.
+      columns: their columns there.
     """
 
-    among: slice
-    first: int
-    count: int
+    into: tuple[slice, slice]
+    slots: range
+    columns: slice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,30 +85,32 @@ class RangeLayout:
         """Columns of a shard."""
         return self.dim // self.column_shards
 
-    def held_rows(self, row_shard: int, begin: int, end: int) -> HeldRows:
-        """Returns those of the table's rows ``[begin, end)`` that a row shard holds.
+    def pieces(self, numbers: range, columns: range) -> Iterator[Piece]:
+        """Yields where those of a table's rows and columns lie that are in the range.
 
         Args:
-          row_shard: number of the row shard.
-          begin, end: rows of the table.
+          numbers: row numbers, ascending.
+          columns: columns of the table; ``range(1)`` for a state with one value a row.
         """
-        low, high = max(begin, self.begin), min(end, self.end)
-        first = low + (row_shard - (low - self.begin)) % self.row_shards
-        held = range(first, high, self.row_shards)
-        among = slice(first - begin, max(first, high) - begin, self.row_shards)
-        return HeldRows(among, (first - self.begin) // self.row_shards, len(held))
-
-    def shares_rows(self, row_shard: int, other: RangeLayout, its: int) -> bool:
-        """Returns whether a row shard may have rows of one of another layout."""
-        apart = self.begin + row_shard - (other.begin + its)
-        overlap = max(self.begin, other.begin) < min(self.end, other.end)
-        return overlap and apart % math.gcd(self.row_shards, other.row_shards) == 0
-
-    def shares_columns(self, column_shard: int, other: RangeLayout, its: int) -> bool:
-        """Returns whether a column shard has columns of one of another layout."""
-        begin = max(column_shard * self.width, its * other.width)
-        end = min((column_shard + 1) * self.width, (its + 1) * other.width)
-        return begin < end
+        n, width = self.row_shards, self.width
+        before = max(0, -(-(self.begin - numbers.start) // numbers.step))
+        own = range(numbers.start, min(numbers.stop, self.end), numbers.step)[before:]
+        # Every so many of them lie in one row shard.
+        apart = n // math.gcd(n, numbers.step)
+        for i in range(min(apart, len(own))):
+            held = own[i::apart]
+            index, j = divmod(held.start - self.begin, n)
+            rows = slice(before + i, before + len(own), apart)
+            for k, first in enumerate(self.first_slots[j]):
+                begin = max(columns.start, k * width)
+                end = min(columns.stop, (k + 1) * width)
+                if begin < end:
+                    slot, step = first + index, held.step // n
+                    yield Piece(
+                        (rows, slice(begin - columns.start, end - columns.start)),
+                        range(slot, slot + (len(held) - 1) * step + 1, step),
+                        slice(begin - k * width, end - k * width),
+                    )
 
 
 TableLayout = tuple[RangeLayout, ...]
@@ -165,15 +167,11 @@ def export_table(
     whole = array.shape[1] == last.width  # else one value a row
     rows = np.zeros((last.end, last.dim if whole else 1), array.dtype)
     for layout in layouts[table]:
-        array = storages[layout.storage]
-        width = array.shape[1]
-        for j in range(layout.row_shards):
-            held = layout.held_rows(j, 0, len(rows))
-            for k in range(rows.shape[1] // width):
-                first = layout.first_slots[j][k] + held.first
-                shard_rows = _rows_on_device(array, first, held.count)
-                if shard_rows is not None:
-                    rows[held.among, k * width : (k + 1) * width] = shard_rows
+        for piece in layout.pieces(range(len(rows)), range(rows.shape[1])):
+            slots = piece.slots
+            held = _rows_on_device(storages[layout.storage], slots.start, len(slots))
+            if held is not None:
+                rows[piece.into] = held[:, piece.columns]
     if jax.process_count() > 1:
         _add_rows_of_others(rows)
     return rows

@@ -14,7 +14,7 @@ from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.checkpoint import CheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
-from embark_jax.checkpoint.reading import SavedCheckpoint, extents
+from embark_jax.checkpoint.reading import SavedCheckpoint, extents, in_threads
 from embark_jax.config import reading
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -165,15 +165,13 @@ class SavedModel:
     def _read(self, table: TableSpec, array: str, rows: np.ndarray) -> None:
         """Reads the first rows of a table in an array of each of its storages."""
 
-        def read(extent: range) -> None:
-            part = rows[extent.start : extent.stop]
-            for layout in self._saved.description.tables[table.name]:
-                name = array.format(layout.storage)
-                self._saved.table_rows(layout, name, extent, part)
+        def read(numbers: range) -> None:
+            part = rows[numbers.start : numbers.stop]
+            part[:] = self._saved.rows(table.name, array, numbers, range(rows.shape[1]))
 
-        parts = extents(range(len(rows)), rows.itemsize * rows.shape[1])
         try:
-            for _ in self._saved.in_threads(read, parts):
+            parts = extents(len(rows), rows.itemsize * rows.shape[1])
+            for _ in in_threads(read, parts):
                 pass
         except CheckpointError as error:
             raise _damaged(self._saved.folder, error) from None

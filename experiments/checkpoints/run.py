@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import RangeLayout, table_layouts
+from embark_jax.embedding.logical import table_layouts
 from embark_jax.launch.agreement import tell_all
 from embark_jax.launch.one_host import free_port
 from embark_jax.plans.layout import lay_out
@@ -123,18 +123,13 @@ def check(state: TrainState, plan: Plan, source: Plan) -> None:
     for table, (layout,) in mine.items():
         (other,) = theirs[table]
         for begin in (0, layout.end // 3, layout.end - ROWS):
-            found = np.zeros((ROWS, DIM), np.float32)
-            expected = np.zeros((ROWS, DIM), np.float32)
-            for k, among, slots in _shards(layout, begin):
-                columns = slice(k * layout.width, (k + 1) * layout.width)
-                found[among, columns] = _rows(array, slots)
-            for k, among, slots in _shards(other, begin):
-                width = other.width
-                columns = slice(k * width, (k + 1) * width)
-                numbers = np.arange(slots.start, slots.stop)[
-                    :, None
-                ] * width + np.arange(width)
-                expected[among, columns] = numbers & MASK
+            asked = range(begin, begin + ROWS), range(DIM)
+            found, expected = np.zeros((2, ROWS, DIM), np.float32)
+            for piece in layout.pieces(*asked):
+                found[piece.into] = _rows(array, piece.slots)
+            for piece in other.pieces(*asked):
+                first = np.array(piece.slots)[:, None] * other.width
+                expected[piece.into] = (first + np.arange(other.width)) & MASK
             np.testing.assert_array_equal(found, expected)
 
 
@@ -145,14 +140,6 @@ def _rows(array: jax.Array, rows: range) -> np.ndarray:
         if rows.start in range(begin, begin + len(shard.data)):
             return np.asarray(shard.data)[rows.start - begin : rows.stop - begin]
     raise AssertionError
-
-
-def _shards(layout: RangeLayout, begin: int):
-    for j in range(layout.row_shards):
-        held = layout.held_rows(j, begin, begin + ROWS)
-        for k in range(layout.column_shards):
-            first = layout.first_slots[j][k] + held.first
-            yield k, held.among, range(first, first + held.count)
 
 
 def _fill(shape: tuple[int, int]) -> jax.Array:
