@@ -91,13 +91,17 @@ def section_of(kind: str) -> Any:
     parameters = inspect.signature(model.__init__).parameters.values()
     types = get_type_hints(model.__init__, include_extras=True)
     summary, texts = _documented(model)
+
+    def text(name: str) -> dict[str, Any]:
+        """Returns what the docstring says; of other keys their types have it."""
+        return {"description": texts[name]} if name in texts else {}
+
     fields: dict[str, Any] = {"kind": (Literal[kind], kind)}
     fields |= {
         each.name: (
             types[each.name],
             Field(
-                ... if each.default is each.empty else each.default,
-                description=texts.get(each.name),
+                ... if each.default is each.empty else each.default, **text(each.name)
             ),
         )
         for each in list(parameters)[3:]

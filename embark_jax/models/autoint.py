@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import jax
@@ -11,9 +10,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from pydantic import Field, PositiveInt
 
-from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, matmul, xavier_normal
-from embark_jax.models.options import ComputeDtype, Dropout, Widths
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 _VECTOR_STD = 0.1
 """Standard deviation of the initial vectors of dense features, as in ``DeepFM``."""
@@ -78,17 +77,10 @@ class AutoInt(nnx.Module):
     64 wide as in its code.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
-        same dim for all. Features are taken sorted by name.
-      dense_features: number of dense features.
       attention: width of each interacting layer, over all its heads.
       heads: number of heads of each layer.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows. () means no
         MLP.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence, dims differ, or heads do not divide a
@@ -97,14 +89,14 @@ class AutoInt(nnx.Module):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         attention: Annotated[Widths, Field(min_length=1)] = (64, 64, 64),
         heads: PositiveInt = 2,
         deep: Widths = (),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -138,9 +130,7 @@ class AutoInt(nnx.Module):
         self.attention = nnx.List(layers)
         self.top = Linear(fields * width, 1, **shared)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         vectors = jnp.stack(in_order(embeddings, self.dims), axis=1)
         from_dense = dense[:, :, None] * self.dense_vectors[...][None]

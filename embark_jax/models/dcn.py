@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, VectorCross, made_once
-from embark_jax.models.options import ComputeDtype, Dropout, Layers, Widths
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Layers, Widths
 
 
 class DCN(nnx.Module):
@@ -23,15 +21,8 @@ class DCN(nnx.Module):
     normalization is left out. DCN-V2 is ``DLRMDCNv2``.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
-        differ. Features are taken sorted by name.
-      dense_features: number of dense features.
       cross_layers: number of cross layers.
       deep: widths of the MLP, each layer with ReLU.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence.
@@ -39,13 +30,13 @@ class DCN(nnx.Module):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         cross_layers: Layers = 6,
         deep: Widths = (1024, 1024),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -58,9 +49,7 @@ class DCN(nnx.Module):
         self.top = Linear(width + (width, *deep)[-1], 1, **shared)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
         x0 = made_once(x0, self.compute_dtype)

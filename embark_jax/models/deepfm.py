@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax.models.interface import check_deep, in_order, pooled_dims
+from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
+    check_deep,
+    in_order,
+    pooled_dims,
+)
 from embark_jax.models.layers import MLP, FirstOrder
-from embark_jax.models.options import ComputeDtype, Dropout, Widths
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 _VECTOR_STD = 0.1
 """Standard deviation of the initial vectors of dense features: the default of libFM
@@ -28,15 +32,7 @@ class DeepFM(nnx.Module):
     dropout.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``, with the
-        same dim for all, or dim 1 for features with only a first-order weight. Features
-        are taken sorted by name.
-      dense_features: number of dense features; may be 0.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence or its dim is neither 1 nor that of the
@@ -45,12 +41,12 @@ class DeepFM(nnx.Module):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         deep: Widths = (400, 400, 400),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -74,9 +70,7 @@ class DeepFM(nnx.Module):
         fields = dense_features + sum(dim > 1 for _, dim in self.dims)
         self.deep = MLP(fields * size[1], (*deep, 1), last_relu=False, **mlp)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         linear, vectors = self.first_order(dense, in_order(embeddings, self.dims))
         vectors = [v for v in vectors if v.shape[1]]

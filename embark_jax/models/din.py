@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from embark_jax.models.interface import check_embeddings, check_history
+from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
+    check_embeddings,
+    check_history,
+)
 from embark_jax.models.layers import BATCH_NORM_MOMENTUM, Linear
 from embark_jax.models.options import ComputeDtype, Dropout, History, Widths
 from embark_jax.models.packed import MaskedModel, unmasked
@@ -84,16 +89,10 @@ class DIN(MaskedModel):
     widths are its own. Padding of a sequence counts nothing.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
-        ``(length, dim)`` for a sequence. Features are taken sorted by name.
-      dense_features: number of dense features.
       history: for each sequence feature the pooled feature whose past values it holds,
         such as ``{"item_history": "item"}``, of the same dim.
       activation: widths of the hidden layers of each activation unit.
       deep: widths of the hidden layers of the MLP.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of the MLP's hidden values that training sets to zero.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if ``history`` does not fit the features.
@@ -101,7 +100,7 @@ class DIN(MaskedModel):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         history: History,
         activation: Widths = (80, 40),
@@ -122,9 +121,7 @@ class DIN(MaskedModel):
         width = dense_features + sum(shape[-1] for _, shape in self.shapes)
         self.deep = DiceMLP(width, (*deep, 1), dropout=dropout, **shared)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         embeddings, valid = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import jax
@@ -10,9 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 from pydantic import Field, PositiveInt
 
-from embark_jax.models.interface import check_top, in_order, pooled_dims
+from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
+    check_top,
+    in_order,
+    pooled_dims,
+)
 from embark_jax.models.layers import MLP, Linear, LowRankCross, made_once
-from embark_jax.models.options import ComputeDtype, Dropout, Widths
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 Structure = Literal["stacked", "parallel"]
 
@@ -32,20 +37,13 @@ class DLRMDCNv2(nnx.Module):
     (section 3 of the DCN-V2 paper).
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
-        differ. Features are taken sorted by name.
-      dense_features: number of dense features; may be 0.
       bottom: widths of the MLP that reads the dense features, each layer with ReLU;
         data without them have none.
       top: widths of the top MLP, which ends in one linear logit.
       cross_layers: number of cross layers.
       cross_rank: rank of each cross layer.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
       structure: place of the top MLP, behind ("stacked") or beside ("parallel") the
         cross layers.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence, or ``top`` does not end in 1.
@@ -53,7 +51,7 @@ class DLRMDCNv2(nnx.Module):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         bottom: Widths = (512, 256, 128),
         top: Widths = (1024, 1024, 512, 256, 1),
@@ -61,7 +59,7 @@ class DLRMDCNv2(nnx.Module):
         cross_rank: PositiveInt = 512,
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         structure: Structure = "stacked",
         *,
         rngs: nnx.Rngs,
@@ -83,9 +81,7 @@ class DLRMDCNv2(nnx.Module):
         self.logit = Linear(joined, 1, **shared) if parallel else None
         self.compute_dtype = jnp.dtype(compute_dtype)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         x0 = jnp.concatenate(
             [self.bottom(dense), *in_order(embeddings, self.dims)], axis=1

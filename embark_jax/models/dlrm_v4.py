@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import jax
@@ -12,7 +11,12 @@ from jax import lax
 from jax.typing import DTypeLike
 from pydantic import Field, PositiveInt
 
-from embark_jax.models.interface import check_embeddings, check_history
+from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
+    check_embeddings,
+    history_length,
+)
 from embark_jax.models.layers import Linear
 from embark_jax.models.options import ComputeDtype, Dropout, Features, History, Layers
 from embark_jax.models.packed import MaskedModel, unmasked
@@ -59,9 +63,6 @@ class DLRMv4(MaskedModel):
     recommendation; paper: https://arxiv.org/abs/2402.17152.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
-        ``(length, dim)`` for a sequence. Features are taken sorted by name.
-      dense_features: number of dense features.
       history: for each sequence feature the pooled feature whose past values it holds;
         sequences have equal lengths.
       content: the sequence whose rows have an MLP of their own, and say which events
@@ -76,10 +77,8 @@ class DLRMv4(MaskedModel):
       deep: width of the hidden layers of the candidate's MLP and the logit's.
       samples_at_once: number of samples of the whole batch that go through the model at
         once, whose activations alone are in memory; None is all.
-      compute_dtype: dtype of the operands of products.
       input_dropout: share of an event that training sets to zero.
       dropout: the same of what each layer adds.
-      rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
 
     Raises:
       ValueError: if options do not fit the features.
@@ -87,7 +86,7 @@ class DLRMv4(MaskedModel):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         history: History,
         content: Annotated[str, Field(examples=["past_items"])],
@@ -105,16 +104,13 @@ class DLRMv4(MaskedModel):
         *,
         rngs: nnx.Rngs,
     ):
-        check_history(embedding_shapes, history)
+        past = history_length(embedding_shapes, history)
         for name in (content, *encodings):
             if name not in history or (name == content and content in encodings):
                 raise ValueError(
                     f"content is {content!r}, encodings are {list(encodings)}, must be "
                     f"unequal names of {sorted(history)}"
                 )
-        lengths = {embedding_shapes[name][0] for name in history}
-        if len(lengths) > 1:
-            raise ValueError(f"sequences have lengths {sorted(lengths)}, must be equal")
         for name in encodings:
             if (dim := embedding_shapes[name][1]) != width:
                 raise ValueError(f"encoding {name!r} has dim {dim}, must be {width}")
@@ -141,7 +137,7 @@ class DLRMv4(MaskedModel):
             if self.others
             else None
         )
-        length = len(self.context) + lengths.pop() + 1
+        length = len(self.context) + past + 1
         bound = length**-0.5
         self.position_vectors = nnx.Param(
             jax.random.uniform(
@@ -168,9 +164,7 @@ class DLRMv4(MaskedModel):
         self.item_mlp = NormedMLP(dims(content, *self.others), deep, width, **shared)
         self.top = NormedMLP(width, deep, 1, normed=False, **shared)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         check_embeddings(unmasked(embeddings)[0], self.shapes)
         batch = dense.shape[0]
@@ -209,9 +203,7 @@ class DLRMv4(MaskedModel):
                 node()
         return logits.T.reshape(batch)
 
-    def logits(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def logits(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns the logits of samples that go through the model at once."""
         embeddings, events_at = unmasked(embeddings)
         whole = {

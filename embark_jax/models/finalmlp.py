@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from pydantic import PositiveInt
 
-from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear, matmul, xavier_normal
-from embark_jax.models.options import ComputeDtype, Dropout, Features, Widths
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Features, Widths
 
 
 class FeatureGate(nnx.Module):
@@ -61,17 +61,10 @@ class FinalMLP(nnx.Module):
     gates, which ``gate`` and the contexts add.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
-        differ. Features are taken sorted by name.
-      dense_features: number of dense features.
       stream1, stream2: widths of the two MLPs, each layer with ReLU.
       heads: number of heads of the fusion.
       gate: widths of the hidden layers of each gate; () means no gates.
       context1, context2: features that the gates read; () means a learned vector.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence, a context names no feature, or heads do
@@ -80,7 +73,7 @@ class FinalMLP(nnx.Module):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         stream1: Widths = (400, 400, 400),
         stream2: Widths = (400, 400, 400),
@@ -90,7 +83,7 @@ class FinalMLP(nnx.Module):
         context2: Features = (),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -127,9 +120,7 @@ class FinalMLP(nnx.Module):
         self.bilinear = nnx.Param(xavier_normal(rngs.params(), shape))
         self.compute_dtype = compute_dtype
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         x = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
         outputs = []

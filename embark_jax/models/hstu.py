@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,21 @@ from flax import nnx
 from jax import lax
 from pydantic import PositiveInt
 
-from embark_jax.models.interface import check_embeddings, check_history
+from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
+    check_embeddings,
+    history_length,
+)
 from embark_jax.models.layers import MLP, Linear
-from embark_jax.models.options import ComputeDtype, Dropout, History, Layers, Widths
+from embark_jax.models.options import (
+    BatchNorm,
+    ComputeDtype,
+    Dropout,
+    History,
+    Layers,
+    Widths,
+)
 from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.sequence import SequenceEncoder, project
 
@@ -28,19 +40,12 @@ class HSTU(MaskedModel):
     candidate, without the bias by time.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
-        ``(length, dim)`` for a sequence. Features are taken sorted by name.
-      dense_features: number of dense features, which belong to the context.
       history: for each sequence feature the pooled feature whose past values it holds;
         sequences have equal lengths, and their events are those of the first by name.
       width: width of an event.
       layers: number of layers.
       heads: attention heads, which must divide the width.
       deep: widths of the hidden layers of the MLP.
-      compute_dtype: dtype of the operands of products with weights.
-      dropout: share of hidden values that training sets to zero.
-      batch_norm: whether the MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if ``history`` does not fit the features, or heads do not divide the
@@ -49,7 +54,7 @@ class HSTU(MaskedModel):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         history: History,
         width: PositiveInt = 64,
@@ -58,16 +63,13 @@ class HSTU(MaskedModel):
         deep: Widths = (64,),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
         self.shapes = tuple(sorted(embedding_shapes.items()))
-        check_history(embedding_shapes, history)
         self.history = tuple(sorted(history.items()))
-        lengths = {embedding_shapes[name][0] for name, _ in self.history}
-        if len(lengths) > 1:
-            raise ValueError(f"sequences have lengths {sorted(lengths)}, must be equal")
+        length = history_length(embedding_shapes, history)
         events = {*history, *history.values()}
         self.context = tuple(name for name, _ in self.shapes if name not in events)
 
@@ -92,15 +94,13 @@ class HSTU(MaskedModel):
         self.start = nnx.Param(0.02 * jax.random.normal(rngs.params(), (width,)))
         shared = {"compute_dtype": compute_dtype, "dropout": dropout, "rngs": rngs}
         self.encoder = SequenceEncoder(
-            "hstu", width, lengths.pop() + 2, layers, heads, **shared
+            "hstu", width, length + 2, layers, heads, **shared
         )
         self.top = MLP(
             width, (*deep, 1), last_relu=False, batch_norm=batch_norm, **shared
         )
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         embeddings, events_at = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)

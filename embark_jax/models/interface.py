@@ -1,12 +1,16 @@
 """The inputs and outputs of every model, checked in one place.
 
-A model is called as ``model(dense, embeddings)`` with ``dense`` ``[batch,
-dense_features]`` float32 and ``embeddings`` ``{feature: [batch, dim]}``, or ``[batch,
-hotness, dim]`` for a sequence, in any order; models that read histories also take
-``models.Masked`` ones, and all places of others are events. It returns logits
-``[batch]`` float32, or
-``[batch, tasks]`` if a sample has several labels, and raises ``ValueError`` if a
-feature is missing, unknown or of another shape.
+A model is made by ``Model(embedding_shapes, dense_features, **options, rngs=rngs)``:
+each feature's embedding shape per sample, ``(dim,)``, or ``(length, dim)`` of a
+sequence; the number of dense features, which may be 0; its hyperparameters; and the
+random streams ``params`` and ``dropout``. Features are taken sorted by name. It raises
+``ValueError`` if these do not suit it.
+
+It is called as ``model(dense, embeddings)`` with ``dense`` ``[batch, dense_features]``
+float32 and ``embeddings`` ``{feature: [batch, *shape]}`` in any order; models that read
+histories also take ``models.Masked`` ones, and all places of others are events. It
+returns logits ``[batch]`` float32, or ``[batch, tasks]`` if a sample has several
+labels, and raises ``ValueError`` if a feature is missing, unknown or of another shape.
 """
 
 from __future__ import annotations
@@ -15,18 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Each feature's embedding shape per sample."""
+Embeddings = Mapping[str, jax.Array]
+"""Each feature's embeddings, ``[batch, *shape]``."""
 
-def pooled_dims(
-    embedding_shapes: Mapping[str, tuple[int, ...]],
-) -> tuple[tuple[str, int], ...]:
-    """Returns ``(feature, dim)`` pairs, sorted by name.
 
-    They are sorted so that reordering a config cannot give the weights that a
-    checkpoint holds for one feature to another.
-
-    Args:
-      embedding_shapes: each feature's embedding shape per sample: ``(dim,)`` if it is
-        pooled.
+def pooled_dims(embedding_shapes: Shapes) -> tuple[tuple[str, int], ...]:
+    """Returns ``(feature, dim)`` pairs, sorted by name: reordering a config must not
+    give the weights that a checkpoint holds for one feature to another.
 
     Raises:
       ValueError: if a feature is not pooled.
@@ -60,7 +61,7 @@ def check_deep(width: int) -> None:
 
 
 def in_order(
-    embeddings: Mapping[str, jax.Array], dims: tuple[tuple[str, int], ...]
+    embeddings: Embeddings, dims: tuple[tuple[str, int], ...]
 ) -> list[jax.Array]:
     """Returns the embeddings in the order of ``dims``, whatever the mapping's order.
 
@@ -71,15 +72,29 @@ def in_order(
     return [embeddings[name] for name, _ in dims]
 
 
-def check_history(
-    embedding_shapes: Mapping[str, tuple[int, ...]], history: Mapping[str, str]
-) -> None:
-    """Raises ``ValueError`` unless each sequence feature holds the past of a pooled
-    feature, of the same dim.
+def check_equal_dims(dims: Sequence[tuple[str, int]], dim: int, reason: str) -> None:
+    """Raises ``ValueError`` with the reason unless all features have this dim; 0 is
+    that of the first."""
+    dim = dim or dims[0][1]
+    unequal = [
+        f"feature {name!r} has dim {other}, must be {dim}, {reason}"
+        for name, other in dims
+        if other != dim
+    ]
+    if unequal:
+        raise ValueError("; ".join(unequal))
+
+
+def check_history(embedding_shapes: Shapes, history: Mapping[str, str]) -> None:
+    """Checks which sequence holds the past of which feature.
 
     Args:
       embedding_shapes: each feature's embedding shape per sample.
       history: for each sequence the feature whose past values it holds.
+
+    Raises:
+      ValueError: unless each sequence holds the past of a pooled feature, of the same
+        dim.
     """
     sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
     problems = [
@@ -100,8 +115,21 @@ def check_history(
         raise ValueError("; ".join(problems))
 
 
+def history_length(embedding_shapes: Shapes, history: Mapping[str, str]) -> int:
+    """Returns the length of the sequences; arguments as in ``check_history``.
+
+    Raises:
+      ValueError: also unless there are some, of one length.
+    """
+    check_history(embedding_shapes, history)
+    lengths = {embedding_shapes[name][0] for name in history}
+    if len(lengths) != 1:
+        raise ValueError(f"sequences have lengths {sorted(lengths)}, must have one")
+    return lengths.pop()
+
+
 def check_embeddings(
-    embeddings: Mapping[str, jax.Array], shapes: Iterable[tuple[str, tuple[int, ...]]]
+    embeddings: Embeddings, shapes: Iterable[tuple[str, tuple[int, ...]]]
 ) -> None:
     """Raises ``ValueError`` if a feature is missing, unknown or of another shape.
 

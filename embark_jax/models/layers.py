@@ -30,6 +30,7 @@ _linear_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 xavier_normal = nnx.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
 
+_LEAST_SQUARED_NORM = 1e-12
 BATCH_NORM_MOMENTUM = 0.9
 """Share of the running statistics that a step keeps: 1 - PyTorch's ``momentum``."""
 
@@ -272,6 +273,12 @@ class VectorCross(nnx.Module):
         float32."""
         scale = matmul(x, self.w[...], self.compute_dtype)
         return x0 * scale + self.b[...][None] + x
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """Returns vectors of length one; one of zeros stays as it is."""
+    squared = jnp.sum(x**2, axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))
 
 
 class FirstOrder(nnx.Module):

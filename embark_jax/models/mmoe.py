@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import jax
@@ -10,9 +9,16 @@ import jax.numpy as jnp
 from flax import nnx
 from pydantic import Field
 
-from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
 from embark_jax.models.layers import MLP, Linear
-from embark_jax.models.options import ComputeDtype, Dropout, Features, Layers, Widths
+from embark_jax.models.options import (
+    BatchNorm,
+    ComputeDtype,
+    Dropout,
+    Features,
+    Layers,
+    Widths,
+)
 
 
 class MMoE(nnx.Module):
@@ -24,18 +30,11 @@ class MMoE(nnx.Module):
     https://doi.org/10.1145/3219819.3220007, section 4; gates have a bias here.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
-        differ. Features are taken sorted by name.
-      dense_features: number of dense features.
       tasks: names of the tasks, in the order of the labels.
       experts: number of experts, which all tasks share; a single one makes the
         shared-bottom model.
       expert: widths of each expert, each layer with ReLU.
       tower: hidden widths of each task's tower.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence.
@@ -43,7 +42,7 @@ class MMoE(nnx.Module):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         tasks: Annotated[Features, Field(min_length=2, examples=[("click", "like")])],
         experts: Layers = 8,
@@ -51,7 +50,7 @@ class MMoE(nnx.Module):
         tower: Widths = (64,),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -70,9 +69,7 @@ class MMoE(nnx.Module):
             for _ in tasks
         )
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits ``[batch, tasks]``; see ``interface``."""
         x = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
         outputs = jnp.stack([expert(x) for expert in self.experts], axis=1)

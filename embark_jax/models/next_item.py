@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import jax
@@ -12,14 +11,13 @@ from jax import lax
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark_jax.models.function import Samples
-from embark_jax.models.interface import check_history
-from embark_jax.models.layers import Linear
+from embark_jax.models.interface import Embeddings, Shapes, check_history
+from embark_jax.models.layers import Linear, unit
 from embark_jax.models.options import ComputeDtype, Dropout, History, Layers
 from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.retrieval import (
     Queries,
     RetrievalModel,
-    unit,
     wide,
     without_negatives,
 )
@@ -38,9 +36,6 @@ class NextItem(RetrievalModel, MaskedModel):
     the loss is then the mean over all events, of whatever sample.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample: ``(dim,)``, or
-        ``(length, dim)`` for the history. Features are taken sorted by name.
-      dense_features: number of dense features, which belong to the context.
       history: the sequence feature, and the feature of one id a sample whose past
         values it holds.
       encoder: layers that read the history, ``sasrec`` or ``hstu``.
@@ -51,10 +46,7 @@ class NextItem(RetrievalModel, MaskedModel):
       in_batch: whether the items of a batch's samples are negatives of each other.
       uniform_negatives: items drawn at random for each sample, which are negatives of
         the whole batch.
-      catalog: see ``RetrievalModel``.
-      compute_dtype: dtype of the operands of products with weights.
       dropout: of the layers.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if ``history`` is not one feature or does not fit, heads do not divide
@@ -63,7 +55,7 @@ class NextItem(RetrievalModel, MaskedModel):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         history: Annotated[History, Field(max_length=1)],
         encoder: Literal["hstu", "sasrec"] = "hstu",
@@ -108,15 +100,15 @@ class NextItem(RetrievalModel, MaskedModel):
             encoder, width, length + 1, layers, heads, dropout=dropout, **shared
         )
 
-    def users(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+    def users(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         seen, position, valid = self._encoded(dense, embeddings)
         is_last = valid & (position == position[:, -1:])
         return unit(jnp.sum(jnp.where(is_last[..., None], seen, 0), axis=1))
 
-    def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+    def items(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         return unit(embeddings[self.item])
 
-    def queries(self, embeddings: Mapping[str, jax.Array], batch: Samples) -> Queries:
+    def queries(self, embeddings: Embeddings, batch: Samples) -> Queries:
         arrays, _ = unmasked(embeddings)
         items, ids = arrays[self.item][:, None], batch.ids[self.item]
         if not self.every_position:
@@ -136,7 +128,7 @@ class NextItem(RetrievalModel, MaskedModel):
         return Queries(users, targets, target_ids, weights * (len(ids) / events))
 
     def _encoded(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
+        self, dense: jax.Array, embeddings: Embeddings
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns what each event has seen, ``[batch, 1 + length, dim]``; its position;
         and whether there is an event."""

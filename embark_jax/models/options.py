@@ -19,8 +19,18 @@ History = Annotated[
     Mapping[str, str], Field(min_length=1, examples=[{"past_items": "item"}])
 ]
 """For each sequence feature the feature whose past values it holds."""
-ComputeDtype = Literal["float32", "bfloat16"]
-"""Type of the operands of matrix products, and of wide arrays between the products;
-parameters and sums are float32."""
-Dropout = Annotated[float, Field(ge=0, lt=1)]
-"""Share of hidden values that training sets to zero."""
+ComputeDtype = Annotated[
+    Literal["float32", "bfloat16"],
+    Field(
+        description="Type of the operands of matrix products, and of wide arrays "
+        "between them; parameters and sums are float32."
+    ),
+]
+Dropout = Annotated[
+    float,
+    Field(ge=0, lt=1, description="Share of hidden values that training sets to zero."),
+]
+BatchNorm = Annotated[
+    bool,
+    Field(description="Whether an MLP's hidden values are normalized before its ReLU."),
+]

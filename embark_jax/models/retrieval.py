@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 from embark_jax.models.function import ModelWithLoss, Samples
-from embark_jax.models.interface import check_embeddings
+from embark_jax.models.interface import Embeddings, Shapes, check_embeddings
 from embark_jax.models.packed import unmasked
 from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES
 
@@ -24,7 +24,6 @@ POSITIONS_AT_ONCE = 8
 16,384 negatives, where those of 200 positions would be 25 GiB."""
 _GOLDEN = 0x9E3779B1  # 2^32 / φ: Knuth's multiplicative hash
 _NEVER = -1e9
-_LEAST_SQUARED_NORM = 1e-12
 
 
 class Counts(nnx.Variable):
@@ -76,7 +75,7 @@ class RetrievalModel(ModelWithLoss):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         item: str,
         item_features: Sequence[str],
         temperature: float,
@@ -109,27 +108,25 @@ class RetrievalModel(ModelWithLoss):
         self.counts = Counts(jnp.zeros(COUNTERS, jnp.int32))
 
     @abc.abstractmethod
-    def users(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+    def users(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns the users' vectors, ``[batch, dim]``, of length one."""
 
     @abc.abstractmethod
-    def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+    def items(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns the items' vectors, ``[batch, dim]``, of length one."""
 
     @abc.abstractmethod
-    def queries(self, embeddings: Mapping[str, jax.Array], batch: Samples) -> Queries:
+    def queries(self, embeddings: Embeddings, batch: Samples) -> Queries:
         """Returns the queries that training answers."""
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns the logit of each sample's user and item; see ``interface``."""
         check_embeddings(unmasked(embeddings)[0], self.shapes)
         users, items = self.users(dense, embeddings), self.items(dense, embeddings)
         return jnp.sum(users * items, axis=1) / self.temperature
 
     def loss(
-        self, embeddings: Mapping[str, jax.Array], batch: Samples
+        self, embeddings: Embeddings, batch: Samples
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the softmax cross entropy of each sample's queries, and logits."""
         users, targets, target_ids, weights = self.queries(embeddings, batch)
@@ -178,9 +175,7 @@ class RetrievalModel(ModelWithLoss):
         return losses, logits
 
 
-def without_negatives(
-    embedding_shapes: Mapping[str, tuple[int, ...]],
-) -> dict[str, tuple[int, ...]]:
+def without_negatives(embedding_shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the features that are of a sample alone."""
     return {n: s for n, s in embedding_shapes.items() if n != UNIFORM_NEGATIVES}
 
@@ -198,9 +193,3 @@ def _counter(ids: jax.Array) -> jax.Array:
             words ^= (ids >> 32).astype(jnp.uint32) * jnp.uint32(_GOLDEN)
     hashed = words * jnp.uint32(_GOLDEN)
     return (hashed >> jnp.uint32(14)).astype(jnp.int32)  # the upper 18 bits
-
-
-def unit(x: jax.Array) -> jax.Array:
-    """Returns vectors of length one; one of zeros stays as it is."""
-    squared = jnp.sum(x**2, axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))

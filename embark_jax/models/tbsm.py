@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax.models.dlrm import pairwise_dots
+from embark_jax.models.dlrm import PAIRED, number_of_pairs, pairwise_dots
 from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
     check_embeddings,
+    check_equal_dims,
     check_top,
+    history_length,
     pooled_dims,
 )
-from embark_jax.models.layers import MLP, matmul, xavier_normal
-from embark_jax.models.options import ComputeDtype, Dropout, History, Widths
+from embark_jax.models.layers import MLP, matmul, unit, xavier_normal
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, History, Widths
 from embark_jax.models.packed import MaskedModel, unmasked
-
-_LEAST_SQUARED_NORM = 1e-12
 
 
 class TBSM(MaskedModel):
@@ -39,10 +39,6 @@ class TBSM(MaskedModel):
     is the dot products of its features alone.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, with the same dim for
-        all: ``(dim,)``, or ``(length, dim)`` for a sequence. Features are taken sorted
-        by name.
-      dense_features: number of dense features; may be 0.
       history: for each sequence feature the pooled feature whose past values it holds,
         such as ``{"item_history": "item"}``. All have the same length.
       bottom: widths of the MLP that reads the dense features, each layer with ReLU;
@@ -50,19 +46,14 @@ class TBSM(MaskedModel):
       event: widths of the MLP that makes an event's vector, each layer with ReLU.
       attention: widths of the hidden layers of the MLP over the similarities.
       top: widths of the top MLP, which ends in one linear logit.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
-      ValueError: if ``history`` does not fit the features, dims or lengths differ,
-        there is no pair of vectors, or ``top`` does not end in 1.
+      ValueError: if ``history`` does not fit the features, or there is no pair.
     """
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         history: History,
         bottom: Widths = (16,),
@@ -71,15 +62,18 @@ class TBSM(MaskedModel):
         top: Widths = (60, 1),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
         check_top(top)
         bottom = bottom if dense_features else ()
         dim = (dense_features, *bottom)[-1]
-        length = _history_length(embedding_shapes, history, dim)
         self.shapes = tuple(sorted(embedding_shapes.items()))
+        check_equal_dims(
+            [(name, shape[-1]) for name, shape in self.shapes], dim, PAIRED
+        )
+        length = history_length(embedding_shapes, history)
         # For the candidate's features, the sequences of their past, if they have any.
         past = {candidate: name for name, candidate in history.items()}
         pooled = {n: s for n, s in self.shapes if n not in history}
@@ -87,14 +81,9 @@ class TBSM(MaskedModel):
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
-        vectors = len(pooled) + (dense_features > 0)
-        if vectors < 2:
-            raise ValueError(
-                f"feature {self.fields[0][0]!r} is alone in an event, and there are no "
-                "dense features: the dot interaction needs a second feature to pair it "
-                "with"
-            )
-        pairs = vectors * (vectors - 1) // 2
+        if len(past) < len(history):
+            raise ValueError("history names a feature twice, must name each once")
+        pairs = number_of_pairs(len(pooled) + (dense_features > 0))
         self.event = MLP(dim + pairs, event, last_relu=True, **mlp)
         width = (dim + pairs, *event)[-1]
         self.similarity = nnx.Param(xavier_normal(rngs.params(), (width, width)))
@@ -103,9 +92,7 @@ class TBSM(MaskedModel):
         self.length = length
         self.compute_dtype = jnp.dtype(compute_dtype)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         embeddings, valid = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)
@@ -121,9 +108,7 @@ class TBSM(MaskedModel):
         context = jnp.einsum("bt,btk->bk", weights, past)
         return self.top(jnp.concatenate([context, candidate], axis=1))[:, 0]
 
-    def _event_vectors(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def _event_vectors(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns the vectors of the past events in order, then of the candidate:
         ``[batch, length + 1, width]``, each of length one."""
         bottom = self.bottom(dense)
@@ -142,67 +127,9 @@ class TBSM(MaskedModel):
         pairs = pairwise_dots(stacked.astype(self.compute_dtype))
         bottoms = stacked[:, 0, :width]
         vectors = self.event(jnp.concatenate([bottoms, pairs], axis=1))
-        squared = jnp.sum(vectors**2, axis=1, keepdims=True)
-        unit = vectors * jax.lax.rsqrt(jnp.maximum(squared, _LEAST_SQUARED_NORM))
-        return unit.reshape(dense.shape[0], events, -1)
+        return unit(vectors).reshape(dense.shape[0], events, -1)
 
-    def _is_event(self, valid: Mapping[str, jax.Array]) -> jax.Array:
+    def _is_event(self, valid: Embeddings) -> jax.Array:
         """Returns ``[batch, length]`` bool: where some sequence has an event."""
         sequences = [valid[past] for _, past in self.fields if past]
         return jnp.any(jnp.stack(sequences), axis=0)
-
-
-def _history_length(
-    embedding_shapes: Mapping[str, tuple[int, ...]],
-    history: Mapping[str, str],
-    dim: int,
-) -> int:
-    """Returns the length of the sequences that ``history`` names.
-
-    Args:
-      embedding_shapes: each feature's embedding shape per sample.
-      history: for each sequence feature the pooled feature whose past values it holds.
-      dim: the dim that all features must have; 0 takes that of the first.
-
-    Raises:
-      ValueError: unless each sequence feature is in ``history`` with its own pooled
-        feature, all sequences are equally long, and all dims are ``dim``.
-    """
-    sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
-    if not history:
-        raise ValueError("history names no sequence feature, must name at least one")
-    candidates = list(history.values())
-    length = max((shape[0] for shape in sequences.values()), default=0)
-    problems, origin = [], "the last of bottom"
-    if not dim:
-        first = min(embedding_shapes)
-        dim, origin = embedding_shapes[first][-1], f"as {first!r} has"
-    for name, shape in sorted(embedding_shapes.items()):
-        if name in sequences and name not in history:
-            problems.append(f"feature {name!r} is a sequence, must be in history")
-        if name in sequences and shape[0] != length:
-            problems.append(
-                f"feature {name!r} has hotness {shape[0]}, must be {length}, as the "
-                "longest sequence has"
-            )
-        if shape[-1] != dim:
-            problems.append(
-                f"feature {name!r} has dim {shape[-1]}, must be {dim}, {origin}: the "
-                "dot interaction pairs them"
-            )
-    for name, candidate in history.items():
-        if name not in sequences:
-            problems.append(
-                f"history has {name!r}, must be a feature with pooling none"
-            )
-        if candidate not in embedding_shapes or candidate in sequences:
-            problems.append(
-                f"history.{name} is {candidate!r}, must be a feature that is pooled"
-            )
-        elif candidates.count(candidate) > 1:
-            problems.append(
-                f"history.{name} is {candidate!r}, must not belong to another sequence"
-            )
-    if problems:
-        raise ValueError("; ".join(problems))
-    return length

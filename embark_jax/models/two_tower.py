@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import jax
@@ -11,13 +10,12 @@ from flax import nnx
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from embark_jax.models.function import Samples
-from embark_jax.models.interface import pooled_dims
-from embark_jax.models.layers import MLP
-from embark_jax.models.options import ComputeDtype, Dropout, Features, Widths
+from embark_jax.models.interface import Embeddings, Shapes, pooled_dims
+from embark_jax.models.layers import MLP, unit
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Features, Widths
 from embark_jax.models.retrieval import (
     Queries,
     RetrievalModel,
-    unit,
     without_negatives,
 )
 
@@ -27,9 +25,6 @@ class TwoTower(RetrievalModel):
     for the loss. Paper: https://doi.org/10.1145/3298689.3346996.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
-        differ. Features are taken sorted by name.
-      dense_features: number of dense features, which the user's tower takes.
       items: features of the item; the first one, with one id per sample, identifies
         the item. All others belong to the user.
       tower: widths of both MLPs; each layer but the last has ReLU.
@@ -37,11 +32,6 @@ class TwoTower(RetrievalModel):
       in_batch: whether the items of a batch's samples are negatives of each other.
       uniform_negatives: items drawn at random for each sample, which are negatives of
         the whole batch.
-      catalog: see ``RetrievalModel``.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence, a tower has no feature, or negatives do
@@ -50,7 +40,7 @@ class TwoTower(RetrievalModel):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         items: Annotated[Features, Field(min_length=1, examples=[("item",)])],
         tower: Annotated[Widths, Field(min_length=1)] = (128, 64),
@@ -59,7 +49,7 @@ class TwoTower(RetrievalModel):
         uniform_negatives: NonNegativeInt = 0,
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         catalog: int = 1,
         rngs: nnx.Rngs,
@@ -86,15 +76,15 @@ class TwoTower(RetrievalModel):
         width = sum(dims[name] for name in self.item_features)
         self.item_tower = MLP(width, tower, **mlp)
 
-    def users(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+    def users(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         inputs = [dense, *(embeddings[name] for name in self.user_features)]
         return unit(self.user_tower(jnp.concatenate(inputs, axis=1)))
 
-    def items(self, dense: jax.Array, embeddings: Mapping[str, jax.Array]) -> jax.Array:
+    def items(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         inputs = [embeddings[name] for name in self.item_features]
         return unit(self.item_tower(jnp.concatenate(inputs, axis=1)))
 
-    def queries(self, embeddings: Mapping[str, jax.Array], batch: Samples) -> Queries:
+    def queries(self, embeddings: Embeddings, batch: Samples) -> Queries:
         users = self.users(batch.dense, embeddings)[:, None]
         items = self.items(batch.dense, embeddings)[:, None]
         return Queries(users, items, batch.ids[self.item], batch.labels[:, None])

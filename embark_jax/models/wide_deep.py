@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax.models.interface import check_deep, in_order, pooled_dims
+from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
+    check_deep,
+    in_order,
+    pooled_dims,
+)
 from embark_jax.models.layers import MLP, FirstOrder
-from embark_jax.models.options import ComputeDtype, Dropout, Widths
+from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 
 class WideDeep(nnx.Module):
@@ -23,14 +27,7 @@ class WideDeep(nnx.Module):
     has its own optimizer; here a table has one optimizer.
 
     Args:
-      embedding_shapes: each feature's embedding shape per sample, ``(dim,)``; dims may
-        differ. Features are taken sorted by name.
-      dense_features: number of dense features; both parts read them. May be 0.
       deep: widths of the MLP, each layer with ReLU; a linear logit follows.
-      compute_dtype: dtype of matrix operands; parameters and sums are float32.
-      dropout: share of an MLP's hidden values that training sets to zero.
-      batch_norm: whether an MLP's hidden values are normalized before their ReLU.
-      rngs: its ``params`` stream draws the weights.
 
     Raises:
       ValueError: if a feature is a sequence, or there is nothing for the deep part.
@@ -38,12 +35,12 @@ class WideDeep(nnx.Module):
 
     def __init__(
         self,
-        embedding_shapes: Mapping[str, tuple[int, ...]],
+        embedding_shapes: Shapes,
         dense_features: int,
         deep: Widths = (1024, 512, 256),
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
-        batch_norm: bool = False,
+        batch_norm: BatchNorm = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -55,9 +52,7 @@ class WideDeep(nnx.Module):
         check_deep(width)
         self.deep = MLP(width, (*deep, 1), last_relu=False, **mlp)
 
-    def __call__(
-        self, dense: jax.Array, embeddings: Mapping[str, jax.Array]
-    ) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         wide, vectors = self.wide(dense, in_order(embeddings, self.dims))
         return wide + self.deep(jnp.concatenate([dense, *vectors], axis=1))[:, 0]

@@ -2,11 +2,7 @@
 
 import numpy as np
 
-from embark_jax.models import Masked
-
-
-def affine(layer, x):
-    return x @ layer["w"] + layer["b"]
+from tests.models.oracle import affine, mlp, places_of
 
 
 def layer_norm(norm, x):
@@ -68,21 +64,13 @@ def context(params, name, dense, embeddings, left_out):
     return start + (affine(params["dense"], dense) if dense.shape[1] else 0)
 
 
-def places_of(embedding):
-    """The rows ``[batch, length, dim]`` of a sequence, in float64, and which of its
-    places hold an event: all, if it has no mask."""
-    if not isinstance(embedding, Masked):
-        embedding = Masked(embedding, np.ones(embedding.shape[:2], bool))
-    return np.asarray(embedding.values, np.float64), np.asarray(embedding.valid)
-
-
 def events_of(embedding, sample):
     """The rows of a sample's events."""
     rows, valid = places_of(embedding)
     return rows[sample][valid[sample]]
 
 
-def hstu(params, dense, embeddings, history, heads, plain_mlp):
+def hstu(params, dense, embeddings, history, heads):
     """Logits ``[batch]`` of the ranking model."""
     features = {*history, *history.values()}
     start = context(params, "context_projections", dense, embeddings, features)
@@ -94,7 +82,7 @@ def hstu(params, dense, embeddings, history, heads, plain_mlp):
             total = total + affine(params["event_projections"][i], np.array(rows))
         events = np.concatenate([start[[sample]], total])
         seen = last_event(params["encoder"], "hstu", events, heads)
-        logits.append(plain_mlp(params["top"], seen[None])[0, 0])
+        logits.append(mlp(params["top"], seen[None])[0, 0])
     return np.array(logits)
 
 
@@ -114,11 +102,11 @@ def wide_stu(layer, x, heads, longest):
     return x + affine(layer["output"], np.concatenate([u, mixed, gated], -1))
 
 
-def normed_mlp(mlp, x):
-    hidden = affine(mlp["inner"], x)
-    hidden = hidden / (1 + np.exp(-layer_norm(mlp["inner_norm"], hidden)))
-    outer = affine(mlp["outer"], hidden)
-    return layer_norm(mlp["norm"], outer) if "norm" in mlp else outer
+def normed_mlp(params, x):
+    hidden = affine(params["inner"], x)
+    hidden = hidden / (1 + np.exp(-layer_norm(params["inner_norm"], hidden)))
+    outer = affine(params["outer"], hidden)
+    return layer_norm(params["norm"], outer) if "norm" in params else outer
 
 
 def dlrm_v4(params, dense, embeddings, history, content, encodings, heads):
