@@ -156,17 +156,14 @@ def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -
             f"weights have shape {np.shape(weights)}, must be one for each of the "
             f"{len(labels)} samples, finite, 0 or more, and some above 0"
         )
-    for name, array, good, rule, error in (
-        ("label", labels, (labels >= 0) & (labels <= 1), "from 0 to 1", ValueError),
-        ("logit", logits, np.isfinite(logits), "finite", NonFiniteLogitError),
-    ):
-        if not good.all():
-            first = np.unravel_index(np.argmin(good), good.shape)
-            bad = good.size - np.sum(good)
-            raise error(
-                f"{name} of sample {first[0]} is {array[first]}, must be {rule} "
-                f"({bad} of {good.size} samples are not)"
-            )
+    for wrong in np.argwhere((labels < 0) | (labels > 1) | np.isnan(labels)):
+        label = labels[*wrong]
+        raise ValueError(f"label of sample {wrong[0]} is {label}, must be from 0 to 1")
+    for wrong in np.argwhere(~np.isfinite(logits)):
+        logit = logits[*wrong]
+        raise NonFiniteLogitError(
+            f"logit of sample {wrong[0]} is {logit}, must be finite"
+        )
 
 
 class EvalAccumulator:

@@ -38,7 +38,7 @@ def ranked(
       k: number of first samples of each group that count.
 
     Raises:
-      ConfigError: if there is no such feature, or it is a bag.
+      ConfigError: if there is no such feature, it is a bag, or samples have weights.
       DataError: if the data have no values of samples whose row others share.
     """
     features = {feature.name: feature for feature in setup.features}
@@ -49,7 +49,8 @@ def ranked(
             + nearest(group_by, singles)
         )
     values = setup.description.shared_values(group_by)
-    given, scored = itertools.tee(setup.dataset.test_batches(setup.plan.batch_size))
+    batches = _unweighted(setup.dataset.test_batches(setup.plan.batch_size), group_by)
+    given, scored = itertools.tee(batches)
     scores = trainer.predict(scored, setup.checker())
     parts = [
         (batch.ids[group_by][:, 0], batch.labels, np.asarray(logits))
@@ -73,6 +74,17 @@ def ranked(
             rank(groups, labels[:, i], logits[:, i], k), k
         ).items()
     }
+
+
+def _unweighted(batches: Iterator[Batch], group_by: str) -> Iterator[Batch]:
+    """Yields batches; raises ``ConfigError`` if their samples have weights."""
+    for batch in batches:
+        if batch.sample_weights is not None:
+            raise ConfigError(
+                f"--group-by {group_by}: samples have weights, which metrics of groups "
+                "do not take; prepare the data without the column weight"
+            )
+        yield batch
 
 
 def _ranking(ranking: Ranking, k: int) -> dict[str, float | None]:

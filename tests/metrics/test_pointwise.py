@@ -138,10 +138,10 @@ def test_one_class_has_neither_auc_nor_normalized_entropy(label, calibration):
         (
             [0, -0.5, 2],
             [0, 0, 0],
-            r"label of sample 1 is -0.5, must be from 0 to 1 \(2",
+            r"label of sample 1 is -0.5, must be from 0 to 1",
         ),
         ([[0, 1], [1, 7]], [[0, 0], [0, 0]], r"label of sample 1 is 7.0, must be"),
-        ([0, 1], [0, math.nan], r"logit of sample 1 is nan, must be finite \(1 of 2"),
+        ([0, 1], [0, math.nan], r"logit of sample 1 is nan, must be finite"),
     ],
 )
 def test_errors(labels, logits, message):
