@@ -1,1 +1,1 @@
-"""Measures this machine: kernels, steps, the input, and the figures of its fleet."""
+"""Measures this machine: steps, the input, and the figures of its fleet."""

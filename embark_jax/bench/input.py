@@ -1,9 +1,4 @@
-"""Times the input pipeline of an experiment alone: no device is used.
-
-The same run also times what this machine does at best: a copy of as many bytes, and a
-gather of as many rows in random order, both by NumPy in one thread, into memory that
-was touched before.
-"""
+"""Times the input pipeline of an experiment alone: no device is used."""
 
 from __future__ import annotations
 
@@ -15,10 +10,7 @@ import numpy as np
 from embark_jax.bench.timing import median_s
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import prefetch
-from embark_jax.data.records import WORD_BYTES
 from embark_jax.run.dataset import batch_checker, read_dataset
-
-MEMORY_ROUNDS = 15
 
 
 def measure_input(
@@ -34,8 +26,8 @@ def measure_input(
         windows of shuffled samples.
 
     Returns:
-      The medians ``samples_per_s``, ``batch_ms`` and ``bytes_per_s``; the latter also
-      for a copy and a gather of a batch's rows; and what was measured.
+      The medians ``samples_per_s``, ``batch_ms`` and ``bytes_per_s``, and what was
+      measured.
     """
     dataset, _, tables, features = read_dataset(config)
     check = batch_checker(config, dataset, tables, features)
@@ -56,13 +48,10 @@ def measure_input(
 
     sample_bytes = read_all()
     seconds = median_s(read_all, rounds, warm_ups=0)
-    copy_s, gather_s = _memory_s(size, sample_bytes)
     return {
         "samples_per_s": batches * size / seconds,
         "batch_ms": seconds / batches * 1e3,
         "bytes_per_s": batches * size * sample_bytes / seconds,
-        "copy_bytes_per_s": size * sample_bytes / copy_s,
-        "gather_bytes_per_s": size * sample_bytes / gather_s,
         "name": config.name,
         "data": config.data.kind,
         "batch_size": size,
@@ -70,20 +59,3 @@ def measure_input(
         "batches": batches,
         "rounds": rounds,
     }
-
-
-def _memory_s(rows: int, row_bytes: int) -> tuple[float, float]:
-    """Returns seconds to copy rows, and to gather as many from twice as many."""
-    rng = np.random.default_rng(0)
-    source = np.ones((2 * rows, row_bytes // WORD_BYTES), np.int32)
-    target = np.zeros((rows, row_bytes // WORD_BYTES), np.int32)
-    order = rng.permutation(2 * rows)[:rows]
-
-    def copy() -> None:
-        np.copyto(target, source[:rows])
-
-    def gather() -> None:
-        # "clip": NumPy buffers the whole result if it checks indices.
-        np.take(source, order, axis=0, out=target, mode="clip")
-
-    return median_s(copy, MEMORY_ROUNDS), median_s(gather, MEMORY_ROUNDS)

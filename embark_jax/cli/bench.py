@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from embark_jax._base.config import ConfigError, nearest
 from embark_jax.cli.arguments import (
     ConfigFile,
     Overrides,
@@ -111,44 +110,6 @@ def calibrate(
     if out is not None:
         out.write_text(text, "utf-8")
         say(f"fleet written to {out}")
-
-
-@app.command()
-def kernels(
-    shapes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Shapes to measure, such as 'dlrm_dcnv2 128'; all by default."
-        ),
-    ] = None,
-    table_mib: Annotated[
-        int, typer.Option(min=1, help="Largest size of a table, in MiB.")
-    ] = 1024,
-    ids: Annotated[
-        int, typer.Option(min=1, help="Largest number of ids in a batch.")
-    ] = 2**20,
-    rounds: Rounds = 7,
-    as_json: AsJson = False,
-) -> None:
-    """Time lookups, updates and unique, on shapes of published models."""
-    keep_freed_memory()
-    from embark_kernels import SHAPES
-
-    from embark_jax.bench.kernels import measure_kernels
-
-    for name in shapes or ():
-        if name not in SHAPES:
-            raise ConfigError(f"shape is {name!r}; {nearest(name, SHAPES)}")
-    names = shapes or list(SHAPES)
-    with Console(stderr=True).status("measuring") as status:
-        limits = table_mib << 20, ids
-        rows = list(measure_kernels(names, *limits, rounds, status.update))
-    if as_json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
-        console.print()
-        _show(row, as_json=False)
 
 
 def _show(result: dict, as_json: bool) -> None:
