@@ -13,8 +13,10 @@ import embark_kernels.optimizers as optimizers
 if TYPE_CHECKING:
     from embark_kernels.optimizers import *  # noqa: F403
 
-    from embark_jax import models as models
-    from embark_jax import simulator as simulator
+    import embark_jax.models as models
+    import embark_jax.plans.fleet as fleets
+    import embark_jax.report.figures as figures
+    import embark_jax.simulator as simulator
     from embark_jax.checkpoint import Checkpointer as Checkpointer
     from embark_jax.config import ExperimentConfig as ExperimentConfig
     from embark_jax.config.reading import load as load_config
@@ -44,14 +46,12 @@ if TYPE_CHECKING:
     from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list
-    from embark_jax.plans import fleet as fleets
     from embark_jax.plans.fleet import Fleet as Fleet
     from embark_jax.plans.forced import ForcedPlacement as ForcedPlacement
     from embark_jax.plans.plan import Plan as Plan
     from embark_jax.plans.tables import FeatureSpec as FeatureSpec
     from embark_jax.plans.tables import TableSpec as TableSpec
     from embark_jax.plans.wire import Wire as Wire
-    from embark_jax.report import figures as figures
     from embark_jax.run.accesses import sample_accesses as sample_accesses
     from embark_jax.run.experiment import Experiment as Experiment
     from embark_jax.run.loading import load_run as load_run
@@ -63,13 +63,15 @@ if not TYPE_CHECKING:
     # first asked for: JAX takes seconds, and planning, reading data and watching over
     # processes do without.
     _PLACES = {
-        alias.asname: f"{node.module}.{alias.name}"
-        for node in ast.walk(ast.parse(__loader__.get_source(__name__)))
+        alias.asname: f"{node.module}:{alias.name}"
         if isinstance(node, ast.ImportFrom)
+        else alias.name
+        for node in ast.walk(ast.parse(__loader__.get_source(__name__)))
+        if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
-        if alias.asname
+        if alias.asname and alias.asname not in globals()
     }
-    _PLACES |= {name: f"{optimizers.__name__}.{name}" for name in optimizers.__all__}
+    _PLACES |= {name: f"{optimizers.__name__}:{name}" for name in optimizers.__all__}
 
     def __getattr__(name: str):
         if name not in _PLACES:

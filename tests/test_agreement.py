@@ -23,12 +23,16 @@ def test_the_order_of_features_counts_and_that_of_tables_does_not():
 
 
 def test_parts_are_chosen_by_dotted_path():
-    artefact = {"seed": 1, "tables": {"a": {"dim": 4, "rows": 9}, "b": {"dim": 8}}}
+    """One that is missing is missing: it is not one that is null."""
+    artefact = {"seed": None, "tables": {"a": {"dim": 4, "rows": 9}, "b": {"dim": 8}}}
     fields = ("seed", "tables.*.dim", "tables.*.dtype", "model")
-    assert parts(artefact, fields) == {
-        "seed": 1,
-        "tables": {"a": {"dim": 4, "dtype": None}, "b": {"dim": 8, "dtype": None}},
-        "model": None,
-    }
+    expected = {"seed": None, "tables": {"a": {"dim": 4}, "b": {"dim": 8}}}
+    assert parts(artefact, fields) == expected
     assert parts(artefact, ["tables"]) == {"tables": artefact["tables"]}
-    assert parts({}, ["tables.*.dim"]) == {"tables": None}
+    assert parts({}, ["tables.*.dim"]) == {}
+    theirs = {"tables": {"a": {"dim": 4}}, "model": None}
+    assert differences(parts(theirs, fields), expected, "there") == [
+        "model is None there, nothing here",
+        "seed is nothing there, None here",
+        "tables.b is nothing there, {'dim': 8} here",
+    ]

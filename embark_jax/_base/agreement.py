@@ -38,8 +38,6 @@ WARM_START = (
 """A checkpoint, and a run that starts with its rows and dense parameters."""
 OPTIMIZERS = ("embedding_optimizer", "table_optimizers", "dense_optimizer")
 """The same, where the state of the optimizers comes over."""
-EXPORT = ("row_format", "tables.*.dim", "tables.*.dynamic")
-"""An export, and the one before it, of which it is a delta."""
 EXTENSION = (
     "dataset",
     "columns",
@@ -57,19 +55,16 @@ WINDOW = ("dense", "features", "labels", "numbers", "columns", "hashed_tables")
 
 
 def parts(artefact: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Returns the parts of an artefact that must agree, by the tables above; None for
-    one that it lacks."""
+    """Returns the parts of an artefact that must agree, by the tables above."""
     by_name: dict[str, list[str]] = {}
     for field in fields:
         name, _, rest = field.partition(".")
-        by_name.setdefault(name, []).append(rest)
-    chosen = {}
+        for each in artefact if name == "*" else {name} & artefact.keys():
+            by_name.setdefault(each, []).append(rest)
+    chosen = {name: artefact[name] for name in by_name}
     for name, rest in by_name.items():
-        for each in artefact if name == "*" else [name]:
-            value = artefact.get(each)
-            if isinstance(value, Mapping) and "" not in rest:
-                value = parts(value, rest)
-            chosen[each] = value
+        if isinstance(chosen[name], Mapping) and "" not in rest:
+            chosen[name] = parts(chosen[name], rest)
     return chosen
 
 

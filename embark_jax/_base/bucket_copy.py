@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from urllib.parse import quote
 import filelock
 
 from embark_jax._base.files import write_json
-from embark_jax._base.memory import bytes_text
 from embark_jax._base.storage import (
     StorageError,
     file_system_or_bucket,
@@ -69,8 +67,7 @@ def local_copy(
         still be empty.
 
     Raises:
-      StorageError: if the bucket cannot be used, the folder is not there, or this
-        machine has no room for the copy.
+      StorageError: if the bucket cannot be used, or the folder is not there.
     """
     source, copy = file_system_or_bucket(folder), copy_of(folder, kind)
     if not in_bucket(source):
@@ -80,14 +77,9 @@ def local_copy(
     # Other processes wait, and find the copy there.
     with filelock.FileLock(index.with_suffix(".lock")), reached(source):
         files = bucket_folder(source)
-        objects = _versions(files, without)
+        objects = _versions(source, files, without)
         if not objects and kind == READ:
             raise StorageError(f"{source}: there is no such folder, or it is empty")
-        if strays := [name for name in objects if _leaves(name)]:
-            raise StorageError(
-                f"{source}: has an object {strays[0]!r}, must have names without .., "
-                "which would be copied elsewhere; delete it"
-            )
         before = json.loads(index.read_bytes()) if index.exists() else {}
         there = {}
         for path in filter(Path.is_file, copy.rglob("*")):
@@ -98,13 +90,6 @@ def local_copy(
             else:
                 path.unlink()
         missing = sorted(objects.keys() - there)
-        size = sum(objects[name][0] for name in missing)
-        if size > (free := shutil.disk_usage(copy).free):
-            raise StorageError(
-                f"{source}: {bytes_text(size)} are copied to {copy}, which has room "
-                f"for {bytes_text(free)}; name a folder of a larger disk in "
-                "EMBARK_DATA"
-            )
         write_json(index, there)
         while missing:
             names, missing = missing[:_AT_ONCE], missing[_AT_ONCE:]
@@ -205,7 +190,9 @@ def _leaves(name: str) -> bool:
     return name.startswith("/") or ".." in name.split("/")
 
 
-def _versions(files: Any, without: Collection[str]) -> dict[str, list[Any]]:
+def _versions(
+    source: Path, files: Any, without: Collection[str]
+) -> dict[str, list[Any]]:
     """Returns size and ETag of each object of a folder."""
     try:
         children = files.ls("")
@@ -218,6 +205,11 @@ def _versions(files: Any, without: Collection[str]) -> dict[str, list[Any]]:
             objects[child["name"]] = child
         elif child["name"] not in without:
             objects |= files.find(child["name"], detail=True)
+    for name in filter(_leaves, objects):
+        raise StorageError(
+            f"{source}: has an object {name!r}, must have names without .., which "
+            "would be copied elsewhere"
+        )
     return {
         name: [each["size"], each.get("ETag", each.get("etag"))]
         for name, each in objects.items()
