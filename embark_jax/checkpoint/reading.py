@@ -90,12 +90,10 @@ class SavedCheckpoint:
                 end = first + piece.slots.stop - piece.slots.start
                 slots = slice(first, end, piece.slots.step)
                 reads.append((piece.into, store[block, slots, piece.columns].read()))
-        if len(reads) == 1:
-            return _result(reads[0][1])
-        parts = ((into, _result(read)) for into, read in reads)
-        into, part = next(parts)
-        rows = np.empty((len(numbers), len(columns)), part.dtype)
-        rows[into] = part
+        parts = [(into, _result(read)) for into, read in reads]
+        if len(parts) == 1:
+            return parts[0][1]
+        rows = np.empty((len(numbers), len(columns)), parts[0][1].dtype)
         for into, part in parts:
             rows[into] = part
         return rows

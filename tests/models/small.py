@@ -62,11 +62,11 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def masked(embeddings: dict[str, Any]) -> dict[str, Any]:
     """Returns embeddings whose sequences have events here and there: sample i has those
-    of the bits of i + 1."""
+    of the bits of i."""
     taken = dict(embeddings)
     for name, rows in embeddings.items():
         if rows.ndim == 3:
-            samples, places = np.arange(1, len(rows) + 1), np.arange(rows.shape[1])
+            samples, places = np.arange(len(rows)), np.arange(rows.shape[1])
             valid = samples[:, None] >> places[None] & 1 == 1
             taken[name] = Masked(rows, valid)
     return taken

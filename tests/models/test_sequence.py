@@ -1,7 +1,5 @@
 """Sequence layers: padding, blocks and memory."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,83 +9,20 @@ from flax import nnx
 from embark_jax import models
 from embark_jax.models import sequence
 from embark_jax.models.sequence import SequenceEncoder, attend
-from tests.models import sequence_oracle
-from tests.models.slopes import assert_slopes
 from tests.thorough import thorough
 
-BATCH, LENGTH, DIM = 5, 7, 8
+LENGTH, DIM = 7, 8
 SHAPES = {"item": (DIM,), "past_items": (LENGTH, DIM), "user": (DIM,)}
 HISTORY = {"past_items": "item"}
 
 
-def ragged_inputs():
-    rng = np.random.default_rng(0)
-    embeddings = {
-        name: rng.standard_normal((BATCH, *shape)).astype(np.float32)
-        for name, shape in SHAPES.items()
-    }
-    return rng.standard_normal((BATCH, 2)).astype(np.float32), embeddings
-
-
-def with_lengths(embeddings, lengths=(7, 0, 3, 1, 6)):
+def with_lengths(embeddings, lengths):
     """Makes the places behind these lengths of the sequences padding."""
     valid = np.arange(LENGTH) < np.array(lengths)[:, None]
     return {
         name: models.Masked(rows, valid) if rows.ndim == 3 else rows
         for name, rows in embeddings.items()
     }
-
-
-def assert_like(formula, model, dense, embeddings):
-    """Checks the logits of a model, and the gradients of their squares, which padding
-    has none of."""
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    events = with_lengths(embeddings)
-
-    @jax.jit
-    @functools.partial(jax.value_and_grad, has_aux=True)
-    def squares(arrays):
-        params, embeddings = arrays
-        merged = nnx.merge(graph, params, rest, copy=True)
-        logits = merged(dense, with_lengths(embeddings))
-        return jnp.sum(logits**2), logits
-
-    (_, logits), gradients = squares((params, embeddings))
-    arrays, gradients = (
-        (nnx.to_pure_dict(of_params), of_embeddings)
-        for of_params, of_embeddings in ((params, embeddings), gradients)
-    )
-    arrays = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
-    np.testing.assert_allclose(logits, formula(*arrays), rtol=1e-4, atol=1e-5)
-    where = jax.tree.map(lambda array: np.ones(array.shape), arrays)
-    for name, embedding in events.items():
-        if isinstance(embedding, models.Masked):
-            where[1][name] *= embedding.valid[..., None]
-            assert not np.any(gradients[1][name][~embedding.valid])
-    assert_slopes(lambda a: np.sum(formula(*a) ** 2), arrays, gradients, where)
-
-
-@pytest.mark.parametrize("kind", ["hstu", "sasrec", "ranking"])
-def test_padding_is_as_if_it_were_not_there(kind):
-    dense, embeddings = ragged_inputs()
-    if kind == "ranking":
-        model = models.HSTU(SHAPES, 2, HISTORY, 16, 2, 2, (8,), rngs=nnx.Rngs(0))
-    else:
-        model = models.NextItem(SHAPES, 2, HISTORY, kind, 2, 2, 0.5, rngs=nnx.Rngs(0))
-    layers = [layer for layer in model.encoder.layers if hasattr(layer, "bias")]
-    for layer in layers:  # which begins with zeros
-        layer.bias[...] = jnp.linspace(-1, 1, len(layer.bias[...]))
-
-    def formula(params, embeddings):
-        if kind == "ranking":
-            return sequence_oracle.hstu(
-                params, dense, with_lengths(embeddings), HISTORY, 2
-            )
-        return sequence_oracle.next_item(
-            params, dense, with_lengths(embeddings), HISTORY, kind, 2, 0.5
-        )
-
-    assert_like(formula, model, dense, embeddings)
 
 
 def whole(query, key, value, position, valid, weights, bias):
@@ -228,18 +163,6 @@ def v4_model(**options):
         **options,
         rngs=nnx.Rngs(0),
     )
-
-
-def test_mlperfs_model_reads_ragged_histories():
-    dense, embeddings = v4_inputs(BATCH)
-
-    def formula(params, embeddings):
-        inputs = dense, with_lengths(embeddings)
-        return sequence_oracle.dlrm_v4(
-            params, *inputs, V4_HISTORY, "past_item", ["past_time"], 2
-        )
-
-    assert_like(formula, v4_model(), dense, embeddings)
 
 
 def test_samples_go_through_in_chunks_with_the_same_gradients():
