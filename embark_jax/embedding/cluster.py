@@ -37,7 +37,7 @@ class RowGradients(NamedTuple):
 
 
 class Summands(NamedTuple):
-    """The summands of a device's row gradients, as ``sum_groups`` takes them.
+    """The terms of a device's row gradients, as ``sum_groups`` takes them.
 
     Attributes:
       groups: requests, grouped by row.
@@ -114,7 +114,7 @@ class ShardedCluster(Cluster, Protocol):
     """
 
     def group(self, rows: jax.Array, num_rows: int) -> RowGroups:
-        """Groups the cells that a device received, by ``[cells]`` int32 rows, or other
+        """Groups the ids that a device received, by ``[received]`` int32 rows, or other
         numbers below ``num_rows``."""
         ...
 
@@ -123,8 +123,8 @@ class ShardedCluster(Cluster, Protocol):
 
         Args:
           route: route with keys.
-          slot: ``[cells]`` int32 slot of each key; out of range where there is none.
-          touched: the cells, grouped by the slots that may be updated.
+          slot: ``[received]`` int32 slot of each key; out of range where there is none.
+          touched: the keys, grouped by the slots that may be updated.
         """
         ...
 
@@ -133,8 +133,8 @@ class Keys(NamedTuple):
     """The keys of a cached storage that a device received.
 
     Attributes:
-      words: ``[cells, 2]`` uint32, as ``Block.expand`` gives them.
-      present: ``[cells]`` bool: which cells hold one.
+      words: ``[received, 2]`` uint32, as ``Block.expand`` gives them.
+      present: ``[received]`` bool: which places hold one.
     """
 
     words: jax.Array
@@ -233,9 +233,9 @@ def mean_square_over_column_shards(
       index, exchange: index and exchange of the storage.
       gradient: ``[rows, width]`` summed row gradients of this device.
       touched: the rows, grouped from what this device received.
-      sent_request: ``[devices, capacity]`` request of this device behind each cell it
+      sent_request: ``[devices, capacity]`` request of this device behind each place it
         sent.
-      inverse: for each block ``[rows, requests]`` cell of each request in what this
+      inverse: for each block ``[rows, requests]`` place of each request in what this
         device sent.
 
     Returns:

@@ -131,7 +131,7 @@ def swap_keys(
 
     Returns:
       ``[devices * capacity, 2]`` keys, and which of them are there: the count travels
-      in one more cell.
+      in one more place.
     """
     devices, capacity, _ = keys.shape
     head = jnp.zeros((devices, 1, WORDS), jnp.uint32)

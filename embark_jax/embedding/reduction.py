@@ -57,7 +57,7 @@ class ReductionRoute(NamedTuple):
       received: ids from each requester, as slots; ``slots`` where empty. Bags are
         (sample, partial sum), flattened.
       touched: the received slots grouped by row.
-      request: ``[devices, capacity]`` request behind each cell that was sent.
+      request: ``[devices, capacity]`` request behind each place that was sent.
       keys, row_keys: as in ``cluster.ShardedCluster``.
     """
 

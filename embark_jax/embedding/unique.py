@@ -45,11 +45,11 @@ class UniqueRoute(NamedTuple):
     Attributes:
       slot: ``[devices * capacity]`` received slots; ``slots`` where empty.
       touched: the received slots grouped by row.
-      inverse: for each block ``[rows, requests]`` cell of each request's row among
+      inverse: for each block ``[rows, requests]`` place of each request's row among
         those returned.
-      returned: the requests grouped by those cells.
+      returned: the requests grouped by those places.
       weight: for each block ``[rows, requests]`` weight of each request; or None.
-      request: ``[devices, capacity]`` first request behind each cell that was sent.
+      request: ``[devices, capacity]`` first request behind each place that was sent.
       keys, row_keys: as in ``cluster.ShardedCluster``.
     """
 

@@ -19,8 +19,8 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def jax_layers(model: Callable[..., jax.Array], params: Arrays) -> DenseLayers:
-    """Returns dense layers that are compiled once, for BATCH samples: fewer are filled
-    up.
+    """Returns dense layers that are compiled once, for BATCH samples: fewer are
+    padded.
 
     Args:
       model: ``(params, dense, embeddings, valid) -> logits``.

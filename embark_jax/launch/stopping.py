@@ -1,5 +1,5 @@
-"""Ends a run early and orderly: at Ctrl-C, or when SIGTERM announces the end of its
-machine."""
+"""Ends a run early and orderly: at Ctrl-C, or at SIGTERM, before its machine is
+taken."""
 
 from __future__ import annotations
 

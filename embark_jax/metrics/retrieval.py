@@ -133,7 +133,7 @@ class ItemIndex:
 
 
 def shard_rows(rows: np.ndarray, mesh: Mesh, multiple: int = 1) -> jax.Array:
-    """Puts ``[n, dim]`` on the devices of a mesh, filled up with rows of zeros, so that
+    """Puts ``[n, dim]`` on the devices of a mesh, padded with rows of zeros, so that
     each has the same number of rows, a multiple of ``multiple``. All processes give the
     same rows."""
     missing = -len(rows) % (mesh.size * multiple)

@@ -124,7 +124,7 @@ def storage_collectives(
         yield from by_sums("gradient exchange", "bag gradients", wire.gradients)
     else:
         ids_bytes = traffic.id_buffer_bytes(values_per_id, devices)
-        # One cell more says how many keys there are.
+        # One place more says how many keys there are.
         head_bytes = ids_bytes if by_key else 0.0
         yield from by_ids("id exchange", ids, ids_bytes, fixed_bytes=head_bytes)
         rows_bytes = traffic.row_buffer_bytes(storage.width, devices, wire.rows)

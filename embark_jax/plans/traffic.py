@@ -23,7 +23,7 @@ SQUARE_VALUES = 38
 """32-bit values that are read and written for each received slot where squares of
 column shards are exchanged; counted as in ``clusters``."""
 SUMMANDS_WORTH_SORTING = 2
-"""Summands for each sum from which plain XLA sorts them, so that it reads and writes
+"""Terms of each sum from which plain XLA sorts them, so that it reads and writes
 each sum once (``embark_kernels/_xla.py``)."""
 ROWS_AT_ONCE = 16
 """Rows of a bag that a kernel of plain XLA adds up, as there."""
@@ -141,7 +141,7 @@ def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
 
 def sums_bytes(summands: Numbers, sums: Numbers, width: Numbers) -> Numbers:
     """Returns the memory bytes of adding gradients up in plain XLA, but for reading
-    them: sums are zeroed, and read and written for each summand, or once if these are
+    them: sums are zeroed, and read and written for each term, or once if these are
     sorted."""
     sort = summands >= SUMMANDS_WORTH_SORTING * sums
     added = np.where(sort, sums, summands)

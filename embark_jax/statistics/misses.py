@@ -1,6 +1,6 @@
 """Misses of a cache: the rows of a batch that are not in the slots of their table.
 
-All ids are drawn independently, so that a row's turn depends on its frequency alone.
+All ids are drawn independently, so that a row's use depends on its frequency alone.
 Where rows leave slots that were asked for longest ago ("lru"), slots hold the rows of
 the last n ids, as many as have so many unique rows (Che's approximation,
 https://doi.org/10.1109/JSAC.2002.801752). Where those leave that the fewest batches
@@ -32,7 +32,7 @@ def missed_rows(
     skew: Skew, rows: int, slots: int, batch_ids: float, evict: Evict = "lru"
 ) -> float:
     """Returns the unique rows to expect among the ids of a batch that have no slot when
-    the batch comes, once all slots are filled.
+    the batch comes, once all slots are full.
 
     Args:
       skew: distribution of the ids over the rows.

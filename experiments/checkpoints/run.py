@@ -116,7 +116,7 @@ def make_state(plan: Plan, filled: bool) -> tuple[TrainState, EmbeddingCollectio
 
 
 def check(state: TrainState, plan: Plan, source: Plan) -> None:
-    """Compares rows of all tables with those of a state that ``source`` filled."""
+    """Compares rows of all tables with those of a state that ``source`` wrote."""
     (here,), (there,) = plan.storages, source.storages
     array = state.storages[here.name]
     mine, theirs = table_layouts([here]), table_layouts([there])

@@ -1,5 +1,5 @@
 """Prepares lines of Criteo's layout, reads them in batches, and encodes raw rows, with
-this package and with that of another work tree, by turns.
+this package and with that of another work tree, alternately.
 
     python experiments/data_preparation/run.py --lines 1000000 --other ../before
 

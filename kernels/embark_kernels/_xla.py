@@ -27,10 +27,10 @@ COLUMNS_ALONE = 512
 made where it is used. With more columns, bags of equal length share one, to keep
 programs small."""
 SUMMANDS_WORTH_SORTING = 2
-"""Summands per sum from which a GPU sorts them: with about one, sorting costs more
+"""Terms per sum from which a GPU sorts them: with about one, sorting costs more
 bytes than it saves, and it changes what XLA schedules beside the exchanges."""
 SUMMANDS_AT_ONCE = 2048
-"""Summands that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
+"""Terms that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
 
 
 def sum_columns(
@@ -159,7 +159,7 @@ def add_rows(
         return lax.fori_loop(0, iterations, add_next, sums)
 
     def sort_and_add(sums, values, source, target, weights):
-        # A GPU then reads and writes each sum once, not once for each summand.
+        # A GPU then reads and writes each sum once, not once for each term.
         factors = () if weights is None else (weights,)
         target, source, *factors = lax.sort((target, source, *factors), num_keys=1)
         weights = factors[0] if factors else None

@@ -19,7 +19,7 @@ class Buckets(NamedTuple):
     """Ids by owner, ready to be exchanged.
 
     Attributes:
-      source: ``[owners, capacity]`` int32 position of the id in each cell of a bucket;
+      source: ``[owners, capacity]`` int32 position of the id in each place of a bucket;
         ``n`` where empty.
       needed: ``[]`` int32 number of ids of the fullest bucket; above capacity, the last
         ids are lost.
@@ -69,7 +69,7 @@ class UniqueBuckets(NamedTuple):
       slot: ``[owners, capacity]`` slot on the owner; ``slots`` where empty.
       source: ``[owners, capacity]`` position of the first id with the slot; ``n`` where
         empty.
-      inverse: ``[n]`` cell of each id's slot in the flattened buckets;
+      inverse: ``[n]`` place of each id's slot in the flattened buckets;
         ``owners * capacity`` where padded or lost.
       count: ``[owners]`` unique slots of each owner; above capacity, the largest slots
         are lost.

@@ -37,8 +37,8 @@ def sum_rows(
 
     Args:
       values: ``[m, width]``.
-      source: ``[n]`` row of each summand in ``values``; out of range where padded.
-      target: ``[n]`` row of each summand in the result; likewise.
+      source: ``[n]`` row of each term in ``values``; out of range where padded.
+      target: ``[n]`` row of each term in the result; likewise.
       targets: number of rows of the result.
       weights: ``[n]`` factors, or None.
 
