@@ -19,6 +19,7 @@ from embark_kernels import Implementation, RowGroups, pooled_lookup, sum_groups
 from embark_jax.embedding.bags import Requests
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.plans.capacities import rows_of
 
 Route = Any
 """A NamedTuple of arrays, of one type per cluster; it depends on ids alone."""
@@ -59,6 +60,7 @@ class Cluster(Protocol):
       index: index of the storage.
       exchange: exchange of ids, rows and gradients; DP needs none.
       capacity: number of ids that a device can send to one other; DP sends none.
+      rows: number of rows that a device can update.
       wire: formats in which rows and gradients travel.
       implementation: kernels of lookups and sums.
     """
@@ -66,14 +68,15 @@ class Cluster(Protocol):
     index: StorageIndex
     implementation: Implementation
 
-    def route(self, requests: list[Requests]) -> tuple[Route, jax.Array]:
+    def route(self, requests: list[Requests]) -> tuple[Route, Any]:
         """Finds where each id goes, and int32 values of which the step needs the
-        largest over all devices: the ``[]`` capacity that the route needs here, or in
-        DP what ``finish`` takes."""
+        largest over all devices: the ``[]`` capacities that the route needs here, by
+        name, or in DP what ``finish`` takes."""
         ...
 
-    def finish(self, route: Route, largest: jax.Array) -> Route:
-        """Returns the route once the values of all devices are known.
+    def finish(self, route: Route, largest: Any) -> tuple[Route, dict[str, jax.Array]]:
+        """Returns the route once the values of all devices are known, and the ``[]``
+        int32 capacities that the batch needs, by name.
 
         Args:
           route: first result of ``route``.
@@ -127,6 +130,21 @@ class ShardedCluster(Cluster, Protocol):
           touched: the keys, grouped by the slots that may be updated.
         """
         ...
+
+
+def capacities_needed(
+    index: StorageIndex, ids: jax.Array, touched: RowGroups | None
+) -> dict[str, jax.Array]:
+    """Returns what a device needs of a sharded storage's capacities.
+
+    Args:
+      index: index of the storage.
+      ids: ``[]`` int32 most ids that the device sends to one other.
+      touched: the ids that it received, by row; None where rows are cached.
+    """
+    name = index.storage.name
+    needed = {name: ids}
+    return needed if touched is None else needed | {rows_of(name): touched.needed[0]}
 
 
 class Keys(NamedTuple):

@@ -37,7 +37,7 @@ from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
 from embark_jax.embedding.sequences import Spans, pack_columns, unpack
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.plans import options
-from embark_jax.plans.capacities import events_of
+from embark_jax.plans.capacities import events_of, rows_of
 from embark_jax.plans.layout import Storage
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.plans.tables import embedding_shapes
@@ -273,28 +273,32 @@ class EmbeddingCollection:
             ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
             present = {n: present for n, (_, present, _) in masked.items()}
             bad = jnp.stack([count for _, _, count in masked.values()])
-            storages, own_needs = {}, {}
+            storages, own, of_clusters = {}, {}, {}
             for name, index in self._passed_on.items():
                 requests = requests_of(index, ids, weights)
-                own_needs[name] = any_row(index, requests).astype(jnp.int32)
+                own[name] = any_row(index, requests).astype(jnp.int32)
             for name, cluster in self.clusters.items():
                 requests = requests_of(cluster.index, ids, weights)
-                storages[name], own_needs[name] = cluster.route(requests)
+                storages[name], of_clusters[name] = cluster.route(requests)
             for name, of_sequence in spans.items():
                 if events_of(name) in self.plan.capacities:
                     events = of_sequence.length.sum(dtype=jnp.int32)
-                    own_needs[events_of(name)] = events
+                    own[events_of(name)] = events
             mean_factors = {
                 f.name: mean_factor(present[f.name], weights, f.name)
                 for f in self.plan.features
                 if f.pooling == "mean"
             }
             # One collective for all of them; ids may have 64 bits.
-            own, restore = ravel_pytree((own_needs, bad.sum(dtype=jnp.int32)))
-            largest, bad_anywhere = restore(largest_over_devices(own))
+            values = own, of_clusters, bad.sum(dtype=jnp.int32)
+            joined, restore = ravel_pytree(values)
+            needed, largest, bad_anywhere = restore(largest_over_devices(joined))
             for name, cluster in self.clusters.items():
-                storages[name] = cluster.finish(storages[name], largest[name])
-            needed = {name: largest[name] for name in self.plan.capacities}
+                storages[name], of_cluster = cluster.finish(
+                    storages[name], largest[name]
+                )
+                needed |= of_cluster
+            needed = {n: needed.get(n, jnp.int32(0)) for n in self.plan.capacities}
             return Routes(
                 storages, mean_factors, spans, needed, bad[None], bad_anywhere > 0
             )
@@ -438,10 +442,12 @@ def make_cluster(
     """Makes the cluster of a storage; arguments as in ``EmbeddingCollection``, but for
     the implementation of kernels, which is chosen."""
     index = index_of(plan, storage)
+    most = index.max_rows
     return CLUSTERS[storage.cluster](
         index=index,
         exchange=_make_exchange(plan, storage, index),
         capacity=plan.capacities.get(storage.name, 0),
+        rows=min(plan.capacities.get(rows_of(storage.name), most), most),
         wire=wire,
         implementation=implementation,
     )

@@ -39,6 +39,7 @@ from embark_jax.embedding.exchange import (
     sum_over_devices,
 )
 from embark_jax.embedding.indexing import Block, StorageIndex
+from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.collectives import summed_whole
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.wire import Wire
@@ -96,10 +97,12 @@ class DataParallel:
         index: StorageIndex,
         exchange: Exchange,
         capacity: int,
+        rows: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
+        self.rows = rows
         self.wire: WireFormat = wire.sums
         self.implementation: Implementation = implementation
         # Tables that are summed whole: buffer rows of their first rows, and how far
@@ -137,28 +140,38 @@ class DataParallel:
                 used = jnp.concatenate([used, own_share_alone(listed)])
         return (slots, weight), used
 
-    def finish(self, route, largest) -> DataParallelRoute:
+    def finish(self, route, largest):
         slots, weight = route
-        groups, touched = self._group(slots, largest)
-        return DataParallelRoute(slots, weight, groups, touched)
+        groups, touched, needed = self._group(slots, largest)
+        route = DataParallelRoute(slots, weight, groups, touched)
+        return route, {rows_of(self.index.storage.name): needed}
 
     def _group(
         self, slots: list[jax.Array], largest: jax.Array
-    ) -> tuple[RowGroups, jax.Array]:
+    ) -> tuple[RowGroups, jax.Array, jax.Array]:
+        """Returns the requests by their rows in the buffer, the slots of these, and
+        how many rows the buffer needs."""
         out_of_range, implementation = self.index.slots, self.implementation
         if self.index.devices == 1:
             groups = group_rows(
                 flat(slots),
                 out_of_range,
-                max_groups=self.index.max_rows,
+                max_groups=self.rows,
                 implementation=implementation,
             )
-            return groups, groups.row
+            return groups, groups.row, groups.needed[0]
         used, listed = jnp.split(largest, [self._buffer_rows])
         touched = [jnp.where(used > 0, self._slots_of_buffer(), out_of_range)]
         listed_rows = jnp.zeros(0, jnp.int32)
+        needed = jnp.int32(self._buffer_rows)
         if listed.size:
-            everywhere = group_rows(listed, out_of_range, implementation=implementation)
+            everywhere = group_rows(
+                listed,
+                out_of_range,
+                max_groups=max(1, self.rows - self._buffer_rows),
+                implementation=implementation,
+            )
+            needed += everywhere.needed[0]
             listed_rows = self._buffer_rows + own_share(everywhere.group)
             touched.append(everywhere.row)
         targets = []
@@ -172,7 +185,7 @@ class DataParallel:
             targets.append(jnp.concatenate([buffer_row, of_block], axis=1)[:, order])
         rows = jnp.concatenate(touched)
         groups = group_targets(flat(targets), len(rows), implementation=implementation)
-        return groups, rows
+        return groups, rows, needed
 
     def _buffer_row(self, slots: list[jax.Array]) -> list[jax.Array]:
         """Returns for each block ``[rows, …]``: the buffer row of each request of

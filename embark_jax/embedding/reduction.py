@@ -23,6 +23,7 @@ from embark_jax.embedding.cluster import (
     Keys,
     RowGradients,
     Summands,
+    capacities_needed,
     mean_square_over_column_shards,
     pick,
     sum_up,
@@ -77,13 +78,14 @@ class ReductionBased:
         index: StorageIndex,
         exchange: Exchange,
         capacity: int,
+        rows: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
         (self.block,) = index.blocks
         self.exchange = exchange
-        self.capacity = capacity
+        self.capacity, self.rows = capacity, rows
         self.batch = self.block.rows
         self.wire = wire
         self.implementation: Implementation = implementation
@@ -123,10 +125,10 @@ class ReductionBased:
         else:
             touched = self.group(received.slot.reshape(-1), index.slots)
         route = ReductionRoute(received, touched, buckets.source, keys)
-        return route, buckets.needed
+        return route, capacities_needed(index, buckets.needed, touched)
 
     def finish(self, route, largest):
-        return route
+        return route, largest
 
     @jax.named_scope("id exchange")
     def _swap(self, ids: PooledIds) -> PooledIds:
@@ -155,7 +157,7 @@ class ReductionBased:
         return group_rows(
             rows,
             num_rows,
-            max_groups=self.index.max_rows,
+            max_groups=self.rows,
             implementation=self.implementation,
         )
 

@@ -24,6 +24,7 @@ from embark_jax.embedding.cluster import (
     Keys,
     RowGradients,
     Summands,
+    capacities_needed,
     flat,
     flat_weights,
     lookup_blocks,
@@ -71,12 +72,13 @@ class UniqueBased:
         index: StorageIndex,
         exchange: Exchange,
         capacity: int,
+        rows: int,
         wire: Wire,
         implementation: Implementation,
     ):
         self.index = index
         self.exchange = exchange
-        self.capacity = capacity
+        self.capacity, self.rows = capacity, rows
         self.wire = wire
         self.implementation: Implementation = implementation
 
@@ -131,10 +133,10 @@ class UniqueBased:
             buckets.source,
             keys,
         )
-        return route, buckets.count.max()
+        return route, capacities_needed(index, buckets.count.max(), touched)
 
     def finish(self, route, largest):
-        return route
+        return route, largest
 
     def touched(self, route):
         return route.touched.row
@@ -143,7 +145,7 @@ class UniqueBased:
         return group_rows(
             rows,
             num_rows,
-            max_groups=self.index.max_rows,
+            max_groups=self.rows,
             implementation=self.implementation,
         )
 

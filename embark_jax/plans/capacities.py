@@ -1,15 +1,17 @@
-"""The sizes of a plan's buffers: of exchanges, and of the events of sequences.
+"""The sizes of a plan's buffers: of exchanges, of updated rows, and of the events of
+sequences.
 
 Buffers are static. A capacity is the number of ids that the statistics expect for the
-fullest pair of devices, or of events for the fullest device, with slack. A batch that
-needs more is not applied but replayed with larger buffers, so that a capacity affects
-speed, never correctness.
+fullest pair of devices, or of rows or events for the fullest device, with slack. A
+batch that needs more is not applied but replayed with larger buffers, so that a
+capacity affects speed, never correctness.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +25,18 @@ expectation; draws exceed that once in 1e9."""
 
 
 def events_of(feature: str) -> str:
-    """Returns the name of a sequence's capacity, which is none of a storage."""
+    """Returns the name of a sequence's capacity."""
     return f"events of {feature}"
 
 
-def capacity_of(certain: np.ndarray, expected: np.ndarray, slack: float) -> np.ndarray:
-    """Returns the capacity for these ids. Slack is for wrong statistics; where it is
-    less than chance may need, chance decides."""
+def rows_of(storage: str) -> str:
+    """Returns the name of the capacity of the rows that a device updates there."""
+    return f"rows of {storage}"
+
+
+def capacity_of(certain: Any, expected: Any, slack: float) -> np.ndarray:
+    """Returns the capacity for these ids or rows. Slack is for wrong statistics;
+    where it is less than chance may need, chance decides."""
     chance = expected + DEVIATIONS * np.sqrt(expected)
     return np.ceil(certain + np.maximum(slack * expected, chance))
 

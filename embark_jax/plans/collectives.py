@@ -151,7 +151,12 @@ def summed_whole(rows: Numbers, batch_ids: Numbers) -> Any:
 
 
 def replicated_collectives(
-    rows: int, width: int, batch_ids: int, devices: int, wire: WireFormat
+    rows: int,
+    width: int,
+    batch_ids: int,
+    updated_rows: float,
+    devices: int,
+    wire: WireFormat,
 ) -> Iterator[Collective]:
     """Yields the collectives of a replicated table. The step's all-reduce of capacities
     also says which rows are touched: by a flag for each row, or by all ids, each in an
@@ -160,18 +165,18 @@ def replicated_collectives(
     Args:
       rows, width: size of the table.
       batch_ids: ids that the global batch has for it, padding included.
+      updated_rows: rows of it that there is room for in the sum.
       devices: number of devices in the fleet.
       wire: format in which gradients are summed.
     """
     if devices == 1:
         return
-    summed = min(rows, batch_ids)
-    flags = summed if summed_whole(rows, batch_ids) else batch_ids
+    flags = rows if summed_whole(rows, batch_ids) else batch_ids
     yield Collective(
         "all_reduce",
         "id exchange",
         "touched rows",
         fixed_bytes=traffic.VALUE_BYTES * flags,
     )
-    summed_bytes = VALUE_BYTES[wire] * width * summed
+    summed_bytes = VALUE_BYTES[wire] * width * updated_rows
     yield dataclasses.replace(ROW_SUM, fixed_bytes=summed_bytes)

@@ -12,7 +12,7 @@ import pydantic
 
 from embark_jax._base.agreement import differences
 from embark_jax._base.validation import problems_of
-from embark_jax.plans.capacities import events_of
+from embark_jax.plans.capacities import events_of, rows_of
 from embark_jax.plans.layout import Storage, lay_out
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement, sequence_problems
@@ -46,8 +46,10 @@ class Plan:
       nodes, gpus_per_node: mesh that the plan is made for.
       batch_size: global batch that ``capacities`` are made for.
       capacities: for each sharded storage, the ids that one device can send to
-        one other in a step; for a sequence, named by ``capacities.events_of``, the
-        events that the samples of a device may have. Without one they may be full.
+        one other in a step; for a storage that is not cached, named by
+        ``capacities.rows_of``, the rows that a device can update in a step; for a
+        sequence, by ``capacities.events_of``, the events that the samples of a device
+        may have. Without one of the latter two there is room for all that may come.
       prediction: cost that the planner expects, if the planner made the plan.
 
     Raises:
@@ -100,10 +102,11 @@ class Plan:
                 )
         needed = {s.name for s in self.storages if not s.replicated}
         possible = needed | {events_of(f.name) for f in self.features if f.sequence}
+        possible |= {rows_of(s.name) for s in self.storages if not s.cached}
         if not needed <= set(self.capacities) <= possible:
             raise ValueError(
                 f"capacities are given for {sorted(self.capacities)}, must be for the "
-                f"sharded storages {sorted(needed)}, and may be for sequences"
+                f"sharded storages {sorted(needed)}, and may be for rows and sequences"
             )
         bad = {n: c for n, c in self.capacities.items() if type(c) is not int or c < 1}
         if bad:

@@ -87,8 +87,9 @@ def step_tasks(priced: PricedPlan) -> list[Task]:
         step.add(storage, storages[storage])
     # One maximum over devices, of all capacities, of the ids out of range, and of the
     # flags of touched rows. It starts when the ids have left.
-    sharded = sum(not storage.of_cluster.replicated for storage in storages)
-    checked_bytes = traffic.VALUE_BYTES * (sharded + 1) + step.flags_bytes
+    sharded = [storage for storage in storages if not storage.of_cluster.replicated]
+    checked = len(sharded) + sum(storage.tier == "device" for storage in sharded) + 1
+    checked_bytes = traffic.VALUE_BYTES * checked + step.flags_bytes
     check = make.all_reduce(CHECK, CHECK, checked_bytes, step.ids_left)
     routes, outputs, forward = [*step.routes, check], step.outputs, step.forward
     gpus = load.shared_by(workload.fleet)

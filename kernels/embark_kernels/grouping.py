@@ -46,11 +46,13 @@ class RowGroups(NamedTuple):
         beyond the number of rows.
       group_of_id: ``[n]`` group of each id's row; None for the kernel.
       sorted_ids: what the kernel needs; None for plain XLA.
+      needed: ``[1]`` int32 number of unique rows; above ``groups``, some are lost.
     """
 
     row: jax.Array
     group_of_id: jax.Array | None
     sorted_ids: SortedIds | None
+    needed: jax.Array
 
     @property
     def group(self) -> jax.Array:
@@ -83,7 +85,8 @@ def group_rows(
     Args:
       rows: ``[n]`` int32; outside ``[0, num_rows)`` where padded.
       num_rows: static number of rows.
-      max_groups: largest possible number of unique rows; None if it is not known.
+      max_groups: most unique rows that there is room for; None is all that there may
+        be. ``RowGroups.needed`` says whether they had room.
       implementation: the implementation that will sum the groups; see
         ``update.sum_groups``.
     """
@@ -115,12 +118,13 @@ def group_targets(
     """
     row = jnp.arange(size, dtype=jnp.int32)
     group = jnp.where((target >= 0) & (target < size), target, size)
+    needed = jnp.full(1, size, jnp.int32)
     if choose(implementation) == "xla":
-        return RowGroups(row, group, None)
-    if sorted_ids is not None:
-        return RowGroups(row, None, sorted_ids)
-    key, order = sort_positions(group, size + 1)
-    return RowGroups(row, None, SortedIds(order, key, key))
+        return RowGroups(row, group, None, needed)
+    if sorted_ids is None:
+        key, order = sort_positions(group, size + 1)
+        sorted_ids = SortedIds(order, key, key)
+    return RowGroups(row, None, sorted_ids, needed)
 
 
 def sort_positions(keys: jax.Array, num_keys: int) -> tuple[jax.Array, jax.Array]:
@@ -203,10 +207,13 @@ def _group_by_first_ids(rows: jax.Array, num_rows: int, groups: int) -> RowGroup
     key = jnp.where((rows >= 0) & (rows < num_rows), rows, num_rows)
     first_of_row = jnp.full(num_rows, n, jnp.int32).at[key].min(position, mode="drop")
     first = first_of_row.at[key].get(mode="fill", fill_value=n)
-    rank = jnp.cumsum(first == position, dtype=jnp.int32) - 1
+    is_first = first == position
+    rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
     group = rank.at[first].get(mode="fill", fill_value=groups)
     row = num_rows + jnp.arange(groups, dtype=jnp.int32)
-    return RowGroups(row.at[group].set(key, mode="drop"), group, None)
+    row = row.at[group].set(key, mode="drop")
+    needed = is_first.sum(dtype=jnp.int32, keepdims=True)
+    return RowGroups(row, group, None, needed)
 
 
 def _group_by_sorting(
@@ -222,10 +229,12 @@ def _group_by_sorting(
     first = jnp.where(index <= number[-1:], first, len(rows))
     row = key.at[first].get(mode="fill", fill_value=num_rows, indices_are_sorted=True)
     row = jnp.where(row < num_rows, row, num_rows + index)
-    group = jnp.where(key < num_rows, number, groups)
+    used = (key < num_rows) & (number < groups)
+    group = jnp.where(used, number, groups)
+    needed = (is_first & (key < num_rows)).sum(dtype=jnp.int32, keepdims=True)
     if for_kernel:
-        return RowGroups(row, None, SortedIds(order, key, group))
-    return RowGroups(row, _unsorted(order, group), None)
+        return RowGroups(row, None, SortedIds(order, key, group), needed)
+    return RowGroups(row, _unsorted(order, group), None, needed)
 
 
 def _unsorted(order: jax.Array, of_sorted: jax.Array) -> jax.Array:

@@ -106,9 +106,10 @@ def all_ms(instance, allowed):
         own[:, 1]
         + np.maximum(objective.slack * expected, expected + 6 * np.sqrt(expected))
     )
-    peaks = np.stack([own[:, 0], ids, own[:, 3], own[:, 4], own[:, 5]], axis=1).max(
-        axis=3
-    )
+    certain, expected = own[:, 9], own[:, 10]
+    rows = np.maximum(objective.slack * expected, expected + 6 * np.sqrt(expected))
+    kinds = own[:, 0], ids, own[:, 3], own[:, 4], own[:, 5], np.ceil(certain + rows)
+    peaks = np.stack(kinds, axis=1).max(axis=3)
     free = np.zeros_like(peaks[:, :2])  # update and row stores, counted below
     of_node = of_node.max(axis=2)[:, None]
     peaks = np.concatenate([peaks, free, of_node], axis=1)
@@ -120,9 +121,7 @@ def all_ms(instance, allowed):
         store_ms = np.maximum(0, store_ms - ms - objective.dense_ms)
     ms += store_ms
     held = (objective.held_bytes * peaks).sum(axis=(1, 2)) + rest[:, -1]
-    touched = np.minimum(peaks[:, 1] * devices, peaks[:, 2])
     update = (objective.update_bytes * peaks).sum(axis=(1, 2))
-    update += touched @ objective.row_gradient_bytes
     fixed = objective.fixed_bytes
     needed_bytes = held + np.maximum(fixed[0], fixed[1] + update)
     fits = needed_bytes <= instance.memory.limit_bytes

@@ -15,7 +15,7 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import WorkItem, Workload, price
 from embark_jax.plans import fleet
-from embark_jax.plans.capacities import events_capacity, events_of
+from embark_jax.plans.capacities import events_capacity, events_of, rows_of
 from embark_jax.plans.layout import lay_out
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
@@ -117,24 +117,26 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
             mean = mean_of(feature)
             room = events_capacity(batch // devices, mean, feature.hotness)
             capacities[events_of(feature.name)] = room
-    return Plan(tuple(features), tuple(placements), nodes, gpus, batch, capacities)
+    plan = Plan(tuple(features), tuple(placements), nodes, gpus, batch, capacities)
+    rooms = price(placements, features, workload_of(plan)).capacities()
+    rooms = {rows_of(s.name): rooms[rows_of(s.name)] for s in plan.storages}
+    return dataclasses.replace(plan, capacities=rooms | capacities)
 
 
-def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[WorkItem]:
-    """The collectives of the cost model, for what the embeddings move."""
+def workload_of(plan: Plan, **options) -> Workload:
     machines = fleet.Fleet(fleet.dgx_h100().device, plan.nodes, plan.gpus_per_node)
     accesses = {
         f.name: FeatureAccess(mean_of(f), f.hotness, 0)
         for f in plan.features
         if f.sequence
     }
-    workload = Workload(
-        machines,
-        plan.batch_size,
-        optimizer=optimizer,
-        wire=wire,
-        statistics=Statistics(features=accesses),
-    )
+    statistics = Statistics(features=accesses)
+    return Workload(machines, plan.batch_size, statistics=statistics, **options)
+
+
+def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[WorkItem]:
+    """The collectives of the cost model, for what the embeddings move."""
+    workload = workload_of(plan, optimizer=optimizer, wire=wire)
     items = price(plan.placements, plan.features, workload).work_items(plan.capacities)
     return [item for item in items if item.buffer]
 
@@ -172,7 +174,8 @@ def compile_and_predict(
     # The gradients of the dense layers are one operand an array, and the check of those
     # of rows is one.
     parameters = [leaf.size for leaf in jax.tree.leaves(state.params)]
-    needed = 4 * (len(plan.capacities) + 1)
+    replicated = {rows_of(s.name) for s in plan.storages if s.replicated}
+    needed = 4 * (len(set(plan.capacities) - replicated) + 1)
     expected = Counter()
     for part in predicted(plan, name, wire):
         if (part.collective, part.what) == ("all_reduce", "touched rows"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embark_jax.embedding.device_batch import put_batch
+from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.wire import Wire
 from embark_jax.train.loop import STEPS_IN_FLIGHT
 from tests.builders import assert_equal_states, losses, snapshot
@@ -28,11 +29,22 @@ def test_steps_in_flight_change_nothing(trainer, undisturbed):
     assert_equal_states(snapshot(trainer), states[10])
 
 
-@pytest.mark.parametrize("wide_from", thorough([0, 4], [4]))
-def test_an_overflow_changes_no_bit(trainer, wide_from):
+TIGHT = {"rb_2_split": 16, "ub_4": 1}
+TIGHT_ROWS = AMPLE | {rows_of("rb_2_split"): 1, rows_of("ub_4"): 3}
+
+
+@pytest.mark.parametrize(
+    ("capacities", "wide_from"),
+    thorough(
+        [(TIGHT, 0), (TIGHT, 4), (TIGHT_ROWS, 4)],
+        [(TIGHT, 4), (TIGHT_ROWS, 4)],
+        unpack=True,
+    ),
+)
+def test_an_overflow_changes_no_bit(trainer, capacities, wide_from):
     """Few rows need few places; from step ``wide_from`` on, batches need more."""
     data = Clicks(spread=lambda step: 1 if step < wide_from else ROWS)
-    tight = clicks_trainer({"rb_2_split": 16, "ub_4": 1})
+    tight = clicks_trainer(capacities)
     assert losses(tight.iterate(data, 8)) == losses(trainer.iterate(data, 8))
     assert 1 <= tight.recompilations <= 3
     assert_equal_states(snapshot(tight), snapshot(trainer))

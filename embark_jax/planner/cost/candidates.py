@@ -8,6 +8,7 @@ between the row shards of a candidate are in *flat* arrays, candidate by candida
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
+from embark_jax.plans.capacities import capacity_of
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, ClusterProperties
+from embark_jax.plans.collectives import summed_whole
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
@@ -175,6 +178,34 @@ class Candidates:
         rows, since round robin spreads touched rows evenly except the hottest few."""
         unique = self.expected_unique(self.workload.batch_size) / self.rows
         return unique[self.candidate] * self.shard_rows
+
+    @functools.cached_property
+    def updated_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """``(certain, expected)`` rows of each row shard that a batch updates, like
+        ``sent_ids``. Of a replicated table that devices sum whole it is all."""
+        batch_ids = np.rint(self.workload.batch_size * self.hotness)[self.candidate]
+        possible = np.minimum(self.shard_slots, batch_ids)
+        slack = self.workload.capacity_slack
+        certain = capacity_of(0.0, self.batch_unique, slack) >= possible
+        certain |= self.cached[self.candidate]  # there is room for all that may come
+        if self.of_cluster.replicated and self.workload.devices > 1:
+            certain |= summed_whole(self.shard_rows, batch_ids)
+        return (
+            np.where(certain, possible, 0.0),
+            np.where(certain, 0.0, self.batch_unique),
+        )
+
+    @functools.cached_property
+    def room_for_rows(self) -> np.ndarray:
+        """Room for updated rows that each row shard adds to its owner's, at least."""
+        certain, expected = self.updated_rows
+        return certain + self.workload.capacity_slack * expected
+
+    def with_room_for(self, rows: int) -> Candidates:
+        """Returns the same candidates with this room for updated rows together."""
+        other, room = copy.copy(self), self.room_for_rows
+        other.room_for_rows = room * (rows / max(1.0, room.sum()))
+        return other
 
     @functools.cached_property
     def missed_rows(self) -> np.ndarray:

@@ -25,7 +25,7 @@ CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
 EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
 POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values()])
 """``[clusters]`` whether tables of each make partial sums."""
-KINDS = 9
+KINDS = 11
 (
     SUMS,
     CERTAIN,
@@ -36,10 +36,13 @@ KINDS = 9
     UPDATE_MS,
     STORE_MS,
     STORED_BYTES,
+    CERTAIN_UPDATED,
+    EXPECTED_UPDATED,
 ) = range(KINDS)
 """Loads that a row shard adds to its owner: partial sums a sample; ids that a device
-sends it, certain and expected; rows; time in ``OWNER_PHASES``; and bytes of rows in the
-tier of its storage, if that is not the device."""
+sends it, certain and expected; rows; time in ``OWNER_PHASES``; bytes of rows in the
+tier of its storage, if that is not the device; and rows that a batch updates, certain
+and expected."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -219,6 +222,7 @@ def _shard_loads(
             candidates.shard_slots,
             *model.owner_ms(candidates),
             memory.stored_bytes(candidates),
+            *candidates.updated_rows,
         ]
     )
 

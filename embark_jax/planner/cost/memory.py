@@ -153,10 +153,9 @@ class Memory:
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
         if not candidates.of_cluster.replicated:
             return held_bytes
-        rows = np.minimum(
-            candidates.rows, np.rint(workload.batch_size * candidates.hotness)
+        gradient_bytes = traffic.replicated_gradient_bytes(
+            candidates.room_for_rows, candidates.dim
         )
-        gradient_bytes = traffic.replicated_gradient_bytes(rows, candidates.dim)
         table_bytes = candidates.rows * self.row_bytes(
             candidates.dim, candidates.value_bytes
         )

@@ -35,7 +35,9 @@ import numpy as np
 
 from embark_jax.planner.cost.loads import (
     CERTAIN,
+    CERTAIN_UPDATED,
     EXPECTED,
+    EXPECTED_UPDATED,
     GRADIENTS_MS,
     LOOKUP_MS,
     ROWS,
@@ -52,20 +54,22 @@ from embark_jax.plans import traffic
 from embark_jax.plans.capacities import capacity_of
 from embark_jax.plans.storage import StorageKind
 
-PEAKS = range(8)
+PEAKS = range(9)
 (
     PEAK_SUMS,
     PEAK_IDS,
     PEAK_ROWS,
     PEAK_LOOKUP,
     PEAK_GRADIENTS,
+    PEAK_UPDATED,
     PEAK_UPDATE,
     PEAK_STORE,
     PEAK_NODE,
 ) = PEAKS
-"""Peaks of a storage: partial sums, capacity, rows, and ms of lookup, gradients, update
-and row stores of the fullest device; and partial sums of the fullest node. Those of
-update and row stores have no price, as they are of all storages together."""
+"""Peaks of a storage: partial sums, capacity, rows, ms of lookup and gradients, room
+for updated rows, and ms of update and row stores of the fullest device; and partial
+sums of the fullest node. Those of update and row stores have no price, as they are of
+all storages together."""
 
 
 class Objective:
@@ -107,9 +111,8 @@ class Objective:
             self.update_bytes[PEAK_SUMS, s] = memory.sum_bytes(storage)
             self.update_bytes[PEAK_IDS, s] = memory.travelling_row_bytes(storage)
             self.update_bytes[PEAK_NODE, s] = memory.node_sum_bytes(storage)
-        self.row_gradient_bytes = np.array(
-            [traffic.rows_bytes(1, storage.width) for storage in storages]
-        )
+            row_bytes = traffic.rows_bytes(1, storage.width)
+            self.update_bytes[PEAK_UPDATED, s] = row_bytes
         self.tier = np.array([_tier_number(storage) for storage in storages], np.int64)
         limits = memory.stored_limit_bytes * workload.fleet.nodes
         self.stored_weights = np.where(
@@ -121,7 +124,7 @@ class Objective:
         )
 
     def capacities(self, certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
-        """Returns the capacity for these ids, elementwise."""
+        """Returns the capacity for these ids or rows, elementwise."""
         # Tables that were removed leave rounding errors below zero.
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
@@ -131,10 +134,14 @@ class Objective:
         sum add up."""
         found = np.empty((PEAK_NODE, *own.shape[1:]))
         found[PEAK_SUMS] = own[SUMS]
-        if at_least:
-            found[PEAK_IDS] = own[CERTAIN] + self.slack * own[EXPECTED]
-        else:
-            found[PEAK_IDS] = self.capacities(own[CERTAIN], own[EXPECTED])
+        of_ids = own[CERTAIN], own[EXPECTED]
+        of_rows = own[CERTAIN_UPDATED], own[EXPECTED_UPDATED]
+        for peak, (certain, expected) in (PEAK_IDS, of_ids), (PEAK_UPDATED, of_rows):
+            found[peak] = (
+                certain + self.slack * expected
+                if at_least
+                else self.capacities(certain, expected)
+            )
         found[PEAK_ROWS] = own[ROWS]
         found[PEAK_LOOKUP] = own[LOOKUP_MS]
         found[PEAK_GRADIENTS] = own[GRADIENTS_MS]
@@ -172,26 +179,12 @@ class Objective:
         store_ms = float(loads.store_ms.max())
         return self.exposed_store_ms(loads) / store_ms if store_ms > 0 else 0.0
 
-    def unit_bytes(self, loads: Loads) -> np.ndarray:
-        """Returns ``[peaks, storages]`` bytes that one more unit of each peak takes."""
-        peaks = self.peaks(loads)
-        unit_bytes = self.held_bytes + self.update_bytes
-        # Row gradients are as many as ids received, or as rows if those are fewer.
-        ids_are_fewer = peaks[PEAK_IDS] * self.devices < peaks[PEAK_ROWS]
-        gradient_bytes = self.row_gradient_bytes
-        unit_bytes[PEAK_IDS] += gradient_bytes * self.devices * ids_are_fewer
-        unit_bytes[PEAK_ROWS] += gradient_bytes * ~ids_are_fewer
-        return unit_bytes
-
     def bytes(self, loads: Loads) -> float:
         """Returns the bytes on every device, at the fuller of two times
         (``memory.py``)."""
         peaks = self.peaks(loads)
         held = (self.held_bytes * peaks).sum() + loads.everywhere_bytes
-        received = peaks[PEAK_IDS] * self.devices
-        rows = peaks[PEAK_ROWS]
-        touched = np.minimum(received, rows)
-        update = (self.update_bytes * peaks).sum() + self.row_gradient_bytes @ touched
+        update = (self.update_bytes * peaks).sum()
         times = self.fixed_bytes + np.array([0.0, update])
         return float(held + times.max())
 

@@ -29,12 +29,13 @@ from embark_jax.planner.cost.objective import (
     PEAK_IDS,
     PEAK_NODE,
     PEAK_SUMS,
+    PEAK_UPDATED,
     Objective,
 )
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import PHASES, STORE, Unit, Work
 from embark_jax.planner.request.workload import Workload, events_of_device
-from embark_jax.plans.capacities import events_of
+from embark_jax.plans.capacities import events_of, rows_of
 from embark_jax.plans.prediction import Breakdown, Prediction, Removal
 from embark_jax.plans.storage import Placement, StorageKind, alike
 from embark_jax.plans.tables import FeatureSpec
@@ -145,16 +146,19 @@ class PricedPlan:
 
     def capacities(self) -> dict[str, int]:
         """Returns the ids that one device may send to one other in a step, for each
-        sharded storage; and for each sequence that is not full, the events of a
-        device."""
-        workload = self.workload
-        of_storages = {
-            storage.name: max(1, int(capacity))
-            for storage, capacity in zip(
-                self.objective.storages, self.peaks[PEAK_IDS], strict=True
-            )
-            if not storage.of_cluster.replicated
-        }
+        sharded storage; the rows that a device may update, for each that is not cached;
+        and for each sequence that is not full, the events of a device."""
+        workload, of_storages = self.workload, {}
+        for s, storage in enumerate(self.objective.storages):
+            rows = self.peaks[PEAK_UPDATED, s]
+            if not storage.of_cluster.replicated:
+                of_storages[storage.name] = self.peaks[PEAK_IDS, s]
+            else:
+                certain, expected = self._of_storages[s][1].updated_rows
+                rows = self.objective.capacities(certain.sum(), expected.sum())
+            if storage.tier == "device":
+                of_storages[rows_of(storage.name)] = rows
+        of_storages = {name: max(1, int(most)) for name, most in of_storages.items()}
         events = {f: events_of_device(f, workload) for f in self.features if f.sequence}
         of_sequences = {
             events_of(feature.name): room
@@ -184,6 +188,9 @@ class PricedPlan:
         """Returns the work items of one storage."""
         storage, model = self.candidates.storages[s], self._model
         ranges, candidates = self._of_storages[s]
+        if storage.of_cluster.replicated and capacities is not None:
+            room = capacities.get(rows_of(storage.name))
+            candidates = candidates if room is None else candidates.with_room_for(room)
         found: dict[tuple, Work] = {}
 
         def add(work: Work, spread: Callable[[Any], np.ndarray]) -> None:

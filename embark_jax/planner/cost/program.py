@@ -106,10 +106,6 @@ class ProgramModel:
             sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
             yield "sum", Work("lookup", "partial sums", sums_bytes)
         if storage.split and workload.row_wise:
-            if not self.in_xla:
-                # A kernel sums row gradients of whole rows where it updates them. These
-                # have an array of their own, which is zeroed, squared and read.
-                yield "id", Work("gradients", "row gradients", 3 * rows_bytes)
             squares_bytes = traffic.index_bytes(slots, traffic.SQUARE_VALUES)
             yield "id", Work("gradients", "squares", squares_bytes)
 
@@ -128,13 +124,14 @@ class ProgramModel:
             ids = candidates.batch_ids
             if candidates.of_cluster.unique_ids:
                 ids = candidates.likely_ids * self.workload.devices
-            capacity = self.workload.capacity_slack * ids
-            sums = np.minimum(capacity, candidates.shard_slots)
-            yield self._sums(ids, sums, candidates.width[candidates.candidate])
+            width = candidates.width[candidates.candidate]
+            yield self._sums(ids, candidates.room_for_rows, width)
         elif self.workload.row_wise:
             split = (candidates.column_shards > 1)[candidates.candidate]
-            touched_bytes = row_bytes * split * candidates.batch_unique
-            yield Work("gradients", "row gradients", touched_bytes)
+            # A kernel sums row gradients of whole rows where it updates them. These
+            # have an array of their own, which is zeroed, written, squared and read.
+            rows = candidates.batch_unique + 3 * candidates.room_for_rows
+            yield Work("gradients", "row gradients", row_bytes * split * rows)
         yield self._update(candidates, candidates.candidate)
         if candidates.cached.any():
             yield from self._store_work(candidates)
@@ -228,6 +225,7 @@ class ProgramModel:
                 int(candidates.rows[i]),
                 int(candidates.dim[i]),
                 int(batch_ids[i]),
+                candidates.room_for_rows[i],
                 workload.devices,
                 workload.wire.sums,
             ):
@@ -243,7 +241,7 @@ class ProgramModel:
             gathered = np.where(summed_whole(candidates.rows, batch_ids), 0, batch_ids)
             yield Work("sort", "gathered slots", id_bytes * gathered)
             # The buffer of row gradients is zeroed, and read once more for squares.
-            summed = np.minimum(candidates.rows, batch_ids)
+            summed = candidates.room_for_rows
             if self.in_xla:
                 yield self._sums_sent(own_ids, summed, candidates)
             passes = (not self.in_xla) + workload.row_wise
@@ -251,8 +249,7 @@ class ProgramModel:
             yield Work("gradients", "row gradients", summed_bytes)
         elif self.in_xla:
             yield Work("sort", "slots", id_bytes * batch_ids)
-            sums = np.minimum(candidates.rows, batch_ids)
-            yield self._sums(own_ids, sums, candidates.dim)
+            yield self._sums(own_ids, candidates.room_for_rows, candidates.dim)
         yield self._update(candidates, np.arange(len(candidates)))
 
     def storage_price(self, storage: StorageKind) -> StoragePrice:

@@ -99,7 +99,7 @@ class Insertion:
         self.assignment, self.power = assignment, power
         self._objective = objective = assignment.instance.objective
         self.ms_per_byte = ms_per_byte
-        unit_bytes = objective.unit_bytes(assignment.loads)
+        unit_bytes = objective.held_bytes + objective.update_bytes
         prices = objective.prices + ms_per_byte * unit_bytes
         self._prices, self._node_prices = prices[:PEAK_NODE], prices[PEAK_NODE]
         self._memory_prices = ms_per_byte * unit_bytes[:PEAK_NODE]

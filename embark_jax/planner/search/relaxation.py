@@ -219,8 +219,7 @@ class Relaxation:
         update[of_storages] = objective.update_bytes[OF_STORAGES].reshape(-1)
         held, update = held * self.unit, update * self.unit
         everywhere = self.instance.candidates.everywhere_bytes[self.live]
-        touched = everywhere + self.spread.touched_bytes[self.live]
-        times = [np.append(everywhere, held), np.append(touched, held + update)]
+        times = [np.append(everywhere, held), np.append(everywhere, held + update)]
         return np.stack(times), objective.fixed_bytes
 
     @property

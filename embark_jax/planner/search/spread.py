@@ -1,6 +1,6 @@
 """The cost of candidates that are spread evenly, and which of them are dominated.
 
-A candidate adds to the eight peaks of its storage (``cost/objective.py``), and to the
+A candidate adds to the nine peaks of its storage (``cost/objective.py``), and to the
 use of that storage and of the storage of its hot rows. The relaxation numbers the peaks
 of storages kind by kind, those of all storages together; then come those of the update
 and of row stores, which are of all storages, and last what is exposed of row stores, to
@@ -16,9 +16,7 @@ import numpy as np
 from embark_jax.planner.cost.loads import STORED_BYTES
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.objective import (
-    PEAK_IDS,
     PEAK_NODE,
-    PEAK_ROWS,
     PEAK_STORE,
     PEAK_SUMS,
     PEAK_UPDATE,
@@ -46,7 +44,6 @@ class Spread:
       whole: ``[peaks]`` whether each is a whole number: that of partial sums, and the
         use of a storage.
       alone_ms: ``[candidates]`` time of a table by itself.
-      touched_bytes: ``[candidates]`` bytes of row gradients of a table by itself.
       stored_bytes: ``[STORED_TIERS, candidates]`` bytes in host memory and on disks.
     """
 
@@ -57,7 +54,6 @@ class Spread:
     ms: np.ndarray
     whole: np.ndarray
     alone_ms: np.ndarray
-    touched_bytes: np.ndarray
     stored_bytes: np.ndarray
 
 
@@ -88,7 +84,6 @@ def spread_evenly(instance: Instance) -> Spread:
     ms = np.concatenate([prices, objective.fixed_ms, np.ones(3)])
     whole = np.zeros(len(ms), bool)
     whole[peak[[PEAK_SUMS, PEAK_NODE, PEAK_USE, PEAK_HOT_USE]]] = True
-    touched = np.minimum(mean[PEAK_IDS] * devices, mean[PEAK_ROWS])
     return Spread(
         len(ms),
         peak,
@@ -97,7 +92,6 @@ def spread_evenly(instance: Instance) -> Spread:
         ms,
         whole,
         alone_ms=candidates.everywhere_ms + (ms[peak] * mean).sum(axis=0),
-        touched_bytes=objective.row_gradient_bytes[candidates.storage] * touched,
         stored_bytes=np.where(
             objective.tier[candidates.storage] == np.arange(len(STORED_TIERS))[:, None],
             candidates.reduced(np.add, candidates.loads[STORED_BYTES])
@@ -118,7 +112,6 @@ def undominated(instance: Instance, spread: Spread) -> np.ndarray:
             [
                 candidates.everywhere_ms,
                 candidates.everywhere_bytes,
-                spread.touched_bytes,
                 instance.stored_bytes,
             ],
         ]
