@@ -195,30 +195,14 @@ def metrics(workdir: Path) -> dict[tuple[int, str], list[float]]:
 
 
 @pytest.mark.slow
-def test_dynamic_tables_of_several_processes_train_as_one(launcher, tmp_path):
-    """They train as one process does, with rows that are discarded, too; and resume."""
-    dynamic = (
-        "embedding.tables.user={cluster: rb, slots: 200, max_slots: 400, "
-        "evicted: discard}",
-        "embedding.tables.item={cluster: ub, slots: 200, max_slots: 300}",
-    )
-    several, one = tmp_path / "several", tmp_path / "one"
-    launcher.finish(several, 2, "train.steps=20", *dynamic)
-    launcher.finish(several, 2, "train.steps=40", *dynamic, "--resume")
-    launcher.finish(one, 1, "train.steps=40", *dynamic)
-    assert runs.losses(several) == pytest.approx(runs.losses(one), rel=1e-5)
-    found, expected = (runs.final(each)["test_log_loss"] for each in (several, one))
-    assert found == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_dynamic_tables_whatever_happens(launcher, tmp_path):
+def test_cached_tables_whatever_happens(launcher, tmp_path):
     """Two processes, one killed while tables grow and start again, then stopped; one
     process with half of the devices; and two again, as one process alone."""
     growing = (
         "embedding.tables.user={cluster: rb, slots: 100, max_slots: 600, "
         "evicted: disk, optimizer: {kind: adam, learning_rate: 0.05}}",
-        "embedding.tables.item={cluster: ub, slots: 100, max_slots: 500}",
+        "embedding.tables.item={cluster: ub, tier: host, slots: 300}",
+        "embedding.tables.zip_code={cluster: rb, tier: disk, slots: 200}",
         "train.checkpoint_every=5",
         "train.log_every=1",
     )
@@ -241,22 +225,6 @@ def test_dynamic_tables_whatever_happens(launcher, tmp_path):
     assert runs.losses(workdir) == pytest.approx(runs.losses(one), rel=1e-4)
     found, expected = (runs.final(each)["test_log_loss"] for each in (workdir, one))
     assert found == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_rows_of_cached_tables_stay_with_their_process(launcher, undisturbed, tmp_path):
-    """Of user on disk, of item in host memory; as one process that has no cache."""
-    cached = (
-        "embedding.tables.user={cluster: rb, tier: disk, slots: 300}",
-        "embedding.tables.item={cluster: ub, tier: host, slots: 300}",
-    )
-    several = tmp_path / "several"
-    launcher.finish(several, 2, "train.steps=60", *cached)
-    expected = {s: loss for s, loss in runs.losses(undisturbed).items() if s <= 60}
-    assert runs.losses(several) == pytest.approx(expected, rel=1e-5)
-    hits = [each for each in runs.records(several) if "cache_hits/ub_8_host" in each]
-    assert hits
-    assert all(0 < each["cache_hits/rb_8_disk"] < 1 for each in hits)
 
 
 @pytest.mark.slow
