@@ -110,7 +110,9 @@ def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
     """Gives a dynamic table those of its rows that this process owns."""
     rows_by_key.clear()
     table, state = rows_by_key.table, "embedding_state.{{}}.{}".format
-    values = {"": "storages.{}"} | {name: state(name) for name in rows_by_key.states}
+    values = {
+        name: state(name) if name else "storages.{}" for name in rows_by_key.words
+    }
     dim = saved.description.tables[table][0].dim
 
     def read(numbers: range):
