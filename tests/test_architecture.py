@@ -179,9 +179,10 @@ def test_experiments_know_nothing_of_tests(path):
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in TESTS}), ids=name_of)
 def test_tests_lie_as_the_package_does(folder):
-    """Beside those of the kernels, of the experiments and of bad input."""
+    """Beside those of kernels and experiments, of bad input and of all events."""
     room = folder.relative_to(ROOT / "tests").as_posix()
-    others = {"kernels", "kernels/emulator", "experiments", "bad_input", "gpu_compile"}
+    others = {"kernels", "kernels/emulator", "gpu_compile"}
+    others |= {"experiments", "bad_input", "matrix"}
     assert room in others or (PACKAGE / room).is_dir()
 
 
