@@ -65,27 +65,23 @@ class Breakdown:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A plan's cost by a cost model.
+    """A plan's cost: what the compiled step moves, padding included.
 
     Attributes:
-      cost_model: name of the cost model.
       step_ms: time of the embeddings in a step.
-      lower_bound_ms: bound of the step's time by this cost model; zero if it was not
-        computed.
+      lower_bound_ms: bound of the step's time; zero if it was not computed.
       device_ms, device_bytes: busy time of each device, and the memory that is
         allocated on it.
       stored_bytes: host memory and disk space for rows and keys of cached tables, by
         tier, of the node that needs most.
-      breakdown: parts of the time, if the cost model is the program's.
+      breakdown: parts of the time, if they were computed.
       placeholders: whether the figures of the fleet are placeholders, which weigh terms
         against each other and predict nothing.
-      kernels: implementation of lookups and updates that is priced; "" if the cost
-        model knows none.
+      kernels: implementation of lookups and updates that is priced.
       overlap: whether the routes of the next batch hide beside the dense layers.
       advice: what would make the step shorter, in sentences; each was tried.
     """
 
-    cost_model: str
     step_ms: Amount
     lower_bound_ms: Amount
     device_ms: tuple[Amount, ...]

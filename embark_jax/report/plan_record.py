@@ -27,7 +27,6 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         raise ValueError("the plan has no prediction: it was not made by the planner")
     breakdown = prediction.breakdown
     return {
-        "cost_model": prediction.cost_model,
         "kernels": prediction.kernels,
         "overlap": prediction.overlap,
         "placeholders": prediction.placeholders,

@@ -152,10 +152,7 @@ def verdict(plan: Plan) -> str:
     prediction = plan.prediction
     if prediction is None:
         return "no prediction: the plan was not made by the planner"
-    cost = (
-        f"{_step_and_memory(prediction)} (predicted, cost model "
-        f"{prediction.cost_model}); "
-    )
+    cost = f"{_step_and_memory(prediction)} (predicted); "
     if math.isinf(prediction.gap):
         return cost + "how near the optimum it is, is not known"
     return cost + (

@@ -131,9 +131,13 @@ def ids_travel_ms(placements, features, workload):
             math.ceil(certain[storage][d] + max(slack * e, e + 6 * math.sqrt(e)))
             for d, e in expected[storage].items()
         )
-        buffer_bytes = 4 * devices * capacity
+        # A slot or a key of 64 bits; its bag and weight, or how many keys there are.
+        values = 1 if storage.tier == "device" else 2
+        buffer_bytes = 4 * devices * capacity * values
         if storage.cluster == "rb":
-            buffer_bytes *= 3 if storage.weighted else 2
+            buffer_bytes += 4 * devices * capacity * (1 + storage.weighted)
+        elif values == 2:
+            buffer_bytes += 4 * devices * values
         staged = storage.exchange == "hierarchical"
         for reach in ("node", "rail") if staged else ("fleet",):
             if {"node": gpus, "rail": nodes}.get(reach) != 1:

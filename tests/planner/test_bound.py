@@ -230,13 +230,6 @@ def test_no_plan_in_tiers_is_below_the_bound(seeds):
     assert np.exp(np.log(ratios).mean()) <= NEAR_MS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(100, 300, 50))
-def test_no_plan_is_below_the_bound_of_many_more(first):
-    for seed in range(first, first + 50):
-        check(seed)
-
-
 def test_whole_tables_in_ub_are_plans_too():
     """Their ids are certain, where finer row shards need slack: each of 8 whole on a
     GPU is faster than any split of all."""

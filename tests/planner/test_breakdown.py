@@ -7,7 +7,6 @@ import pytest
 
 from embark_jax.planner import plan, price
 from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.reasons import split, times
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
@@ -74,72 +73,23 @@ def test_a_plan_keeps_its_breakdown():
 
 
 @pytest.mark.parametrize(
-    ("shape", "owners", "nodes", "words"),
+    ("force", "nodes", "words"),
     [
-        ((1, 1), (), 2, "replicated"),
-        ((1, 1), (3,), 2, "whole on one device"),
-        ((2, 1), (2, 3), 2, "row-wise inside a node"),
-        ((2, 1), (2, 3), 1, "row-wise over 2 devices"),
-        ((1, 2), (3, 3), 2, "column-wise on one device"),
+        (ForcedPlacement("dp"), 2, "forced, replicated"),
+        (ForcedPlacement("rb", devices=(3,)), 2, "forced, whole on one device"),
+        (ForcedPlacement("rb", 2, devices=(2, 3)), 2, "over 2 devices inside a node"),
+        (ForcedPlacement("rb", 2), 1, "forced, row-wise over 2 devices"),
+        (ForcedPlacement("ub", 1, 2, devices=(3, 3)), 2, "column-wise over 1 devices"),
+        (ForcedPlacement("ub", 2, 2), 1, "forced, row- and column-wise over 4 devices"),
         (
-            (2, 2),
-            (0, 1, 2, 3),
+            ForcedPlacement(row_shards=4, exchange="hierarchical"),
             2,
-            "row- and column-wise over 4 devices of 2 nodes",
+            "row-wise over 4 devices of 2 nodes",
         ),
     ],
 )
-def test_splits_in_words(shape, owners, nodes, words):
+def test_a_split_in_words(force, nodes, words):
     machines = fleet.dgx_h100(nodes, 4 // nodes)
-    assert split(*shape, np.array(owners, int), machines) == words
-
-
-def test_reasons_say_what_other_clusters_would_take():
-    # 20,000 samples a device have 800,000 ids: RB returns 20,000 pooled rows for them,
-    # UB some half million rows, and DP sums the whole million.
-    tables, features = [TableSpec("t", 10**6, 128)], [FeatureSpec("t", hotness=40)]
-    machines = fleet.dgx_h100(1, 4)
-    words = plan(tables, features, machines, 80_000).placements[0].reason
-    assert "alone it would take longer in DP " in words
-    others = [each.split() for each in words.split(" in ")[1].split(", ")]
-    ratios = {cluster: float(ratio[:-1]) for cluster, ratio in others}
-    assert ratios["DP"] > ratios["UB"] > 2
-    # A hot row shard is told of: rows 0, 4 and 8 of 10 are asked for by
-    # (1 + 0.170 + 0.089) / 2.68 = 47 % of ids, which is 1.9 times a quarter.
-    skewed = plan(
-        [TableSpec("t", 10, 128)],
-        features,
-        machines,
-        80_000,
-        zipf_exponent=1.1,
-        forced={"t": ForcedPlacement("rb", 4)},
-    )
-    assert skewed.prediction.breakdown.hottest_row_shard["t"] == pytest.approx(
-        1.88, abs=0.01
-    )
-
-
-def test_ratios_in_words():
-    assert [times(x) for x in (0.913, 1.44, 28.6, 1234.0)] == [
-        "0.91×",
-        "1.4×",
-        "29×",
-        "1,200×",
-    ]
-
-
-def test_every_table_of_a_plan_has_its_reason():
-    planned = plan(
-        TABLES,
-        FEATURES,
-        fleet.dgx_h100(),
-        80,
-        forced={"ub": ForcedPlacement("ub"), "rb": ForcedPlacement("rb", 2)},
-    )
-    reasons = {p.table.name: p.reason for p in planned.placements}
-    staged = ForcedPlacement(row_shards=16, exchange="hierarchical")
-    on_nodes = plan(TABLES, FEATURES, fleet.dgx_h100(2), 80, forced={"rb": staged})
-    assert "row-wise over 16 devices of 2 nodes" in on_nodes.placements[1].reason
-    assert reasons["ub"].startswith("forced, ")
-    assert reasons["rb"].startswith("forced, row-wise")
-    assert all(reasons.values())
+    made = plan(TABLES, FEATURES, machines, 80, forced={"rb": force}).placements
+    assert words in next(p.reason for p in made if p.table.name == "rb")
+    assert all(placement.reason for placement in made)

@@ -303,21 +303,3 @@ def test_padding_of_bags_is_sorted_but_not_read():
 def test_a_single_device_exchanges_nothing():
     alone = ProgramModel(Workload(fleet.Fleet(DEVICE, efficiency=IDEAL), 80))
     assert alone.storage_price(StorageKind("dp", 8)).fixed_ms == 0
-
-
-@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
-@pytest.mark.parametrize(
-    "faster", ["memory_bytes_per_s", "node_link_bytes_per_s", "network_bytes_per_s"]
-)
-def test_more_bandwidth_costs_no_plan_more(cluster, faster):
-    device = dataclasses.replace(DEVICE, **{faster: 2 * getattr(DEVICE, faster)})
-    better = dataclasses.replace(
-        WORKLOAD, fleet=dataclasses.replace(TOY, device=device)
-    )
-    new = ProgramModel(better)
-    shape = Candidates.one(USE, WORKLOAD, cluster)
-    assert (new.owner_ms(shape) <= MODEL.owner_ms(shape)).all()
-    assert new.everywhere_ms(shape) <= MODEL.everywhere_ms(shape)
-    for price in ("fixed_ms", "sum_ms", "id_ms"):
-        before = getattr(MODEL.storage_price(StorageKind(cluster, 16)), price)
-        assert getattr(new.storage_price(StorageKind(cluster, 16)), price) <= before

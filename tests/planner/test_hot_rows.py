@@ -196,18 +196,3 @@ def test_where_low_ids_are_not_hot_no_row_is():
     force = {"t": ForcedPlacement("rb", hot_rows=50)}
     with pytest.raises(ValueError, match="hot_rows is 50, but by the statistics its"):
         plan(*request, forced=force, statistics=statistics)
-
-
-@pytest.mark.parametrize("exponent", [0.7, 1.2])
-def test_the_first_rows_take_the_share_of_the_most_frequent(exponent):
-    rng = np.random.default_rng(1)
-    probability = np.arange(1.0, 10_001) ** -exponent
-    probability /= probability.sum()
-    counts = rng.multinomial(1_000_000, probability)
-    ids = np.flatnonzero(counts)
-    sample = Histogram.from_counts(ids, counts[ids])
-    share = sample.share(10_000, 0, 500)
-    assert share == pytest.approx(probability[:500].sum(), abs=0.01)
-    assert Zipf(exponent).share(10_000, 0, 500) == pytest.approx(
-        probability[:500].sum(), rel=1e-4
-    )

@@ -107,18 +107,18 @@ def placed(cluster, rows, workload):
     table, feature = TableSpec("a", rows, 8), FeatureSpec("a", hotness=3)
     placement = Placement(table, cluster, 8, devices=tuple(range(8)))
     priced = price([placement], [feature], workload)
-    _, capacity, slots, *_ = priced.peaks[:, 0]
+    _, capacity, slots, _, _, updated, *_ = priced.peaks[:, 0]
     held = priced.loads.everywhere_bytes + 36 * slots + 2 * 4 * 4 * 8 * capacity
-    return priced.objective.bytes(priced.loads), held, capacity * 8, slots
+    assert updated <= min(8 * capacity, slots)
+    return priced.objective.bytes(priced.loads), held, 8 * capacity, updated
 
 
 @pytest.mark.parametrize("rows", [80, 8000])
 def test_the_larger_of_two_times_counts(rows):
-    total, held, places, slots = placed("rb", rows, WORKLOAD)
-    # Row gradients for each place, or each slot if they are fewer; 8 row shards of a
-    # bag for 10 samples of 8 devices are one sum a device, 32 bytes wide.
-    assert (places < slots) == (rows == 8000)
-    update = min(places, slots) * 32 + 2 * 32 * 10 * 8
+    total, held, _, updated = placed("rb", rows, WORKLOAD)
+    # Gradients of updated rows; 8 row shards of a bag for 10 samples of 8 devices are
+    # one sum a device, 32 bytes wide.
+    update = updated * 32 + 2 * 32 * 10 * 8
     assert total == pytest.approx(held + update)
     small = dataclasses.replace(DENSE, activation_bytes=1)
     with_small = placed("rb", rows, dataclasses.replace(WORKLOAD, dense=small))[0]
@@ -129,8 +129,8 @@ def test_the_larger_of_two_times_counts(rows):
 
 
 def test_rows_there_and_back_in_ub():
-    total, held, places, slots = placed("ub", 8000, WORKLOAD)
-    assert total == pytest.approx(held + min(places, slots) * 32 + 2 * places * 32)
+    total, held, places, updated = placed("ub", 8000, WORKLOAD)
+    assert total == pytest.approx(held + updated * 32 + 2 * places * 32)
 
 
 def test_micro_batches_cut_activations_alone():

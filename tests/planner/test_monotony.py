@@ -47,18 +47,6 @@ def predicted_ms(request, machines):
 @hypothesis.given(requests(), st.sampled_from([1.1, 2.0, 10.0]))
 @hypothesis.settings(max_examples=5)
 def test_more_of_anything_is_never_predicted_slower(figure, request_, factor):
-    check(figure, request_, factor)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("figure", BETTER)
-@hypothesis.given(requests(), st.sampled_from([1.1, 2.0, 10.0]))
-@hypothesis.settings(max_examples=25)
-def test_more_is_never_predicted_slower_in_many_cases(figure, request_, factor):
-    check(figure, request_, factor)
-
-
-def check(figure, request_, factor):
     machines = request_[2]
     improved = getattr(machines.device, figure) * factor
     device = dataclasses.replace(machines.device, **{figure: improved})

@@ -43,9 +43,10 @@ def test_a_table_list_on_machines_that_are_not_there(model, tmp_path):
 
 def test_a_config(tmp_path):
     config = runs.write_config(tmp_path)
-    (slow,) = json.loads(embark("simulate", config, "--json").out)["simulations"]
-    faster = ("fleet=dgx-h100", "--json")
-    (fast,) = json.loads(embark("simulate", config, *faster).out)["simulations"]
+    slow, fast = (
+        json.loads(embark("simulate", config, *keys, "--json").out)["simulations"][0]
+        for keys in ((), ("fleet=dgx-h100",))
+    )
     assert slow["batch_size"] == fast["batch_size"] == 64
     assert fast["phases_ms"]["lookup"]["mean"] < slow["phases_ms"]["lookup"]["mean"]
 
@@ -58,8 +59,6 @@ def test_a_table_list_takes_what_its_plan_takes(model):
 
     kernels, overlap, plain = simulated()
     assert (kernels, overlap) == ("xla", True)
-    narrow = "embedding.wire={rows: bfloat16, gradients: bfloat16}"
-    assert simulated(narrow)[2]["step_ms"] < plain["step_ms"]
     kernels, _, faster = simulated("embedding.kernels=mosaic_gpu")
     assert kernels == "mosaic_gpu"
     assert faster["step_ms"] < plain["step_ms"]

@@ -191,16 +191,16 @@ class Memory:
 
     def shortage(self, least_bytes: float) -> str:
         """Says what is short of these bytes, which each device needs at least."""
-        fleet, limit_bytes = self.workload.fleet, self.limit_bytes
-        where = "the device" if fleet.devices == 1 else f"all {fleet.devices} devices"
-        asked = limit_bytes < fleet.device.memory_bytes * MEMORY_SHARE
+        device, limit_gb = self.workload.fleet.device, self.limit_bytes / 1e9
+        devices, least_gb = self.workload.devices, least_bytes / 1e9
+        where = "the device" if devices == 1 else f"all {devices} devices"
+        asked = limit_gb < device.memory_bytes * MEMORY_SHARE / 1e9
         source = "the memory_gb asked for" if asked else f"{MEMORY_SHARE:.0%} of it"
-        lacking = "and no plan was found that fits"
-        if least_bytes > limit_bytes:
-            lacking = f"{(least_bytes - limit_bytes) / 1e9:.2f} GB short"
+        lacking = f"{least_gb - limit_gb:.2f} GB short"
+        if least_gb <= limit_gb:
+            lacking = "and no plan was found that fits"
         return (
             f"memory is short on {where}: tables, optimizer state, exchange buffers "
-            f"and dense layers need {least_bytes / 1e9:.2f} GB or more on each, "
-            f"{fleet.device.name} has {limit_bytes / 1e9:.2f} GB for them ({source}), "
-            f"{lacking}"
+            f"and dense layers need {least_gb:.2f} GB or more on each, {device.name} "
+            f"has {limit_gb:.2f} GB for them ({source}), {lacking}"
         )

@@ -40,8 +40,6 @@ from embark_jax.plans.prediction import Breakdown, Prediction, Removal
 from embark_jax.plans.storage import Placement, StorageKind, alike
 from embark_jax.plans.tables import FeatureSpec
 
-COST_MODEL = "program"
-"""Name of the cost model in predictions: what the compiled step moves."""
 AMOUNTS = "memory_bytes", "buffer_bytes", "latency_ms", "host_bytes", "disk_bytes"
 """The fields of ``Work`` that say how much it is."""
 
@@ -132,7 +130,6 @@ class PricedPlan:
         breakdown = self.breakdown()
         device_ms = np.sum([*breakdown.phase_ms.values()], axis=0)
         return Prediction(
-            COST_MODEL,
             self.step_ms,
             lower_bound_ms,
             device_ms=tuple(device_ms.tolist()),

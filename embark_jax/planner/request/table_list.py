@@ -15,10 +15,12 @@ A list is YAML or JSON: either the bare list of tables, or a mapping with the li
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import gt
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+import pydantic
 from pydantic import Field, NonNegativeFloat
 
 from embark_jax._base import yaml_text
@@ -36,7 +38,6 @@ from embark_jax.planner.request.dense import (
     dlrm,
     dlrm_dcnv2,
 )
-from embark_jax.planner.request.listed_table import Count, ListedTable
 from embark_jax.planner.request.workload import (
     STATE_VALUES,
     Workload,
@@ -46,7 +47,9 @@ from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
     DenseParallelism,
+    Evicted,
     Kernels,
+    Pooling,
     RowOptimizerName,
 )
 from embark_jax.plans.tables import (
@@ -61,11 +64,90 @@ from embark_jax.statistics.accesses import NO_STATISTICS, FeatureAccess, Statist
 
 T = TypeVar("T")
 
+Count = Annotated[int, Field(strict=True, ge=1)]
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST_DIM)]
 MOST_TABLES, MOST_LAYERS = 100_000, 1000
 ITEM = "table list"
 MODELS = Path(__file__).parents[2] / "config_files" / "models"
 """``configs/models``, through a link that a built package has as a folder."""
+
+
+class ListedTable(Config):
+    """``count`` equal tables, each read by one feature per hotness, of equal pooling.
+    With pooling "none" the hotness is the longest sequence. ``mean_hotness`` is one
+    number of ids a bag for each hotness; without it, bags are full.
+
+    Tables with ``expected_keys`` are dynamic: they have this many different keys at the
+    end, or ``[at the first steps, at the end]``, slots for all of them, or up to
+    ``max_slots``, and rows that leave in ``evicted``. Others have ``rows``.
+
+    Tables without a name are called after their position: t0, t1, …; with a name and a
+    count, a number is added to the name.
+    """
+
+    rows: Count | None = None
+    dim: Count
+    expected_keys: Count | tuple[Count, Count] | None = None
+    max_slots: Count | None = None
+    evicted: Evicted = "host"
+    hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
+    mean_hotness: NonNegativeFloat | tuple[NonNegativeFloat, ...] | None = None
+    pooling: Pooling = "sum"
+    count: Count = 1
+    name: Annotated[str, Field(strict=True, min_length=1)] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _has_rows(self) -> ListedTable:
+        if self.rows is None and self.expected_keys is None:
+            raise ValueError("has no rows; a dynamic table has expected_keys instead")
+        of_dynamic = self.model_fields_set & {"expected_keys", "max_slots", "evicted"}
+        if self.rows is not None and of_dynamic:
+            raise ValueError(
+                f"has rows and {min(of_dynamic)}, which is for dynamic tables; leave "
+                "one of them out"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _check_means(self) -> ListedTable:
+        longest, means = _each(self.hotness), _each(self.mean_hotness)
+        if means and (len(means) != len(longest) or any(map(gt, means, longest))):
+            raise ValueError(
+                f"mean_hotness {self.mean_hotness}: must have a number for each "
+                f"hotness of {self.hotness}, and none above it"
+            )
+        return self
+
+    def spec(self, name: str) -> TableSpec:
+        """Returns one of the tables."""
+        if self.rows is not None:
+            return TableSpec(name, self.rows, self.dim)
+        keys = self.expected_keys
+        assert keys is not None
+        max_slots = self.max_slots or (keys if isinstance(keys, int) else keys[1])
+        return TableSpec.dynamic(
+            name, self.dim, None, max_slots, evicted=self.evicted, expected_keys=keys
+        )
+
+    def features(self, name: str) -> list[tuple[FeatureSpec, float]]:
+        """Returns the features of one of the tables, with the mean ids of a bag."""
+        longest = _each(self.hotness)
+        names = [f"{name}_{k}" for k in range(len(longest))]
+        if isinstance(self.hotness, int):
+            names = [name]
+        return [
+            (FeatureSpec(feature, name, hotness, self.pooling), mean)
+            for feature, hotness, mean in zip(
+                names, longest, _each(self.mean_hotness) or longest, strict=True
+            )
+        ]
+
+
+def _each(value: float | tuple[float, ...] | None) -> tuple[Any, ...]:
+    """Returns the values of one or several features; none for None."""
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)
 
 
 class DenseNet(Config):
@@ -116,43 +198,30 @@ class TableList(Config):
 
     def specs(self) -> tuple[list[TableSpec], list[FeatureSpec]]:
         """Returns tables and features, spelled out."""
-        tables, features, _ = self._spelled_out()
-        return tables, features
+        named = [*self._named()]
+        features = [
+            feature for name, each in named for feature, _ in each.features(name)
+        ]
+        return [each.spec(name) for name, each in named], features
 
     def statistics(self) -> Statistics:
         """Returns what the list says of the lengths of bags."""
-        _, features, means = self._spelled_out()
         accesses = {
             feature.name: FeatureAccess(mean, feature.hotness, ids_seen=0)
-            for feature, mean in zip(features, means, strict=True)
+            for name, each in self._named()
+            for feature, mean in each.features(name)
             if mean < feature.hotness
         }
         return Statistics(features=accesses) if accesses else NO_STATISTICS
 
-    def _spelled_out(
-        self,
-    ) -> tuple[list[TableSpec], list[FeatureSpec], list[float]]:
-        """Returns tables, features, and mean ids of a bag of each feature."""
-        tables: list[TableSpec] = []
-        features: list[FeatureSpec] = []
-        means: list[float] = []
+    def _named(self) -> Iterator[tuple[str, ListedTable]]:
+        """Yields each table's name and entry."""
+        place = 0
         for listed in self.tables:
             for number in range(listed.count):
-                name = listed.name or f"t{len(tables)}"
-                if listed.name and listed.count > 1:
-                    name = f"{listed.name}{number}"
-                tables.append(listed.spec(name))
-                means += listed.mean_by_feature
-                if isinstance(listed.hotness, int):
-                    features.append(
-                        FeatureSpec(name, name, listed.hotness, listed.pooling)
-                    )
-                    continue
-                features += [
-                    FeatureSpec(f"{name}_{k}", name, hotness, listed.pooling)
-                    for k, hotness in enumerate(listed.hotness)
-                ]
-        return tables, features, means
+                suffix = f"{number}" if listed.count > 1 else ""
+                yield f"{listed.name}{suffix}" if listed.name else f"t{place}", listed
+                place += 1
 
     def workload(
         self,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,21 +15,6 @@ from embark_jax.planner.cost.loads import (
 from embark_jax.planner.search.instance import Instance
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import TableSpec
-
-
-class Rank(NamedTuple):
-    """The order of assignments: the lower rank is the better one.
-
-    Attributes:
-      excess_bytes: memory beyond the limit, on every device, in host memory and on
-        disks of every node, and a byte for each slot beyond those that have numbers; 0
-        if the assignment fits.
-      step_ms: time of a step.
-    """
-
-    excess_bytes: float
-    step_ms: float
 
 
 class Assignment:
@@ -69,8 +52,10 @@ class Assignment:
     def step_ms(self) -> float:
         return self.instance.objective.step_ms(self.loads)
 
-    def rank(self) -> Rank:
-        """Returns the rank by which the assignment is compared."""
+    def rank(self) -> tuple[float, float]:
+        """Returns ``(excess bytes, step ms)``, by which assignments are compared:
+        memory beyond the limit, on every device, in host memory and on disks of every
+        node, and a byte for each slot beyond those that have numbers; then the step."""
         memory, objective = self.instance.memory, self.instance.objective
         stored = objective.stored_bytes(self.loads) - memory.stored_limit_bytes
         excesses = (
@@ -78,38 +63,52 @@ class Assignment:
             float(self.loads.own[ROWS].max()) - MAX_SLOTS,
             *stored.tolist(),
         )
-        return Rank(sum(max(0.0, excess) for excess in excesses), self.step_ms())
+        return sum(max(0.0, excess) for excess in excesses), self.step_ms()
 
     def fits(self) -> bool:
         """Whether memory suffices, and all slots have numbers."""
-        return not self.rank().excess_bytes
+        return not self.rank()[0]
 
-    def _settled(self, table: TableSpec, candidate: int) -> TableSpec:
-        """Returns the table with the tier and the slots of a candidate."""
-        candidates = self.instance.candidates
-        storage = candidates.storages[candidates.storage[candidate]]
-        slots = int(candidates.slots[candidate]) or None
-        return dataclasses.replace(table, tier=storage.tier, slots=slots)
-
-    def placements(self, reasons: Sequence[str]) -> tuple[Placement, ...]:
+    def placements(self) -> tuple[Placement, ...]:
         """Returns the placements of a plan."""
-        candidates = self.instance.candidates
-        return tuple(
-            Placement(
-                self._settled(table, int(c)),
-                CLUSTER_NAMES[candidates.cluster[c]],
-                int(candidates.row_shards[c]),
-                int(candidates.column_shards[c]),
-                tuple(map(int, owners)),
-                EXCHANGE_NAMES[candidates.exchange[c]],
-                reason,
-                int(candidates.hot_rows[c]),
-            )
-            for table, c, owners, reason in zip(
-                self.instance.tables,
-                self.candidate,
-                self.owners,
-                reasons,
-                strict=True,
-            )
+        return tuple(map(self._placement, range(len(self.owners))))
+
+    def _placement(self, table: int) -> Placement:
+        candidates, c = self.instance.candidates, int(self.candidate[table])
+        tier = candidates.storages[candidates.storage[c]].tier
+        slots = int(candidates.slots[c]) or None
+        return Placement(
+            dataclasses.replace(self.instance.tables[table], tier=tier, slots=slots),
+            CLUSTER_NAMES[candidates.cluster[c]],
+            int(candidates.row_shards[c]),
+            int(candidates.column_shards[c]),
+            tuple(map(int, self.owners[table])),
+            EXCHANGE_NAMES[candidates.exchange[c]],
+            self._reason(table, c, tier),
+            int(candidates.hot_rows[c]),
         )
+
+    def _reason(self, table: int, c: int, tier: str) -> str:
+        """Says how a table is split."""
+        instance = self.instance
+        candidates, fleet = instance.candidates, instance.workload.fleet
+        if fleet.devices == 1:
+            return "one device: nothing to exchange"
+        owners = self.owners[table]
+        devices = len(set(owners.tolist()))
+        nodes = len(set((owners // fleet.gpus_per_node).tolist()))
+        if len(owners) < 2:
+            how = "whole on one device" if len(owners) else "replicated"
+        else:
+            splits = {"row": candidates.row_shards, "column": candidates.column_shards}
+            axes = [axis for axis, shards in splits.items() if shards[c] > 1]
+            how = f"{'- and '.join(axes)}-wise over {devices} devices"
+            if fleet.nodes > 1 and devices > 1:
+                how += f" of {nodes} nodes" if nodes > 1 else " inside a node"
+        if hot_rows := int(candidates.hot_rows[c]):
+            how = f"all but {hot_rows:,} hot rows {how}"
+        if slots := int(candidates.slots[c]):
+            share = min(1.0, slots / (instance.tables[table].rows - hot_rows))
+            how = f"slots for {share:.1%} of its rows in {tier}; {how}"
+        forced = instance.forced[instance.group[table]].cluster is not None
+        return f"forced, {how}" if forced else how

@@ -9,6 +9,7 @@ way is kept, by the true cost.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -82,7 +83,8 @@ class LocalSearch:
         self,
         assignment: Assignment,
         dice: np.random.Generator,
-        ms_per_byte: float = 0.0,
+        ms_per_byte: float,
+        powers: Sequence[int],
     ) -> Assignment:
         """Returns the best assignment on the way of all passes.
 
@@ -90,10 +92,11 @@ class LocalSearch:
           assignment: assignment to begin with; it is changed.
           dice: random order of tables.
           ms_per_byte: price of memory.
+          powers: powers of the smooth costs of the passes.
         """
         best = assignment.copy()
         best_rank = assignment.rank()
-        for power in self.instance.params.powers:
+        for power in powers:
             self._pass(Insertion(assignment, power, ms_per_byte), dice)
             rank = assignment.rank()
             if rank < best_rank:
@@ -116,9 +119,9 @@ class LocalSearch:
                 for smaller in self._neighbours(candidate)[1]:
                     self._change(best, table, smaller)
                     after = best.rank()
-                    saved_bytes = before.excess_bytes - after.excess_bytes
+                    saved_bytes = before[0] - after[0]
                     if saved_bytes > 0:
-                        growth_ms = after.step_ms - before.step_ms
+                        growth_ms = after[1] - before[1]
                         prices.append((growth_ms / saved_bytes, table, smaller))
                     self._change(best, table, candidate)
             if not prices:

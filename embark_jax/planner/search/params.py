@@ -21,13 +21,15 @@ class SearchParams:
     crowding: tuple[float, ...] = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 0.625)
     """Shares of the largest shard that are added to peaks, of the relaxations whose
     roundings are improved; 0 is the relaxation itself."""
+    largest_shard: float = 1.5
+    """Largest shard of a large model's rounding, as a multiple of the relaxed peak."""
     rounded_groups: int = 120
     """Groups of alike tables in all roundings together: models with more groups have
     fewer roundings improved."""
-    tried: int = 16
+    tried: int = 20
     """Number of candidates of a group that moves choose among: the best ones of the
     relaxation."""
-    last_tried: int = 32
+    last_tried: int = 40
     """Number of candidates of a group that the last moves, of the best plan, choose
     among: with more memory than it needs, DLRM-DCNv2 on 8 H100 has one plan, not
     three."""
@@ -35,11 +37,15 @@ class SearchParams:
     """Powers of the smooth costs by which tables are moved, one pass for each; the
     first is also that by which they are inserted at first. The last is within 128 ** (1
     / 256) = 2 % of the maximum over 128 devices."""
+    first_powers: tuple[int, ...] = (2, 4)
+    """Powers before these for a large model, of which one rounding is improved."""
     failures: int = 2
     """Failed moves of alike tables in a pass after which the others stay."""
     memory_price: float = 0.1
     """Price of all memory, in step times, where no plan fits without one; it is four
     times as high from search to search."""
+    large_price: float = 0.04
+    """The same of a large model, which begins with it."""
     memory_searches: int = 8
     """Largest number of searches, the first without a price: the last price is 400 step
     times."""

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from embark_jax._base.config import nearest
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.dynamic import fully_grown, spread, with_tables
-from embark_jax.planner.search.instance import Instance, make_instance
+from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.params import DEFAULT, SearchParams
-from embark_jax.planner.search.reasons import reasons
-from embark_jax.planner.search.solve import SearchResult, solve
+from embark_jax.planner.search.solve import solve
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
-from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement, sequence_problems
@@ -51,45 +49,32 @@ def plan_for(
       ValueError: if the model is inconsistent, a forced placement impossible, or the
         statistics are of another model.
     """
-    instance = _instance(workload, tables, features, forced, params)
-    return _as_plan(solve(instance), tables, features)
-
-
-def _instance(
-    workload: Workload,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    forced: Mapping[str, ForcedPlacement] | None,
-    params: SearchParams,
-) -> Instance:
-    """Returns the instance of a request, which is checked."""
     check_model(tables, features)
-    forced = dict(forced or {})
-    grown = fully_grown(tables)
-    all_forced = forced | spread(grown, forced, workload.devices)
-    _check_request(grown, features, all_forced, workload)
+    # Dynamic tables are planned for the size that they grow to.
+    grown = [_fully_grown(table) for table in tables]
+    forced = dict(forced or {}) | {
+        table.name: _on_all(table, (forced or {}).get(table.name, FREE), workload)
+        for table in grown
+        if table.is_dynamic
+    }
+    _check_request(grown, features, forced, workload)
     if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
-    return make_instance(grown, features, all_forced, workload, params)
-
-
-def _as_plan(
-    result: SearchResult,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-) -> Plan:
-    assignment = result.assignment
-    workload = assignment.instance.workload
+    result = solve(make_instance(grown, features, forced, workload, params))
     if result.bound_ms > result.step_ms:
         raise RuntimeError(
             f"the bound of {result.bound_ms} ms is above the plan's {result.step_ms} "
             "ms: one of them is wrong; please report this request"
         )
-    placements = assignment.placements(reasons(assignment))
+    placements = result.assignment.placements()
     priced = price(placements, features, workload)
+    begin = {table.name: table for table in tables if table.is_dynamic}
     return Plan(
         features=tuple(features),
-        placements=with_tables(placements, tables),
+        placements=tuple(
+            dataclasses.replace(each, table=begin.get(each.table.name, each.table))
+            for each in placements
+        ),
         nodes=workload.fleet.nodes,
         gpus_per_node=workload.fleet.gpus_per_node,
         batch_size=workload.batch_size,
@@ -98,54 +83,79 @@ def _as_plan(
     )
 
 
+def _fully_grown(table: TableSpec) -> TableSpec:
+    """Returns a table; a dynamic one with all keys that are expected, and as many slots
+    for them as it may have."""
+    if table.max_slots is None:
+        return table
+    keys = table.expected_keys or table.max_slots
+    grown = table.with_slots(min(keys, table.max_slots))
+    return dataclasses.replace(grown, rows=max(keys, grown.rows))
+
+
+def _on_all(
+    table: TableSpec, forced: ForcedPlacement, workload: Workload
+) -> ForcedPlacement:
+    """Forces a shard of a dynamic table on each device, so that no row moves when the
+    table grows; other forced properties are left as they are."""
+    devices, columns = workload.devices, forced.column_shards or 1
+    wanted = {
+        "column_shards": columns if devices % columns == 0 else 1,
+        "row_shards": devices // columns,
+        "devices": tuple(range(devices)),
+        "hot_rows": 0,
+    }
+    for key, value in wanted.items():
+        if getattr(forced, key) not in (None, value):
+            raise ValueError(
+                f"table {table.name!r}: {key} is {getattr(forced, key)!r}, but a "
+                f"dynamic table has a shard on each device and no hot rows; "
+                f"leave {key} out"
+            )
+    return dataclasses.replace(forced, **wanted)
+
+
 def _check_request(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement],
     workload: Workload,
 ) -> None:
-    batch = workload.batch_size
-    unknown = sorted(set(forced) - {table.name for table in tables})
-    if unknown:
-        hint = nearest(unknown[0], [table.name for table in tables])
-        raise ValueError(f"placements are forced for unknown tables {unknown}; {hint}")
-    for name, force in forced.items():
-        if not isinstance(force, ForcedPlacement):
+    batch, devices = workload.batch_size, workload.devices
+    named = {table.name: table for table in tables}
+    problems = [
+        f"placements are forced for unknown table {name!r}; {nearest(name, named)}"
+        for name in forced
+        if name not in named
+    ]
+    for name in forced.keys() & named.keys():
+        if not isinstance(forced[name], ForcedPlacement):
             raise ValueError(
-                f"table {name!r}: {force!r} is forced, must be such as "
+                f"table {name!r}: {forced[name]!r} is forced, must be such as "
                 "ForcedPlacement(cluster='rb')"
             )
-    problems = [
-        problem
-        for table in tables
-        if table.name in forced
-        for problem in _forced_problems(table, forced[table.name], workload.devices)
-    ]
+        problems += _placement_of(named[name], forced[name]).problems(devices)
     clusters = {name: force.cluster for name, force in forced.items() if force.cluster}
     problems += sequence_problems(clusters, features)
-    if whole("batch size", batch, MOST_BATCH) % workload.devices:
+    if whole("batch size", batch, MOST_BATCH) % devices:
         problems.append(
-            f"batch size {batch} must be a multiple of the {workload.devices} devices, "
-            f"such as {-(-batch // workload.devices) * workload.devices}"
+            f"batch size {batch} must be a multiple of the {devices} devices, "
+            f"such as {-(-batch // devices) * devices}"
         )
-    if problems:
-        raise ValueError("; ".join(problems))
-    dims = {table.name: table.dim for table in tables}
-    values = batch * sum(f.hotness * dims[f.table] for f in features)
+    values = batch * sum(f.hotness * named[f.table].dim for f in features)
     if values > MAX_VALUES:
-        raise ValueError(
+        problems.append(
             f"batch size {batch:,}: a step reads {values:,} values of rows, must be at "
             f"most {MAX_VALUES:,}; lower it, or hotness"
         )
+    if problems:
+        raise ValueError("; ".join(problems))
 
 
-def _forced_problems(
-    table: TableSpec, force: ForcedPlacement, devices: int
-) -> list[str]:
-    """Lists what is impossible about a forced placement."""
+def _placement_of(table: TableSpec, force: ForcedPlacement) -> Placement:
+    """Returns a placement with what is forced, for its problems."""
     columns = 1 if force.column_shards is None else force.column_shards
-    rows = force.row_shards
-    owners = force.devices
+    rows, owners = force.row_shards, force.devices
     exchange = force.exchange or DIRECT
     able: list[Cluster] = [
         name for name in SHARDED if exchange in CLUSTERS[name].exchanges
@@ -157,13 +167,6 @@ def _forced_problems(
         owners = () if cluster == REPLICATED else (0,) * (rows * columns)
     if table.tier == "auto":
         table = dataclasses.replace(table, tier="device", slots=None)
-    placement = Placement(
-        table=table,
-        cluster=cluster,
-        row_shards=rows,
-        column_shards=columns,
-        devices=owners,
-        exchange=exchange,
-        hot_rows=force.hot_rows or 0,
+    return Placement(
+        table, cluster, rows, columns, owners, exchange, "", force.hot_rows or 0
     )
-    return placement.problems(devices)

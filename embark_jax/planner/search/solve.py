@@ -120,30 +120,34 @@ def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | No
 
     Where memory is short it gets a price, which rises from nothing until a plan fits,
     and on while plans get faster: the fullest device counts for all, and only whole
-    plans show how full it is. A large model hardly fits without a price, and must do
-    with one plan. The last moves choose among more candidates, as the relaxation has
-    many optima, of unlike candidates.
+    plans show how full it is. A large model must do with one plan, of candidates
+    without large shards; it begins with a price.
+    The last moves of others choose among more candidates, as the relaxation has many
+    optima, of unlike candidates.
     """
-    instance = relaxation.instance
+    instance, bound_ms = relaxation.instance, relaxed.bound_ms
+    ms_per_byte = 0.0
     params = instance.params
+    powers = params.powers
+    if instance.is_large:
+        ms_per_byte = params.large_price * bound_ms / instance.memory.limit_bytes
+        powers = *params.first_powers, *powers
+        taken = relaxation.within(relaxed.peaks, params.largest_shard)
+        relaxed = relaxation.solve(taken=taken) or relaxed
     roundings = _roundings(relaxation, relaxed)
     search = LocalSearch(instance, relaxed, params.tried)
-    of_all_ms = params.memory_price * relaxed.bound_ms
-    first_price = of_all_ms / instance.memory.limit_bytes
-    ms_per_byte = first_price if instance.is_large else 0.0
+    first_price = params.memory_price * bound_ms / instance.memory.limit_bytes
     best: SearchResult | None = None
     for _ in range(params.memory_searches):
         placed = []
         for seed, chosen in enumerate(roundings):
             assignment = search.construct(chosen, ms_per_byte)
             dice = np.random.default_rng(seed)
-            placed.append(search.improve(assignment, dice, ms_per_byte))
+            placed.append(search.improve(assignment, dice, ms_per_byte, powers))
         fastest = min(placed, key=Assignment.step_ms)
         if not fastest.fits():
             placed.append(search.fill(fastest))
-        result = SearchResult(
-            min(placed, key=Assignment.rank), relaxed.bound_ms, ms_per_byte
-        )
+        result = SearchResult(min(placed, key=Assignment.rank), bound_ms, ms_per_byte)
         if result.assignment.fits():
             if best is not None and result.step_ms >= best.step_ms:
                 break
@@ -153,9 +157,11 @@ def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | No
         ms_per_byte = 4 * ms_per_byte or first_price
     if best is None:
         return None
-    search = LocalSearch(instance, relaxed, params.last_tried)
-    dice = np.random.default_rng(0)
-    moved = search.improve(best.assignment.copy(), dice, best.ms_per_byte)
+    moved = best.assignment
+    if not instance.is_large:
+        search = LocalSearch(instance, relaxed, params.last_tried)
+        dice = np.random.default_rng(0)
+        moved = search.improve(moved.copy(), dice, best.ms_per_byte, powers)
     return dataclasses.replace(best, assignment=search.fill(moved))
 
 

@@ -43,7 +43,6 @@ class Spread:
       ms: ``[peaks]`` price of each.
       whole: ``[peaks]`` whether each is a whole number: that of partial sums, and the
         use of a storage.
-      alone_ms: ``[candidates]`` time of a table by itself.
       stored_bytes: ``[STORED_TIERS, candidates]`` bytes in host memory and on disks.
     """
 
@@ -53,7 +52,6 @@ class Spread:
     largest: np.ndarray
     ms: np.ndarray
     whole: np.ndarray
-    alone_ms: np.ndarray
     stored_bytes: np.ndarray
 
 
@@ -91,7 +89,6 @@ def spread_evenly(instance: Instance) -> Spread:
         largest,
         ms,
         whole,
-        alone_ms=candidates.everywhere_ms + (ms[peak] * mean).sum(axis=0),
         stored_bytes=np.where(
             objective.tier[candidates.storage] == np.arange(len(STORED_TIERS))[:, None],
             candidates.reduced(np.add, candidates.loads[STORED_BYTES])
