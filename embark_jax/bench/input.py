@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
-
 from embark_jax.bench.timing import median_s
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import prefetch
+from embark_jax.data.layout import Layout
 from embark_jax.run.dataset import batch_checker, read_dataset
 
 
@@ -34,17 +33,18 @@ def measure_input(
     size = config.train.batch_size
     batches = max(1, samples // size)
 
-    def make_batch(step: int) -> np.ndarray:
-        return check(dataset.train_batch(step, size)).to_records()
+    def make_batch(step: int) -> Layout:
+        layout, _ = check(dataset.train_batch(step, size)).matrices()
+        return layout
 
     first = itertools.count(step=batches)
 
     def read_all() -> int:
         """Returns the bytes of a sample."""
-        begin, itemsize = next(first), 0
-        for records in prefetch(make_batch, range(begin, begin + batches)):
-            itemsize = records.itemsize
-        return itemsize
+        begin, sample_bytes = next(first), 0
+        for layout in prefetch(make_batch, range(begin, begin + batches)):
+            sample_bytes = layout.sample_bytes
+        return sample_bytes
 
     sample_bytes = read_all()
     seconds = median_s(read_all, rounds, warm_ups=0)

@@ -17,10 +17,10 @@
 
 from embark_jax.data.batch import Batch as Batch
 from embark_jax.data.batch import DataError as DataError
-from embark_jax.data.batch import Dataset as Dataset
+from embark_jax.data.batch import feature_statistics as feature_statistics
 from embark_jax.data.checks import BatchChecker as BatchChecker
-from embark_jax.data.column_values import feature_statistics as feature_statistics
-from embark_jax.data.column_values import scale_warnings as scale_warnings
+from embark_jax.data.dataset import Dataset as Dataset
+from embark_jax.data.dataset import FromStep as FromStep
 from embark_jax.data.download import fetch_movielens_100k as fetch_movielens_100k
 from embark_jax.data.download import movielens_100k_folder as movielens_100k_folder
 from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES
@@ -37,5 +37,4 @@ from embark_jax.data.source import Description as Description
 from embark_jax.data.source import Source as Source
 from embark_jax.data.synthetic import SyntheticClicks as SyntheticClicks
 from embark_jax.data.table_values import TableValues as TableValues
-from embark_jax.data.view import FromStep as FromStep
 from embark_jax.data.windows import WindowsData as WindowsData

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from embark_jax._base.errors import DataError as DataError
 from embark_jax.data.jagged import Jagged
-from embark_jax.data.records import layout
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.data.layout import Layout
+from embark_jax.plans.tables import PADDING_ID
+
+
+def is_long(rows: int) -> bool:
+    """Says whether ids of a table of ``rows`` rows need 64 bits."""
+    return rows > 2**31 - 1
 
 
 def id_dtype(rows: int) -> np.dtype:
     """Returns the integer type for ids of a table of ``rows`` rows."""
-    return np.dtype(np.int32 if rows <= 2**31 - 1 else np.int64)
-
-
-def tasks_in(labels: np.ndarray) -> int:
-    """Returns the number of labels of a sample, if there are several, otherwise 0."""
-    shape = np.shape(labels)
-    return shape[1] if len(shape) == 2 and shape[1] > 1 else 0
+    return np.dtype(np.int64 if is_long(rows) else np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +41,8 @@ class Batch:
         batch to text such as ``"ml-100k.inter, line 81"``.
       sample_weights: ``[batch]`` float32, 0 or more: the factor of each sample's loss,
         and its weight in metrics; None weighs all alike.
-      records: ``[batch]`` records of ``data.records.layout``, if the arrays above are
-        views of them; ``dataclasses.replace`` drops it.
+      stored: layout and matrices, if the arrays above are slices of them;
+        ``dataclasses.replace`` drops it.
       checked_rows: for each feature, a number of rows that its ids are known to be
         below, if the whole batch was checked before; empty if nothing is known.
     """
@@ -56,7 +54,9 @@ class Batch:
     locate: Callable[[int], str] = "sample {}".format
     hot: bool = False
     sample_weights: np.ndarray | None = None
-    records: np.ndarray | None = dataclasses.field(default=None, init=False)
+    stored: tuple[Layout, Mapping[str, np.ndarray]] | None = dataclasses.field(
+        default=None, init=False
+    )
     checked_rows: Mapping[str, int] = dataclasses.field(
         default_factory=dict, init=False
     )
@@ -64,30 +64,22 @@ class Batch:
     @classmethod
     def of(
         cls,
-        records: np.ndarray,
+        layout: Layout,
+        matrices: Mapping[str, np.ndarray],
         locate: Callable[[int], str] = "sample {}".format,
         checked_rows: Mapping[str, int] | None = None,
     ) -> Batch:
-        """Makes a batch of records, without copying them."""
-        kinds = records.dtype.names or ()
-        fields = {
-            kind: {
-                name: records[kind][name] for name in records[kind].dtype.names or ()
-            }
-            for kind in ("ids", "weights")
-            if kind in kinds
-        }
+        """Makes a batch of matrices, without copying them."""
+        columns = layout.columns(matrices)
         batch = cls(
-            records["dense"],
-            fields["ids"],
-            records["label"],
-            fields.get("weights", {}),
+            columns.dense,
+            columns.ids,
+            columns.labels,
+            columns.weights,
             locate,
-            sample_weights=records["sample_weight"]
-            if "sample_weight" in kinds
-            else None,
+            sample_weights=columns.sample_weights,
         )
-        object.__setattr__(batch, "records", records)
+        object.__setattr__(batch, "stored", (layout, matrices))
         object.__setattr__(batch, "checked_rows", checked_rows or {})
         return batch
 
@@ -99,102 +91,113 @@ class Batch:
         """The ids that are ``Jagged``."""
         return {n: ids for n, ids in self.ids.items() if isinstance(ids, Jagged)}
 
-    def to_records(self) -> np.ndarray:
-        """Returns the batch as records: its own, or else a copy of its arrays. Of
-        ``Jagged`` sequences they have the spans.
+    def matrices(self) -> tuple[Layout, Mapping[str, np.ndarray]]:
+        """Returns layout and matrices of the batch: its own, or else a copy of its
+        arrays. Of ``Jagged`` sequences they have the spans.
 
         Raises:
           ValueError: if an array does not have the shape and type of a checked batch.
         """
-        if self.records is not None:
-            return self.records
-        dense = self.dense.shape[-1] if np.ndim(self.dense) else 0
-        arrays = {
-            kind: {n: x for n, x in columns.items() if isinstance(x, np.ndarray)}
-            for kind, columns in (("ids", self.ids), ("weights", self.weights))
-        }
-        sequences = self.sequences
-        records = np.empty(
-            len(self),
-            layout(
-                dense,
-                tuple((n, x.shape[-1], x.dtype) for n, x in arrays["ids"].items()),
-                tuple((n, x.shape[-1]) for n, x in arrays["weights"].items()),
-                tasks_in(self.labels),
-                self.sample_weights is not None,
-                spans=tuple(sequences),
-            ),
+        if self.stored is not None:
+            return self.stored
+        ids, weights = (
+            {name: x for name, x in columns.items() if isinstance(x, np.ndarray)}
+            for columns in (self.ids, self.weights)
         )
-        columns = [("labels", self.labels, records["label"])]
-        columns.append(("dense values", self.dense, records["dense"]))
-        if self.sample_weights is not None:
-            weights = "sample weights", self.sample_weights, records["sample_weight"]
-            columns.append(weights)
-        for kind, of_kind in arrays.items():
-            for name, values in of_kind.items():
-                what = f"{kind} of feature {name!r}"
-                if values.dtype == bool:
-                    values = values.astype(np.int32)
-                columns.append((what, values, records[kind][name]))
-        for name, jagged in sequences.items():
-            spans = np.stack([jagged.begin, jagged.length], axis=1, dtype=np.int32)
-            columns.append((f"spans of {name!r}", spans, records["spans"][name]))
-        for what, values, column in columns:
+        layout = Layout(
+            self.labels.shape[1] if self.labels.ndim == 2 else 1,
+            self.dense.shape[-1],
+            tuple((n, x.shape[-1], x.dtype == np.int64) for n, x in ids.items()),
+            tuple((name, x.shape[-1]) for name, x in weights.items()),
+            self.sample_weights is not None,
+            tuple(self.sequences),
+        )
+        matrices = layout.padding(len(self))
+        columns = layout.columns(matrices)
+        pairs = [
+            ("labels", self.labels, columns.labels),
+            ("dense values", self.dense, columns.dense),
+            ("sample weights", self.sample_weights, columns.sample_weights),
+            *((f"ids of feature {n!r}", x, columns.ids[n]) for n, x in ids.items()),
+            *((f"weights of {n!r}", x, columns.weights[n]) for n, x in weights.items()),
+            *(
+                (f"spans of {name!r}", jagged.spans, columns.spans[name])
+                for name, jagged in self.sequences.items()
+            ),
+        ]
+        for what, values, column in pairs:
+            if values is None:
+                continue
             if (values.dtype, values.shape) != (column.dtype, column.shape):
                 raise ValueError(
                     f"{what} are {values.dtype} of shape {values.shape}, must be "
                     f"{column.dtype} of shape {column.shape}"
                 )
             column[...] = values
-        return records
+        return layout, matrices
+
+    def take(self, samples: np.ndarray) -> Batch:
+        """Returns a copy of some samples of a batch without ``Jagged`` sequences."""
+        layout, matrices = self.matrices()
+        return Batch.of(layout, {name: m[samples] for name, m in matrices.items()})
+
+    def part(self, first: int, stop: int) -> Batch:
+        """Returns neighbouring samples; those beyond the last have no ids, and numbers
+        0."""
+        layout, matrices = self.matrices()
+        if stop > len(self):
+            padding = layout.padding(stop - len(self))
+            matrices = {
+                name: np.concatenate([matrix, padding[name]])
+                for name, matrix in matrices.items()
+            }
+        part = Batch.of(
+            layout,
+            {name: matrix[first:stop] for name, matrix in matrices.items()},
+            lambda sample: self.locate(first + sample),
+        )
+        if not self.sequences:
+            return part
+        ids, weights = (
+            {
+                name: column.samples(first, stop)
+                if isinstance(column, Jagged)
+                else of_part[name]
+                for name, column in columns.items()
+            }
+            for columns, of_part in (
+                (self.ids, part.ids),
+                (self.weights, part.weights),
+            )
+        )
+        return dataclasses.replace(part, ids=ids, weights=weights)
 
 
-class Dataset(Protocol):
-    """Training, validation and test samples in a deterministic order.
-
-    The batch of a training step is a pure function of the dataset, its seed and the
-    step, so that the step number alone is the data position of a checkpoint. The
-    samples of a step are those from position ``step * batch_size`` on, in any order:
-    the batches ``train_batch(step * P + p, batch_size // P)`` of P processes together
-    have those of ``train_batch(step, batch_size)``.
-    """
-
-    @property
-    def table_rows(self) -> Mapping[str, int]:
-        """Returns the number of rows that each table needs; the config gives dim and
-        placement."""
-        ...
-
-    @property
-    def features(self) -> tuple[FeatureSpec, ...]:
-        """Returns the features, in an order that the model's config may rely on."""
-        ...
-
-    @property
-    def dense_features(self) -> int:
-        """Returns the number of columns of ``Batch.dense``."""
-        ...
-
-    @property
-    def train_samples(self) -> int:
-        """Returns the number of samples of an epoch."""
-        ...
-
-    def train_batch(self, step: int, batch_size: int) -> Batch:
-        """Returns the batch of training step ``step`` (from 0); wraps around in
-        epochs."""
-        ...
-
-    def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
-        """Yields the whole validation set once; the last batch may be shorter. Returns
-        None if the data have no such set."""
-        ...
-
-    def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Yields the whole test set once; the last batch may be shorter."""
-        ...
-
-    def bayes_auc(self) -> float | None:
-        """Returns the best AUC that any model can reach on the test set, if it is
-        known."""
-        ...
+def feature_statistics(batch: Batch) -> list[str]:
+    """Describes each column of a batch on a line, to find where a NaN came from."""
+    columns = {"labels": batch.labels}
+    columns |= {f"dense[{i}]": column for i, column in enumerate(batch.dense.T)}
+    columns |= {f"weights of {n}": np.asarray(w) for n, w in batch.weights.items()}
+    if batch.sample_weights is not None:
+        columns["sample weights"] = batch.sample_weights
+    lines = []
+    for name, values in columns.items():
+        finite = values[np.isfinite(values)]
+        bad = f"{values.size - finite.size} of {values.size} not finite"
+        if finite.size:
+            mean = finite.mean(dtype=np.float64)
+            limits = f"min {finite.min():.4g}, max {finite.max():.4g}"
+            bad = f"{limits}, mean {mean:.4g}, {bad}"
+        lines.append(f"{name}: {bad}")
+    for name, ids in batch.ids.items():
+        ids = np.asarray(ids)
+        real = ids[ids != PADDING_ID]
+        found = f"{ids.size - real.size} padding"
+        if real.size:
+            unique = np.unique(real).size
+            found = (
+                f"min {real.min()}, max {real.max()}, {unique} unique of {real.size}, "
+                f"{found}"
+            )
+        lines.append(f"ids of {name}: {found}")
+    return lines

@@ -9,10 +9,10 @@ from typing import Any, NoReturn, get_args
 
 import numpy as np
 
-from embark_jax.data.batch import Batch, DataError, id_dtype, tasks_in
+from embark_jax.data.batch import Batch, DataError, id_dtype, is_long
 from embark_jax.data.hashing import splitmix64
-from embark_jax.data.jagged import Jagged, values_of, with_values
-from embark_jax.data.records import layout
+from embark_jax.data.jagged import Jagged
+from embark_jax.data.layout import Layout
 from embark_jax.plans.options import OnBadId
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID, FeatureSpec
 
@@ -22,9 +22,9 @@ class BatchChecker:
 
     In that form the ids of a feature are ``[batch, hotness]``, int32 unless the table
     needs int64; dense features, labels and weights are float32; the weight of padding
-    is 0. Of a sequence all three are ``Jagged``. The checker never writes to the given
-    arrays. It checks nothing if the batch was checked against the same tables when it
-    was written, as prepared data are.
+    is 0. Of a sequence ids and weights are ``Jagged``. The checker never writes to the
+    given arrays. It checks nothing if the batch was checked against the same tables
+    when it was written, as prepared data are.
 
     Args:
       features: all features of the model.
@@ -59,11 +59,10 @@ class BatchChecker:
             )
         self.bad_ids = {feature.name: 0 for feature in features}
         self._features = {feature.name: feature for feature in features}
-        self._weighted = {f.name for f in features if f.weighted}
         self._rows = {f.name: table_rows[f.table] for f in features}
-        self._dense_features = dense_features
-        self._tasks = tasks
+        self._dense_features, self._tasks = dense_features, tasks
         self._weighs_samples: bool | None = None  # as the first batch does
+        self._stored: Layout | None = None
         self._on_bad_id = on_bad_id
 
     def __call__(self, batch: Batch) -> Batch:
@@ -72,91 +71,64 @@ class BatchChecker:
         Raises:
           DataError: if it breaks a rule; the message names the first such sample.
         """
-        batch = as_arrays(batch)
+        dense, labels = _array("dense", batch.dense), _array("labels", batch.labels)
         if self._dense_features is None:
-            self._dense_features = (
-                np.shape(batch.dense)[-1] if np.ndim(batch.dense) else 0
-            )
+            self._dense_features = dense.shape[-1] if dense.ndim else 0
         if self._tasks is None:
-            self._tasks = tasks_in(batch.labels)
+            several = labels.ndim == 2 and labels.shape[1] > 1
+            self._tasks = labels.shape[1] if several else 0
         if self._weighs_samples is None:
             self._weighs_samples = batch.sample_weights is not None
         if self._was_checked(batch):
-            return self._packed(batch)
-        samples = len(batch)
+            return batch
+        samples = len(labels)
         shape = (samples, self._tasks) if self._tasks else (samples,)
-        labels = _float32(batch, "labels", batch.labels, shape)
+        labels = _float32(batch, "labels", labels, shape)
         bad = (labels < 0) | (labels > 1)
         if bad.any():
             _fail(batch, "labels", bad, labels, "must be from 0 to 1")
-        dense = _float32(batch, "dense", batch.dense, (samples, self._dense_features))
+        dense = _float32(batch, "dense", dense, (samples, self._dense_features))
         _check_names("ids", batch.ids.keys(), self._features.keys())
-        _check_names("weights", batch.weights.keys(), self._weighted)
-        batch = self._packed(batch)
-        ids = {name: self._ids(batch, name) for name in self._features}
-        weights = {name: self._weights(batch, name) for name in batch.weights}
-        for name, column in weights.items():
-            padded = values_of(ids[name]) == PADDING_ID
-            values = np.where(padded, np.float32(0), values_of(column))
-            weights[name] = with_values(column, values)
+        weighted = {name: None for name, f in self._features.items() if f.weighted}
+        _check_names("weights", batch.weights.keys(), weighted.keys())
+        ids = {name: self._ids(batch, f, samples) for name, f in self._features.items()}
         return dataclasses.replace(
             batch,
             dense=dense,
             ids=ids,
             labels=labels,
-            weights=weights,
-            sample_weights=self._sample_weights(batch),
+            weights={name: self._weights(batch, name, ids[name]) for name in weighted},
+            sample_weights=self._sample_weights(batch, samples),
         )
-
-    def _packed(self, batch: Batch) -> Batch:
-        """Returns the batch with ``Jagged`` sequences."""
-        sequences = [f for f in self._features.values() if f.sequence]
-        if not sequences:
-            return batch
-        ids, weights = dict(batch.ids), dict(batch.weights)
-        for feature in sequences:
-            name, longest = feature.name, feature.hotness
-            jagged, shape = ids[name], np.shape(ids[name])
-            if isinstance(jagged, Jagged):
-                what = f"ids of feature {name!r}"
-                jagged = jagged.checked(what, len(batch), longest, batch.locate)
-            else:
-                padded = _pad(self._bags(batch, name), longest, PADDING_ID)
-                jagged = Jagged.of(padded, padded != PADDING_ID)
-            ids[name] = jagged
-            if name in weights:
-                what, column = f"weights of feature {name!r}", weights[name]
-                if not isinstance(column, Jagged):
-                    column = _rectangle(what, column, shape, longest)
-                weights[name] = jagged.like(column, what, 0)
-        return dataclasses.replace(batch, ids=ids, weights=weights)
 
     @property
     def sample_bytes(self) -> int:
         """Returns the most bytes that a checked sample may have, without dense values
         until their number is known."""
-        return self._layout().itemsize
+        return self._layout().sample_bytes
 
     def _was_checked(self, batch: Batch) -> bool:
         """Says whether the batch is in its final form and was checked."""
+        if self._stored is None:
+            self._stored = self._layout()
+        if batch.stored is None or batch.stored[0] != self._stored:
+            return False
+        if any(feature.sequence for feature in self._features.values()):
+            return False
         checked = batch.checked_rows
-        return (
-            batch.records is not None
-            and batch.records.dtype == self._layout()
-            and all(checked.get(n, math.inf) <= rows for n, rows in self._rows.items())
-        )
+        return all(checked.get(n, math.inf) <= rows for n, rows in self._rows.items())
 
-    def _layout(self) -> np.dtype:
+    def _layout(self) -> Layout:
         features = self._features.values()
-        return layout(
+        return Layout(
+            self._tasks or 1,
             self._dense_features or 0,
-            tuple((f.name, f.hotness, id_dtype(self._rows[f.name])) for f in features),
+            tuple((f.name, f.hotness, is_long(self._rows[f.name])) for f in features),
             tuple((f.name, f.hotness) for f in features if f.weighted),
-            self._tasks or 0,
             bool(self._weighs_samples),
         )
 
-    def _sample_weights(self, batch: Batch) -> np.ndarray | None:
+    def _sample_weights(self, batch: Batch, samples: int) -> np.ndarray | None:
         weights = batch.sample_weights
         if (weights is not None) != self._weighs_samples:
             has = "none" if weights is None else "some"
@@ -165,52 +137,30 @@ class BatchChecker:
             )
         if weights is None:
             return None
-        weights = _float32(batch, "sample weights", weights, (len(batch),))
+        weights = _float32(batch, "sample weights", weights, (samples,))
         if (weights < 0).any():
             _fail(batch, "sample weights", weights < 0, weights, "must be 0 or more")
         return weights
 
-    def _ids(self, batch: Batch, name: str) -> np.ndarray | Jagged:
-        """Returns the ids without bad ones, in the dtype of their table's."""
-        column, rows = batch.ids[name], self._rows[name]
-        if isinstance(column, Jagged) and self._features[name].sequence:
-            ids = _whole_numbers(f"ids of feature {name!r}", column.values)
-        else:
-            ids = self._bags(batch, name)
-        if rows == DYNAMIC_KEYS:
-            if ids.dtype == np.uint64:
-                self._check_unsigned(batch, name, ids)
-                ids = ids.view(np.int64)
-        elif ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
-            ids = self._mend(batch, name, ids)
-        ids = ids.astype(id_dtype(rows), copy=False)
-        if not isinstance(column, Jagged):
-            ids = _pad(ids, self._features[name].hotness, PADDING_ID)
-        return with_values(column, ids)
-
-    def _check_unsigned(self, batch: Batch, name: str, keys: np.ndarray) -> None:
-        """Raises ``DataError`` if a key has the bits of -1: it would be padding."""
-        bad = keys == np.iinfo(np.uint64).max
-        if bad.any():
-            rule = (
-                "must be below 2^64 - 1, whose bits are those of the padding -1; give "
-                "this key another number"
-            )
-            _fail(batch, f"ids of feature {name!r}", bad, keys, rule, batch.ids[name])
-
-    def _bags(self, batch: Batch, name: str) -> np.ndarray:
-        """Returns ``[batch, up to hotness]`` ids, whatever rows they are of."""
-        what, feature = f"ids of feature {name!r}", self._features[name]
-        column, hotness = batch.ids[name], feature.hotness
+    def _ids(
+        self, batch: Batch, feature: FeatureSpec, samples: int
+    ) -> np.ndarray | Jagged:
+        """Returns ids of a feature in their final form, without bad ones."""
+        what, hotness = f"ids of feature {feature.name!r}", feature.hotness
+        column = batch.ids[feature.name]
         if isinstance(column, Jagged):
-            raise DataError(
-                f"{what}: are jagged, must be an array: pooling is "
-                f"{feature.pooling!r}, not 'none'"
-            )
+            if not feature.sequence:
+                raise DataError(
+                    f"{what}: are jagged, must be an array: pooling is "
+                    f"{feature.pooling!r}, not 'none'"
+                )
+            column = column.checked(what, samples, hotness, batch.locate)
+            values = self._valid(batch, feature, column.values)
+            return dataclasses.replace(column, values=values)
         ids = _whole_numbers(what, column)
-        if ids.ndim != 2 or len(ids) != len(batch):
+        if ids.ndim != 2 or len(ids) != samples:
             raise DataError(
-                f"{what}: shape is {ids.shape}, must be [{len(batch)}, up to {hotness}]"
+                f"{what}: shape is {ids.shape}, must be [{samples}, up to {hotness}]"
             )
         if ids.shape[1] > hotness:
             extra = ids != PADDING_ID
@@ -219,26 +169,38 @@ class BatchChecker:
                 rule = f"a bag has more ids than the declared hotness, {hotness}"
                 _fail(batch, what, extra, ids, rule)
             ids = ids[:, :hotness]
-        return ids
+        ids = _pad(self._valid(batch, feature, ids), hotness, PADDING_ID)
+        return Jagged.of(ids, ids != PADDING_ID) if feature.sequence else ids
 
-    def _mend(self, batch: Batch, name: str, ids: np.ndarray) -> np.ndarray:
-        """Returns a copy of ``ids`` without bad ones, int64."""
-        rows = self._rows[name]
-        bad = (ids < PADDING_ID) | (ids >= rows)
-        if self._on_bad_id == "error":
-            rule = (
-                f"{self._id_rule(name)}; fix the data, or set on_bad_id to "
-                '"drop" or "hash"'
-            )
-            what = f"ids of feature {name!r}"
-            _fail(batch, what, bad, ids, rule, batch.ids[name])
-        self.bad_ids[name] += int(bad.sum())
-        mended = ids.astype(np.int64)
-        if self._on_bad_id == "drop":
-            mended[bad] = PADDING_ID
-        else:
-            mended[bad] = splitmix64(mended[bad].view(np.uint64)) % np.uint64(rows)
-        return mended
+    def _valid(
+        self, batch: Batch, feature: FeatureSpec, values: np.ndarray
+    ) -> np.ndarray:
+        """Returns ids that are rows or padding, in the dtype of their table's."""
+        name, rows = feature.name, self._rows[feature.name]
+        what, column = f"ids of feature {name!r}", batch.ids[name]
+        ids = _whole_numbers(what, values)
+        if rows == DYNAMIC_KEYS:
+            if ids.dtype == np.uint64:
+                if (bad := ids == np.iinfo(np.uint64).max).any():
+                    rule = (
+                        "must be below 2^64 - 1, whose bits are those of the padding "
+                        "-1; give this key another number"
+                    )
+                    _fail(batch, what, bad, ids, rule, column)
+                ids = ids.view(np.int64)
+        elif ids.size and not (ids.min() >= PADDING_ID and ids.max() < rows):
+            bad = (ids < PADDING_ID) | (ids >= rows)
+            if self._on_bad_id == "error":
+                rule = (
+                    f"{self._id_rule(name)}; fix the data, or set on_bad_id to "
+                    '"drop" or "hash"'
+                )
+                _fail(batch, what, bad, ids, rule, column)
+            self.bad_ids[name] += int(bad.sum())
+            ids = ids.astype(np.int64)
+            hashes = splitmix64(ids[bad].view(np.uint64)) % np.uint64(rows)
+            ids[bad] = PADDING_ID if self._on_bad_id == "drop" else hashes
+        return ids.astype(id_dtype(rows), copy=False)
 
     def _id_rule(self, name: str) -> str:
         table, last = self._features[name].table, self._rows[name] - 1
@@ -264,43 +226,43 @@ class BatchChecker:
                 )
         return lines
 
-    def _weights(self, batch: Batch, name: str) -> np.ndarray | Jagged:
-        column, ids = batch.weights[name], batch.ids[name]
-        what, shape = f"weights of feature {name!r}", np.shape(values_of(ids))
-        weights = _float32(batch, what, values_of(column), shape, ids)
-        if not isinstance(ids, Jagged):
+    def _weights(
+        self, batch: Batch, name: str, ids: np.ndarray | Jagged
+    ) -> np.ndarray | Jagged:
+        """Returns weights that lie as these ids, which are in their final form."""
+        what, column = f"weights of feature {name!r}", batch.weights[name]
+        if isinstance(column, Jagged):
+            if not isinstance(ids, Jagged) or not ids.lies_as(column):
+                raise DataError(
+                    f"{what}: lengths or begins are not those of its ids, must be equal"
+                )
+            weights = _float32(batch, what, column.values, ids.values.shape)
+        else:
             hotness = self._features[name].hotness
+            weights = _float32(batch, what, column, np.shape(batch.ids[name]))
             weights = _pad(weights[:, :hotness], hotness, 0)
-        return with_values(column, weights)
+            if isinstance(ids, Jagged):
+                weights = ids.pick(weights)
+        if not isinstance(ids, Jagged):
+            return np.where(ids == PADDING_ID, np.float32(0), weights)
+        weights = np.where(ids.values == PADDING_ID, np.float32(0), weights)
+        return dataclasses.replace(ids, values=weights, fill=0)
 
 
-def as_arrays(batch: Batch) -> Batch:
-    """Returns the batch with arrays in the place of lists."""
-    lists: dict[str, Any] = {
-        what: _whole(what, values)
-        for what in ("dense", "labels")
-        if isinstance(values := getattr(batch, what), list | tuple)
-    }
-    for kind in ("ids", "weights"):
-        columns = getattr(batch, kind)
-        if any(isinstance(column, list | tuple) for column in columns.values()):
-            lists[kind] = {
-                name: column
-                if isinstance(column, Jagged)
-                else _whole(f"{kind} of feature {name!r}", column)
-                for name, column in columns.items()
-            }
-    return dataclasses.replace(batch, **lists) if lists else batch
+def _array(what: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise DataError(
+            f"{what}: rows have different lengths, must have one: end short bags with "
+            f"{PADDING_ID}, or give Jagged for a sequence"
+        ) from None
 
 
 def _float32(
-    batch: Batch,
-    what: str,
-    values: np.ndarray,
-    shape: tuple[int, ...],
-    column: np.ndarray | Jagged | None = None,
+    batch: Batch, what: str, values: Any, shape: tuple[int, ...]
 ) -> np.ndarray:
-    values = _whole(what, values)
+    values = _array(what, values)
     if values.dtype.kind not in "fiub":
         raise DataError(f"{what}: dtype is {values.dtype}, must be a number type")
     if values.shape != shape:
@@ -309,41 +271,15 @@ def _float32(
         cast = values.astype(np.float32, copy=False)
     finite = np.isfinite(cast)
     if not finite.all():
-        _fail(batch, what, ~finite, values, "must be finite in float32", column)
+        _fail(batch, what, ~finite, values, "must be finite in float32")
     return cast
 
 
-def _whole_numbers(what: str, values: np.ndarray) -> np.ndarray:
-    values = _whole(what, values)
+def _whole_numbers(what: str, values: Any) -> np.ndarray:
+    values = _array(what, values)
     if not np.issubdtype(values.dtype, np.integer):
         raise DataError(f"{what}: dtype is {values.dtype}, must be an integer type")
     return values
-
-
-def _whole(what: str, values: Any) -> np.ndarray:
-    """Returns the values as an array; behind a mask there is no value to train on."""
-    if np.ma.is_masked(values):
-        raise DataError(
-            f"{what}: {np.ma.count_masked(values)} values are masked; leave out their "
-            "samples, or fill them"
-        )
-    try:
-        return np.asarray(values)
-    except ValueError:  # rows of different lengths
-        raise DataError(
-            f"{what}: rows have different lengths, must have one: end short bags with "
-            f"{PADDING_ID}, or give Jagged for a sequence"
-        ) from None
-
-
-def _rectangle(
-    what: str, column: np.ndarray, shape: tuple[int, ...], longest: int
-) -> np.ndarray:
-    """Returns ``[batch, longest]`` values of a column that must have this shape."""
-    column = _whole(what, column)
-    if column.shape != shape:
-        raise DataError(f"{what}: shape is {column.shape}, must be {shape}")
-    return _pad(column[:, :longest], longest, 0)
 
 
 def _pad(array: np.ndarray, width: int, value: float) -> np.ndarray:
@@ -376,8 +312,8 @@ def _fail(
     """Raises for the first sample where ``bad``; the values may be those of a jagged
     ``column``."""
     first = tuple(int(index) for index in np.argwhere(bad)[0])
-    sample, *cell = column.cell(*first) if isinstance(column, Jagged) else first
-    where = f"{what}, column {cell[0]}" if cell else what
+    sample, *place = column.place(*first) if isinstance(column, Jagged) else first
+    where = f"{what}, column {place[0]}" if place else what
     raise DataError(
         f"{batch.locate(sample)}: {where}: value is {values[first]}, {rule} "
         f"({int(bad.sum())} such values in this batch)"

@@ -22,8 +22,9 @@ from embark_jax.data.jagged import Jagged
 
 Events = dict[str, np.ndarray]
 """Item and time, uint32, and action, uint8, of some events."""
-RANGE_WORDS = 3
-"""A sample's range: number of the file, and where events begin and end there."""
+EVENTS, EVENT_RANGES = "events", (np.dtype(np.int64), 3)
+"""The matrix of the samples' ranges: number of the file, and where events begin and end
+there."""
 POOLS = 3
 """Actions: a long listen, a like, a skip."""
 CANDIDATE_ACTION = POOLS
@@ -76,7 +77,7 @@ class Histories:
         """Returns each sequence's ids, int32.
 
         Args:
-          ranges: ``[batch, RANGE_WORDS]``, as records hold them.
+          ranges: ``[batch, 3]``, as files of samples hold them.
           spread: a ``map``, such as that of threads.
         """
 

@@ -8,14 +8,13 @@ written, and a batch stays a pure function of the step.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from embark_jax.data.batch import Batch, DataError, Dataset
-from embark_jax.data.view import DatasetView
+from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.dataset import Dataset, DatasetView
 
 WINDOW_BATCHES = 32
 """Number of batches that are sorted together. In each window, up to one batch of
@@ -27,14 +26,13 @@ class _Window(NamedTuple):
 
     Attributes:
       number: number of the window.
-      batches: the batches as the dataset gave them.
-      order: ``[batches, batch size]`` the samples of the new batches, numbered through
-        the window.
+      samples: all of their samples, as the dataset gave them.
+      order: ``[batches, batch size]`` the samples of the new batches.
       hot: ``[batches]`` whether each new batch is all-hot.
     """
 
     number: int
-    batches: list[Batch]
+    samples: Batch
     order: np.ndarray
     hot: np.ndarray
 
@@ -79,62 +77,62 @@ class HotBatches(DatasetView):
         if window is None or window.number != number:
             window = self._window = self._sort(number)
         first = process * batch_size
-        samples = window.order[batch, first : first + batch_size]
-        return _take(window, samples, bool(window.hot[batch]))
+        chosen = window.order[batch, first : first + batch_size]
+        return _picked(window.samples, chosen, bool(window.hot[batch]))
 
     def _sort(self, number: int) -> _Window:
         size, count = self._batch_size, self._window_batches
-        batches = [
-            self._dataset.train_batch(number * count + i, size) for i in range(count)
+        samples = _joined(
+            [self._dataset.train_batch(number * count + i, size) for i in range(count)]
+        )
+        cold = [
+            (ids >= self._hot_rows[name]).any(axis=1)
+            for name, ids in samples.ids.items()
         ]
-        all_hot = np.concatenate([self._is_all_hot(batch) for batch in batches])
-        samples = np.flatnonzero(all_hot)
-        full = len(samples) // size
+        all_hot = np.flatnonzero(~np.any(cold, axis=0))  # padding counts as hot
+        full = len(all_hot) // size
         # Batch i is all-hot if the share of all-hot batches up to it reaches the next
         # whole number.
         hot = np.diff(np.arange(count + 1) * full // count) > 0
         order = np.empty((count, size), np.int64)
-        order[hot] = samples[: full * size].reshape(full, size)
+        order[hot] = all_hot[: full * size].reshape(full, size)
         others = np.ones(count * size, bool)
-        others[samples[: full * size]] = False
+        others[all_hot[: full * size]] = False
         order[~hot] = np.flatnonzero(others).reshape(count - full, size)
-        return _Window(number, batches, order, hot)
-
-    def _is_all_hot(self, batch: Batch) -> np.ndarray:
-        """Returns ``[batch]`` whether all ids of a sample are of hot rows; padding
-        counts as hot."""
-        cold = [
-            (np.asarray(ids) >= self._hot_rows[name]).any(axis=1)
-            for name, ids in batch.ids.items()
-        ]
-        return ~np.any(cold, axis=0)
+        return _Window(number, samples, order, hot)
 
 
-def _take(window: _Window, samples: np.ndarray, hot: bool) -> Batch:
-    batches, size = window.batches, window.order.shape[1]
-    of_batch, row = np.divmod(samples, size)
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Returns the samples of batches of one size as one."""
 
-    def pick(arrays: Sequence[Any]) -> np.ndarray:
-        picked = np.empty((len(samples), *arrays[0].shape[1:]), arrays[0].dtype)
-        for i in np.unique(of_batch):
-            picked[of_batch == i] = arrays[i][row[of_batch == i]]
-        return picked
+    def join(column: Callable[[Batch], Any]) -> Any:
+        return np.concatenate([np.asarray(column(batch)) for batch in batches])
 
     def locate(sample: int) -> str:
-        return batches[of_batch[sample]].locate(int(row[sample]))
+        batch, place = divmod(sample, len(batches[0]))
+        return batches[batch].locate(place)
 
     first = batches[0]
-    weights = [batch.sample_weights for batch in batches]  # all, or none, have some
-    return dataclasses.replace(
-        first,
-        dense=pick([batch.dense for batch in batches]),
-        ids={name: pick([batch.ids[name] for batch in batches]) for name in first.ids},
-        labels=pick([batch.labels for batch in batches]),
-        weights={
-            name: pick([batch.weights[name] for batch in batches])
-            for name in first.weights
-        },
-        locate=locate,
-        hot=hot,
-        sample_weights=None if weights[0] is None else pick(weights),
+    return Batch(
+        join(lambda batch: batch.dense),
+        {name: join(lambda batch, n=name: batch.ids[n]) for name in first.ids},
+        join(lambda batch: batch.labels),
+        {name: join(lambda batch, n=name: batch.weights[n]) for name in first.weights},
+        locate,
+        sample_weights=None
+        if first.sample_weights is None
+        else join(lambda batch: batch.sample_weights),
+    )
+
+
+def _picked(batch: Batch, samples: np.ndarray, hot: bool) -> Batch:
+    weights = batch.sample_weights
+    return Batch(
+        batch.dense[samples],
+        {name: ids[samples] for name, ids in batch.ids.items()},
+        batch.labels[samples],
+        {name: column[samples] for name, column in batch.weights.items()},
+        lambda sample: batch.locate(int(samples[sample])),
+        hot,
+        None if weights is None else weights[samples],
     )

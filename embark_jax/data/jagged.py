@@ -58,18 +58,12 @@ class Jagged:
             end = longest - np.argmax(present[:, ::-1], axis=1)
             some = present[np.arange(len(padded)), begin]
             length = np.where(some, end - begin, 0).astype(np.int32)
-        spans = cls(padded.ravel()[:0], length, longest=longest, begin=begin)
-        return spans.pick(padded)
+        jagged = cls(padded.ravel()[:0], length, longest=longest, begin=begin)
+        return dataclasses.replace(jagged, values=jagged.pick(padded))
 
-    def pick(self, padded: np.ndarray, fill: float = PADDING_ID) -> Jagged:
-        """Packs other values at the same places.
-
-        Args:
-          padded: ``[batch, longest]`` values.
-          fill: value of places that are left out.
-        """
-        values = padded[self._has_value()]
-        return dataclasses.replace(self, values=values, fill=fill)
+    def pick(self, padded: np.ndarray) -> np.ndarray:
+        """Returns ``[events]``: the values of ``[batch, longest]`` at these places."""
+        return padded[self._has_value()]
 
     def samples(self, start: int, stop: int) -> Jagged:
         """Returns some samples; those beyond the last have no values."""
@@ -105,12 +99,9 @@ class Jagged:
                     f"{what}: {kind} are {dtype} of shape {shape}, must be integers of "
                     f"shape ({batch},)"
                 )
-        ends = np.add(self.begin, self.length, dtype=np.int64)
-        for kind, counts in (
-            ("length", self.length),
-            ("begin", self.begin),
-            ("end", ends),
-        ):
+        length, begin = self.length.astype(np.int64), self.begin.astype(np.int64)
+        ends = begin + length
+        for kind, counts in (("length", length), ("begin", begin), ("end", ends)):
             bad = np.flatnonzero((counts < 0) | (counts > longest))
             if len(bad):
                 raise DataError(
@@ -118,43 +109,35 @@ class Jagged:
                     f"be from 0 to {longest}, the longest ({len(bad)} such values in "
                     "this batch)"
                 )
-        events = int(np.sum(self.length, dtype=np.int64))
-        if np.shape(self.values) != (events,):
+        if np.shape(self.values) != (events := int(length.sum()),):
             raise DataError(
                 f"{what}: values are of shape {np.shape(self.values)}, must be of "
                 f"shape ({events},), as many as the lengths say"
             )
-        begin, length = self.begin.astype(np.int32), self.length.astype(np.int32)
-        return dataclasses.replace(self, length=length, longest=longest, begin=begin)
+        return dataclasses.replace(
+            self,
+            length=length.astype(np.int32),
+            longest=longest,
+            begin=begin.astype(np.int32),
+        )
 
-    def like(self, column: np.ndarray | Jagged, what: str, fill: float) -> Jagged:
-        """Returns weights of these ids, packed as they are.
+    def lies_as(self, other: Jagged) -> bool:
+        """Says whether other values have the same places."""
+        return np.array_equal(self.length, other.length) and np.array_equal(
+            self.begin, other.begin
+        )
 
-        Args:
-          column: the same places, packed or padded, up to ``longest``.
-          what: name of the values in messages.
-          fill: value of places that are left out.
-
-        Raises:
-          DataError: if the values of ``column`` have other places.
-        """
-        if not isinstance(column, Jagged):
-            return self.pick(column, fill)
-        if not (
-            np.array_equal(self.length, column.length)
-            and np.array_equal(self.begin, column.begin)
-        ):
-            raise DataError(
-                f"{what}: lengths or begins are not those of its ids, must be equal"
-            )
-        return dataclasses.replace(self, values=column.values, fill=fill)
-
-    def cell(self, value: int) -> tuple[int, int]:
-        """Returns the sample of a value, and the column there."""
+    def place(self, value: int) -> tuple[int, int]:
+        """Returns the sample of a value, and its place there."""
         ends = np.cumsum(self.length)
         sample = int(np.searchsorted(ends, value, side="right"))
         first = ends[sample] - self.length[sample]
         return sample, int(self.begin[sample] + value - first)
+
+    @property
+    def spans(self) -> np.ndarray:
+        """``[batch, 2]`` int32: place of each sample's first value, and how many."""
+        return np.stack([self.begin, self.length], axis=1, dtype=np.int32)
 
     @property
     def dtype(self) -> np.dtype:
@@ -188,15 +171,3 @@ class Jagged:
         column = np.arange(self.longest, dtype=np.int32)[None]
         end = self.begin + self.length
         return (column >= self.begin[:, None]) & (column < end[:, None])
-
-
-def values_of(column: np.ndarray | Jagged) -> np.ndarray:
-    """Returns the values of a column that may be jagged."""
-    return column.values if isinstance(column, Jagged) else column
-
-
-def with_values(column: np.ndarray | Jagged, values: np.ndarray) -> np.ndarray | Jagged:
-    """Returns such a column with other values."""
-    if isinstance(column, Jagged):
-        return dataclasses.replace(column, values=values)
-    return values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embark_jax.data.batch import Batch, id_dtype
-from embark_jax.data.in_memory import InMemory
+from embark_jax.data.dataset import InMemory
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 

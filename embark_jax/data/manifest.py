@@ -11,6 +11,7 @@ vocabularies and of events, which whoever opens one compares.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
@@ -22,13 +23,13 @@ import pydantic
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
-from embark_jax.data import records as records_
 from embark_jax.data import sample_files
-from embark_jax.data.batch import Batch, DataError, id_dtype
+from embark_jax.data.batch import Batch, DataError, is_long
 from embark_jax.data.checks import BatchChecker
-from embark_jax.data.event_lists import RANGE_WORDS, SEQUENCES, EventLists
+from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, SEQUENCES, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile, SizedFile
+from embark_jax.data.layout import TYPES, Layout
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.vocabulary import VOCABULARY as VOCABULARY
@@ -47,8 +48,6 @@ SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
 """Bytes of samples that are read and shuffled together; a disk reads this much at full
 speed."""
-SMALL_BYTES = 4 * 2**20
-"""Vocabularies up to this size are hashed whenever the data are opened."""
 
 
 class SampleFile(SizedFile):
@@ -114,7 +113,7 @@ class Manifest(ChecksummedFile):
       columns: columns of a user's own files, which raw rows must have.
       text_features: features whose values are text; others have whole numbers.
       events: events of the samples' histories, which are features without ids in the
-        records; None if there are none.
+        files of samples; None if there are none.
     """
 
     version: Literal[5] = VERSION
@@ -148,7 +147,6 @@ class Manifest(ChecksummedFile):
         strange = {*self.numbers} - {*self.dense, *self.features}
         if strange := strange | {*self.text_features} - {*self.features}:
             raise ValueError(f"{sorted(strange)[0]!r} is no column")
-        self.layout()
         return self
 
     @classmethod
@@ -159,7 +157,8 @@ class Manifest(ChecksummedFile):
     @property
     def block_rows(self) -> int:
         """Number of samples that are read together, about BLOCK_BYTES."""
-        return 2 ** max(0, int(math.log2(BLOCK_BYTES / self.layout().itemsize)))
+        sample_bytes = sum(t.itemsize * n for t, n in self.matrix_types.values())
+        return 2 ** max(0, int(math.log2(BLOCK_BYTES / sample_bytes)))
 
     def digest(self) -> str:
         """Identifies the samples and the values that their ids stand for: it differs if
@@ -195,7 +194,7 @@ class Manifest(ChecksummedFile):
 
     @property
     def stored_features(self) -> dict[str, PreparedFeature]:
-        """Returns the features whose ids are in the records."""
+        """Returns the features whose ids are in the files."""
         gathered = SEQUENCES if self.events else ()
         return {n: f for n, f in self.features.items() if n not in gathered}
 
@@ -216,23 +215,24 @@ class Manifest(ChecksummedFile):
         """Returns the number of samples of a split."""
         return sum(file.rows for file in self.files[split])
 
-    def layout(self) -> np.dtype:
-        """Returns the type of the records of every file.
-
-        Raises:
-          DataError: if records are too large.
-        """
-        ids = tuple(
-            (name, f.stored_hotness, id_dtype(self.table_rows[f.table]))
-            for name, f in self.stored_features.items()
-        )
-        return records_.layout(
+    def layout(self) -> Layout:
+        """Returns the layout of the matrices of every file."""
+        rows = self.table_rows
+        return Layout(
+            max(1, len(self.labels)),
             len(self.dense),
-            ids,
-            tasks=len(self.labels),
+            tuple(
+                (name, feature.stored_hotness, is_long(rows[feature.table]))
+                for name, feature in self.stored_features.items()
+            ),
             sample_weights=self.sample_weights,
-            event_words=RANGE_WORDS if self.events else 0,
         )
+
+    @property
+    def matrix_types(self) -> dict[str, sample_files.MatrixType]:
+        """Returns the types of the matrices of every file."""
+        types = {name: (TYPES[name], n) for name, n in self.layout().widths.items()}
+        return types | ({EVENTS: EVENT_RANGES} if self.events else {})
 
     def checked_rows(self) -> dict[str, int]:
         """Returns for each feature the number of rows of its table, which its ids are
@@ -245,20 +245,18 @@ class Manifest(ChecksummedFile):
 
 
 def load(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, and checks the sizes of its files and the hashes
-    of small vocabularies.
+    """Reads the manifest of a folder, and checks the sizes of its files.
 
     Raises:
       DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
     """
     manifest = read(folder)
-    for file in (*manifest.all_files, *manifest.event_files):
+    for file in (
+        *manifest.all_files,
+        *manifest.event_files,
+        *manifest.vocabularies,
+    ):
         file.sized(folder)
-    for file in manifest.vocabularies:
-        if file.bytes <= SMALL_BYTES:
-            file.verified(folder)
-        else:
-            file.sized(folder)
     return manifest
 
 
@@ -287,18 +285,20 @@ def read(folder: Path, mend: str = MEND) -> Manifest:
 def write_samples(
     folder: Path,
     file: str,
-    records: np.ndarray,
+    batch: Batch,
     manifest: Manifest,
     window: int | None = None,
+    events: np.ndarray | None = None,
 ) -> SampleFile:
     """Checks samples, and writes them as a file, whole or not at all.
 
     Args:
       folder: the manifest's folder.
       file: path of the file in the folder.
-      records: records of the manifest's layout.
+      batch: samples in the manifest's layout.
       manifest: the manifest, complete but for the files.
       window: begin of the time window that the samples are of, if they have one.
+      events: ``[samples, 3]`` range of each sample's events, if the data have such.
 
     Raises:
       DataError: if a sample breaks a rule of ``data.BatchChecker``.
@@ -308,6 +308,9 @@ def write_samples(
         for name, feature in manifest.stored_features.items()
     ]
     check = BatchChecker(stored, manifest.table_rows, len(manifest.dense))
-    check(Batch.of(records, f"{folder / file}, row {{}}".format))
-    xxh3 = sample_files.write(folder / file, records)
-    return SampleFile.of(folder, file, rows=len(records), xxh3=xxh3, window=window)
+    located = dataclasses.replace(batch, locate=f"{folder / file}, row {{}}".format)
+    _, matrices = check(located).matrices()
+    if events is not None:
+        matrices = {**matrices, EVENTS: events}
+    xxh3 = sample_files.write(folder / file, matrices)
+    return SampleFile.of(folder, file, rows=len(batch), xxh3=xxh3, window=window)

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from embark_jax.config import EmbeddingConfig, MovieLens100KConfig
-from embark_jax.data.batch import Batch, DataError, Dataset
+from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.dataset import Dataset, InMemory
 from embark_jax.data.download import movielens_100k_folder
-from embark_jax.data.in_memory import InMemory
 from embark_jax.data.leave_one_out import LeaveOneOut
 from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from embark_jax.data.batch import Batch, Dataset, id_dtype
+from embark_jax.data.batch import Batch, id_dtype
+from embark_jax.data.dataset import Dataset, DatasetView
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.data.view import DatasetView
 from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES, FeatureSpec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embark_jax._base.config import ConfigError
 from embark_jax.config import EmbeddingConfig, OwnDataConfig, call_named
-from embark_jax.data.batch import Dataset
+from embark_jax.data.dataset import Dataset
 from embark_jax.data.source import Description
 
 

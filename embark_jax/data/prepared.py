@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,41 +23,43 @@ from embark_jax.config import EmbeddingConfig, PreparedConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data import sample_files
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.event_lists import Histories
-from embark_jax.data.manifest import MEND, SPLITS, Manifest, SampleFile
-from embark_jax.data.multi_hot import bags_of
+from embark_jax.data.event_lists import EVENTS, Histories
+from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
+from embark_jax.data.manifest import MEND, SPLITS, SampleFile
 from embark_jax.data.pipeline import cores
 from embark_jax.data.prepare import raw_rows
 from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
 
-WINDOW_BLOCKS = 64
+GROUP_BLOCKS = 64
 """Number of blocks that are shuffled together: 64 MiB, from all over the epoch."""
 MAX_THREADS = 16
-_OPEN_FILES = 1024
-_OPEN_WINDOWS = 8
+OPEN_GROUPS = 8
+
+Rows = range | np.ndarray
+"""Numbers of samples of a split, in the order of its files."""
 
 
 class PreparedData:
     """A ``Dataset`` that `embark data prepare` or `embark data synth` made.
 
-    Which samples a batch has depends on seed, step and batch size alone. Blocks are
-    shuffled over the epoch, and samples within windows of WINDOW_BLOCKS of these
-    blocks. So files are read in blocks of a megabyte, and any batch is found without
-    reading those before it. Within a batch, the samples of a window are in the order
-    of the files: a step's result depends on it by rounding alone.
+    Which samples a batch has depends on seed, step and batch size alone. Blocks of a
+    megabyte are shuffled over the epoch, and samples within groups of GROUP_BLOCKS of
+    these blocks, so that any batch is found without reading those before it. Within a
+    batch, the samples of a group are in the order of the files: a step's result depends
+    on it by rounding alone.
 
-    A file's checksum is verified when it is read for the first time. Samples are then
-    copied from the file's memory into the batch, which is written in order.
+    A file's checksum is verified when it is read for the first time. Then neighbouring
+    samples are slices of its memory, and others are copied from it.
 
     Args:
-      folder: a folder with a ``manifest.json``; of one in a bucket, a copy on this
-        machine is read.
+      folder: a folder with a ``data.json``; of one in a bucket, a copy on this machine
+        is read.
       seed: determines the order of the training samples, anew in each epoch; None
         keeps that of the files.
+      window: begin of the time window whose samples alone are read; None reads all.
       threads: number of threads that gather a batch together; None takes one per core,
         up to MAX_THREADS.
-      manifest: manifest of some of the files alone; None takes all.
 
     Raises:
       DataError: if the folder is not wholly prepared, or was damaged since. Methods
@@ -67,11 +71,13 @@ class PreparedData:
         folder: str | Path,
         *,
         seed: int | None = 0,
+        window: int | None = None,
         threads: int | None = None,
-        manifest: Manifest | None = None,
     ):
         self.folder = local_copy(folder)
-        self.manifest = manifests.load(self.folder) if manifest is None else manifest
+        self.manifest = manifests.load(self.folder)
+        if window is not None:
+            self.manifest = self.manifest.of_window(window)
         self._seed = seed
         self.table_rows = self.manifest.table_rows
         self.features = tuple(
@@ -82,14 +88,17 @@ class PreparedData:
         if not self.train_samples:
             raise DataError(f"{self.folder}: has no training samples")
         self._layout = self.manifest.layout()
-        self._pieces = sample_files.pieces(self._layout)
+        self._types = self.manifest.matrix_types
         self._checked_rows = self.manifest.checked_rows()
-        self._splits = {split: _blocks(self.manifest, split) for split in SPLITS}
-        self._blocks = self._splits["train"]
-        # One of each is in use at a time; a batch may span several windows.
-        self._order = functools.lru_cache(maxsize=2)(self._make_order)
-        self._window = functools.lru_cache(maxsize=_OPEN_WINDOWS)(self._make_window)
-        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(self._open_file)
+        self._file_starts = {
+            split: list(itertools.accumulate((f.rows for f in files), initial=0))
+            for split, files in self.manifest.files.items()
+        }
+        self._blocks = self._training_blocks()
+        # A batch may be of several groups, and of two epochs.
+        self._epoch = functools.lru_cache(maxsize=2)(self._order_of_epoch)
+        self._group = functools.lru_cache(maxsize=OPEN_GROUPS)(self._order_of_group)
+        self._open = functools.cache(self._open_file)
         self._threads = threads or min(MAX_THREADS, cores())
         self._pool = ThreadPoolExecutor(self._threads, "gather")
         events = self.manifest.events
@@ -97,26 +106,14 @@ class PreparedData:
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
         """Returns the batch of training step ``step`` (from 0); may span epochs."""
-        slices, first = [], step * batch_size
-        position, stop = first, first + batch_size
+        position, parts = step * batch_size, []
+        stop = position + batch_size
         while position < stop:
-            window, start = self._find(position)
-            samples = np.sort(window.order[start : start + stop - position])
-            slices.append(_Slice(window, samples, position - first))
-            position += len(samples)
-        records = np.empty(batch_size, self._layout)
-        self._gather(slices, records)
-
-        def row(sample: int) -> int:
-            window, samples, start = next(
-                slice_ for slice_ in reversed(slices) if slice_.start <= sample
-            )
-            index = samples[sample - start]
-            number = int(np.searchsorted(window.starts, index, side="right")) - 1
-            inside = int(index - window.starts[number])
-            return self._blocks.first_row(window.blocks[number]) + inside
-
-        return self._batch(records, "train", row)
+            rows = self._rows_from(position, stop - position)
+            parts.append(rows)
+            position += len(rows)
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self._batch("train", rows)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
         """Yields the whole validation set once, or None; the last batch may be
@@ -132,21 +129,9 @@ class PreparedData:
     def in_file_order(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Yields a split once, in the order of its files; the last batch may be
         shorter."""
-        files, total = self._splits[split].files, self.manifest.rows(split)
-        number, row = 0, 0  # the next sample's file, and its row there
+        total = self.manifest.rows(split)
         for first in range(0, total, batch_size):
-            records = np.empty(min(batch_size, total - first), self._layout)
-            filled = 0
-            while filled < len(records):
-                rows = slice(row, min(files[number].rows, row + len(records) - filled))
-                target = records[filled : filled + rows.stop - rows.start]
-                matrices = self._open(files[number]).items()
-                some = {name: matrix[rows] for name, matrix in matrices}
-                sample_files.fill(target, self._pieces, some)
-                filled, row = filled + len(target), rows.stop
-                if row == files[number].rows:
-                    number, row = number + 1, 0
-            yield self._batch(records, split, first.__add__)
+            yield self._batch(split, range(first, min(first + batch_size, total)))
 
     def shared_values(self, split: str, feature: str) -> pa.Array | None:
         """Returns the values of a feature, of one id a sample, for the samples of a
@@ -179,96 +164,138 @@ class PreparedData:
         """Returns the best AUC, which is known for synthetic data only."""
         return self.manifest.bayes_auc
 
-    def _find(self, position: int) -> tuple[_Window, int]:
-        """Returns the window of a training sample, and its position there."""
-        epoch, sample = divmod(position, self.train_samples)
-        starts = self._order(epoch).starts
-        number = int(np.searchsorted(starts, sample, side="right")) - 1
-        return self._window(epoch, number), sample - int(starts[number])
+    def _training_blocks(self) -> np.ndarray:
+        """Returns ``[blocks, 2]``: first row of each block, and number of its rows."""
+        starts, size = self._file_starts["train"], self.manifest.block_rows
+        return np.array(
+            [
+                (first, min(size, end - first))
+                for start, end in itertools.pairwise(starts)
+                for first in range(start, end, size)
+            ]
+        )
 
-    def _make_order(self, epoch: int) -> _Order:
-        blocks = np.arange(len(self._blocks.rows))
-        if self._seed is not None:
-            blocks = np.random.default_rng([self._seed, epoch]).permutation(blocks)
-        ends = np.cumsum(self._blocks.rows[blocks])
-        starts = np.concatenate([[0], ends[WINDOW_BLOCKS - 1 :: WINDOW_BLOCKS]])
-        if starts[-1] != ends[-1]:
-            starts = np.append(starts, ends[-1])
-        return _Order(blocks, starts)
+    def _rows_from(self, position: int, count: int) -> Rows:
+        """Returns rows of the training samples from a position on: as many, or as there
+        are up to the end of their group or epoch, in ascending order."""
+        epoch, first = divmod(position, self.train_samples)
+        if self._seed is None:
+            return range(first, min(first + count, self.train_samples))
+        _, starts = self._epoch(epoch)
+        group = int(np.searchsorted(starts, first, side="right")) - 1
+        first -= int(starts[group])
+        return np.sort(self._group(epoch, group)[first : first + count])
 
-    def _make_window(self, epoch: int, window: int) -> _Window:
-        start = window * WINDOW_BLOCKS
-        blocks = np.sort(self._order(epoch).blocks[start : start + WINDOW_BLOCKS])
-        starts = np.concatenate([[0], np.cumsum(self._blocks.rows[blocks])])
-        order = np.arange(int(starts[-1]))
-        if self._seed is not None:
-            shuffle = np.random.default_rng([self._seed, epoch, window])
-            order = shuffle.permutation(order)
-        return _Window(blocks, starts, order)
+    def _order_of_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the blocks in their order, and the position where each group of them
+        starts."""
+        shuffle = np.random.default_rng([self._seed, epoch])
+        blocks = shuffle.permutation(len(self._blocks))
+        ends = np.cumsum(self._blocks[blocks, 1])
+        return blocks, np.append(0, ends[GROUP_BLOCKS - 1 : -1 : GROUP_BLOCKS])
 
-    def _gather(self, slices: Sequence[_Slice], target: np.ndarray) -> None:
-        """Copies samples from the files' memory to a batch: rows of each matrix, a
-        block at a time, and then the matrices as wholes."""
-        jobs = []
-        for window, samples, start in slices:
-            ends = np.searchsorted(samples, window.starts)
-            for number, (begin, end) in enumerate(itertools.pairwise(ends)):
-                if begin < end:
-                    block = window.blocks[number]
-                    first = self._blocks.first[block] - window.starts[number]
-                    rows = samples[begin:end] + first
-                    jobs.append((block, rows, slice(start + begin, start + end)))
+    def _order_of_group(self, epoch: int, group: int) -> np.ndarray:
+        """Returns the rows of a group in the order in which batches take them."""
+        blocks, _ = self._epoch(epoch)
+        chosen = np.sort(blocks[group * GROUP_BLOCKS : (group + 1) * GROUP_BLOCKS])
+        rows = [np.arange(first, first + n) for first, n in self._blocks[chosen]]
+        shuffle = np.random.default_rng([self._seed, epoch, group])
+        return shuffle.permutation(np.concatenate(rows))
+
+    def _read(self, split: str, rows: Rows) -> dict[str, np.ndarray]:
+        """Returns the matrices of samples."""
+        starts, files = self._file_starts[split], self.manifest.files[split]
+        if isinstance(rows, range):
+            number = bisect.bisect_right(starts, rows.start) - 1
+            if rows.stop <= starts[number + 1]:
+                first, stop = rows.start - starts[number], rows.stop - starts[number]
+                matrices = self._open(files[number])
+                return {name: matrix[first:stop] for name, matrix in matrices.items()}
+            rows = np.asarray(rows)
+        file = np.searchsorted(starts, rows, side="right") - 1
+        whole_rows = {name: t.itemsize * n for name, (t, n) in self._types.items()}
         gathered = {
-            name: np.empty(len(target), row)
-            for name, row in sample_files.row_types(self._pieces).items()
+            name: np.empty(len(rows), np.dtype((np.void, size)))
+            for name, size in whole_rows.items()
         }
 
-        def copy(jobs: Sequence[tuple[int, np.ndarray, slice]]) -> None:
-            for block, rows, to in jobs:
-                file = self._blocks.files[self._blocks.file[block]]
-                for name, matrix in self._open(file).items():
-                    # "clip": NumPy buffers the whole result if it checks indices.
-                    matrix.take(rows, out=gathered[name][to], mode="clip")
+        def copy(part: tuple[int, int]) -> None:
+            begin, end = part
+            number = file[begin]
+            inside = rows[begin:end] - starts[number]
+            for name, matrix in self._open(files[number]).items():
+                values = matrix.view(gathered[name].dtype)[:, 0]
+                # "clip": NumPy buffers the whole result if it checks indices.
+                values.take(inside, out=gathered[name][begin:end], mode="clip")
 
-        shares = [jobs[i :: self._threads] for i in range(self._threads)]
-        for _ in self._pool.map(copy, shares):  # raises a thread's exception
+        share = -(-len(rows) // self._threads)
+        cuts = np.flatnonzero(np.diff(file)) + 1
+        cuts = np.unique(np.concatenate([np.arange(0, len(rows), share), cuts]))
+        parts = itertools.pairwise([*cuts.tolist(), len(rows)])
+        for _ in self._pool.map(copy, parts):  # raises a thread's exception
             pass
-        sample_files.fill(target, self._pieces, gathered)
+        return {
+            name: values.view(self._types[name][0]).reshape(len(rows), -1)
+            for name, values in gathered.items()
+        }
 
     def _open_file(self, file: SampleFile) -> dict[str, np.ndarray]:
         path = self.folder / file.file
         try:
-            return sample_files.read(path, self._pieces, file.rows, file.xxh3)
+            return sample_files.read(path, self._types, file.rows, file.xxh3)
         except (OSError, KeyError, ValueError) as error:
             raise DataError(f"{path}: {error}; {MEND}") from None
 
-    def _batch(
-        self, records: np.ndarray, split: str, row: Callable[[int], int]
-    ) -> Batch:
-        """Makes a batch of records; ``row`` gives their rows in the split."""
-
+    def _batch(self, split: str, rows: Rows) -> Batch:
         def locate(sample: int) -> str:
-            rest = row(sample)
-            for file in self.manifest.files[split]:
-                if rest < file.rows:
-                    return f"{self.folder / file.file}, row {rest}"
-                rest -= file.rows
-            raise IndexError(sample)
+            row, starts = int(rows[sample]), self._file_starts[split]
+            number = bisect.bisect_right(starts, row) - 1
+            file = self.manifest.files[split][number].file
+            return f"{self.folder / file}, row {row - starts[number]}"
 
-        batch = Batch.of(records, locate, self._checked_rows)
+        matrices = self._read(split, rows)
+        batch = Batch.of(self._layout, matrices, locate, self._checked_rows)
         features = self.manifest.features.items()
-        bags = any(feature.bags_of_one_id for _, feature in features)
-        if not bags and self._histories is None:
-            return batch
-        ids = dict(batch.ids)
+        changed: dict[str, Any] = {
+            name: bags_of(
+                np.asarray(batch.ids[name])[:, 0],
+                feature.table,
+                self.table_rows[feature.table],
+                feature.hotness,
+            )
+            for name, feature in features
+            if feature.bags_of_one_id
+        }
         if self._histories is not None:
-            ids |= self._histories.of(records["events"], self._pool.map)
-        for name, feature in features:
-            if feature.bags_of_one_id:
-                rows = self.table_rows[feature.table]
-                one = ids[name][:, 0]
-                ids[name] = bags_of(one, feature.table, rows, feature.hotness)
-        return dataclasses.replace(batch, ids=ids)
+            changed |= self._histories.of(matrices[EVENTS], self._pool.map)
+        if not changed:
+            return batch
+        return dataclasses.replace(batch, ids={**batch.ids, **changed})
+
+
+def bags_of(ids: np.ndarray, table: str, rows: int, hotness: int) -> np.ndarray:
+    """Makes bags of single ids, as MLPerf makes Criteo's click logs multi-hot.
+
+    For each row of a table, MLPerf draws once the other ids of the bag that the row
+    becomes, uniformly from the table, and writes all bags to disk: 3.8 TB
+    (https://github.com/mlcommons/training/tree/master/recommendation_v2/torchrec_dlrm).
+    Here those ids are a hash of the row, so reading makes them from one id.
+
+    Args:
+      ids: ``[samples]`` ids of the table.
+      table: its name; other tables have other bags.
+      rows: number of rows of the table.
+      hotness: number of ids per bag.
+
+    Returns:
+      ``[samples, hotness]`` ids: each id, and then those that belong to it.
+    """
+    seed = np.uint64(zlib.crc32(table.encode()) << 32)
+    counters = ids.astype(np.uint64)[:, None] * np.uint64(hotness) + seed
+    counters = counters + np.arange(hotness, dtype=np.uint64)
+    bags = splitmix64(counters * GOLDEN_GAMMA) % np.uint64(rows)
+    bags[:, 0] = ids
+    return bags.astype(ids.dtype)
 
 
 def described(data: PreparedData, order: Mapping[str, Any]) -> Description:
@@ -282,7 +309,6 @@ def described(data: PreparedData, order: Mapping[str, Any]) -> Description:
     return Description.of(
         data,
         labels=manifest.labels,
-        dense_names=manifest.dense,
         order=order,
         missing_dense=manifest.missing_dense,
         values=TableValues(data.folder, manifest),
@@ -326,56 +352,3 @@ def absent(
         )
     table_rows, features = embedding.declared(need)
     return Description(table_rows, features, section.dense_features, labels=None)
-
-
-class _Order(NamedTuple):
-    """The blocks of an epoch in order, and the position where each window starts; the
-    last start is the end of the epoch."""
-
-    blocks: np.ndarray
-    starts: np.ndarray
-
-
-class _Window(NamedTuple):
-    """Blocks that are shuffled together; where the samples of each start, and where the
-    last ends; and the order in which batches take the samples."""
-
-    blocks: np.ndarray
-    starts: np.ndarray
-    order: np.ndarray
-
-
-class _Slice(NamedTuple):
-    """A batch's samples of a window, in the order of the files, and the index of the
-    first in the batch."""
-
-    window: _Window
-    samples: np.ndarray
-    start: int
-
-
-class _Blocks(NamedTuple):
-    """For each block of a split: its file, its first row there, and its rows; and the
-    files, with the first row of each in the split."""
-
-    files: Sequence[SampleFile]
-    file_starts: np.ndarray
-    file: np.ndarray
-    first: np.ndarray
-    rows: np.ndarray
-
-    def first_row(self, block: int) -> int:
-        """Returns the first row of a block, counted in the split."""
-        return int(self.file_starts[self.file[block]] + self.first[block])
-
-
-def _blocks(manifest: Manifest, split: str) -> _Blocks:
-    files, size = manifest.files[split], manifest.block_rows
-    blocks = [
-        (number, first, min(size, file.rows - first))
-        for number, file in enumerate(files)
-        for first in range(0, file.rows, size)
-    ]
-    file, first, rows = np.array(blocks, np.int64).reshape(-1, 3).T
-    starts = np.cumsum([0, *(file.rows for file in files)])
-    return _Blocks(files, starts, file, first, rows)

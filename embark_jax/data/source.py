@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from embark_jax.config import EmbeddingConfig
-from embark_jax.data.batch import Dataset
+from embark_jax.data.dataset import Dataset
 from embark_jax.data.table_values import TableValues
 from embark_jax.plans.tables import FeatureSpec
 
@@ -27,7 +27,6 @@ class Description:
       features: the features.
       dense_features: columns of numbers in each sample.
       labels: names of the labels, () for a single one; None if they are not known.
-      dense_names: names of the dense columns, if they have any.
       zipf_exponent: Zipf exponent of the ids; 0 if it is not known.
       seed: seed of the samples themselves, if they are drawn.
       order: values that determine, with the run's seed, which samples a step has; JSON.
@@ -43,7 +42,6 @@ class Description:
     features: Sequence[FeatureSpec]
     dense_features: int
     labels: tuple[str, ...] | None = ()
-    dense_names: tuple[str, ...] = ()
     zipf_exponent: float = 0.0
     seed: int | None = None
     order: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -1,13 +1,13 @@
 """Prepared data in time windows: folders in the order of their names, or one folder
 whose samples were cut by time.
 
-Each window has as many steps as its samples fill batches. What a run knows of windows
-that it has trained is in the records of its evaluations, so that their folders may go.
+Each window has as many steps as its samples fill batches.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +19,11 @@ from embark_jax._base.storage import local
 from embark_jax.config import EmbeddingConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.dataset import DatasetView
 from embark_jax.data.manifest import Manifest
 from embark_jax.data.prepared import PreparedData, absent, described
 from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
-from embark_jax.data.view import DatasetView
 
 _NUMBER = re.compile(r"([0-9]+)")
 NAME, FILES, END = "window", "window_files", "window_end"
@@ -37,16 +37,16 @@ class TimeWindow(NamedTuple):
       name: its name, which no other has.
       folder: folder with its samples.
       begin: begin of the window, if the folder has several.
+      first, end: its steps are ``first + 1 .. end``: it begins when ``first`` are done.
+      files: digest of its samples.
     """
 
     name: str
     folder: Path
     begin: int | None
-
-    @property
-    def values(self) -> TableValues:
-        """What the rows of the folder's tables stand for."""
-        return TableValues(self.folder, manifests.load(self.folder))
+    first: int = 0
+    end: int = 0
+    files: str = ""
 
     @property
     def manifest(self) -> Manifest:
@@ -55,30 +55,14 @@ class TimeWindow(NamedTuple):
         Raises:
           DataError: if the folder is damaged.
         """
-        return manifests.load(self.folder).of_window(self.begin)
+        manifest = manifests.load(self.folder)
+        return manifest if self.begin is None else manifest.of_window(self.begin)
 
     def numbered_rows(self) -> dict[str, int]:
         """Returns the rows that it needs, by table, where values get numbers."""
         manifest = manifests.read(self.folder)
         fixed = {*manifest.hashed_tables, *manifest.numbered_tables}
         return {t: n for t, n in manifest.table_rows.items() if t not in fixed}
-
-
-class WindowSteps(NamedTuple):
-    """The steps of a window.
-
-    Attributes:
-      name: name of the window.
-      first, end: its steps are ``first + 1 .. end``: it begins when ``first`` are done.
-      files: digest of its samples.
-      window: the window; None if it was trained before, and is there no more.
-    """
-
-    name: str
-    first: int
-    end: int
-    files: str
-    window: TimeWindow | None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -96,8 +80,7 @@ class WindowsData(DatasetView):
         files.
 
     Attributes:
-      windows: those that are there, in their order.
-      steps: the steps of each, once ``schedule`` has given them.
+      windows: those that are there, in their order; with steps after ``schedule``.
 
     Raises:
       DataError: if there is no window yet, or the first is damaged.
@@ -111,26 +94,17 @@ class WindowsData(DatasetView):
                 f"{self.path}: has no window yet, must be a folder of prepared "
                 "folders, or one that embark data prepare --window has made"
             )
-        self.steps: list[WindowSteps] = []
-        self._batch_size, self._passes, self._first_step = 0, 1.0, 0
+        self._batch_size = 0
         self.first = self.open(self.windows[0])
         self._opened = self.windows[0].name, self.first
         super().__init__(self.first)
 
-    def keep(self, names: Collection[str]) -> None:
-        """Leaves out other windows: all processes of a run train on the same.
-
-        Raises:
-          DataError: if one of these is not there.
-        """
-        self.windows = [window for window in self.windows if window.name in names]
-        if missing := {*names} - {window.name for window in self.windows}:
-            raise DataError(
-                f"{self.path}: this process does not see {', '.join(sorted(missing))}"
-            )
-
     def schedule(
-        self, batch_size: int, passes: float = 1.0, first_step: int = 0
+        self,
+        batch_size: int,
+        passes: float = 1.0,
+        first_step: int = 0,
+        names: Collection[str] | None = None,
     ) -> None:
         """Gives each window its steps.
 
@@ -138,73 +112,63 @@ class WindowsData(DatasetView):
           batch_size: samples of a step, over all processes.
           passes: passes over the samples of a window.
           first_step: number of steps before the first window.
+          names: names of the windows, those that process 0 sees; None takes all.
 
         Raises:
-          DataError: if a window fills no batch, or does not follow the one before.
+          DataError: if a window fills no batch, does not follow the one before, or is
+            not there.
         """
-        self._batch_size, self._passes = batch_size, passes
-        self._first_step = first_step
-        self.steps = self._after([], None)
+        windows = [w for w in self.windows if names is None or w.name in names]
+        if names is not None and (missing := {*names} - {w.name for w in windows}):
+            raise DataError(
+                f"{self.path}: this process does not see {', '.join(sorted(missing))}"
+            )
+        for before, window in itertools.pairwise(windows):
+            _check_follows(before, window)
+        self._batch_size, self.windows = batch_size, []
+        for window in windows:
+            manifest = window.manifest
+            samples = int(passes * manifest.rows("train"))
+            if samples < batch_size:
+                raise DataError(
+                    f"{window.folder}: window {window.name} has {samples:,} samples, "
+                    f"fewer than a batch of {batch_size:,}; make windows longer, or "
+                    "lower train.batch_size"
+                )
+            end = first_step + samples // batch_size
+            files = manifest.digest()
+            self.windows.append(window._replace(first=first_step, end=end, files=files))
+            first_step = end
 
-    def resume(
-        self, evaluations: Sequence[Mapping[str, Any]], step: int, encoding: Path
-    ) -> None:
-        """Goes on with a run, after ``schedule``: windows that it was evaluated on keep
-        their steps, and others come behind.
+    def check_trained(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Checks, after ``schedule``, that the windows that a run has begun to train on
+        are as they were.
 
         Args:
           evaluations: records of its evaluations.
-          step: number of its steps.
-          encoding: its encoding, which later windows must continue.
 
         Raises:
-          DataError: as ``schedule`` and ``data_at`` do.
+          DataError: if one has other samples or other steps, or is not there.
         """
-        there = {window.name: window for window in self.windows}
-        trained: list[WindowSteps] = []
-        first = self._first_step
+        there = {window.name: window.record for window in self.windows}
         for record in evaluations:
-            if NAME in record:
-                name, end, files = record[NAME], record[END], record[FILES]
-                trained.append(WindowSteps(name, first, end, files, there.get(name)))
-                first = end
-        self.steps = self._after(trained, encoding)
-        if step < self.end:
-            self.data_at(step)
-
-    def _after(
-        self, trained: Sequence[WindowSteps], encoding: Path | None
-    ) -> list[WindowSteps]:
-        """Returns the windows that were trained, followed by the others."""
-        known = {steps.name for steps in trained}
-        all_steps = list(trained)
-        for window in self.windows:
-            if window.name in known:
-                continue
-            if all_steps and window.begin is None:
-                _check_follows(window, all_steps[-1], encoding)
-            manifest = window.manifest
-            samples = int(self._passes * manifest.rows("train"))
-            if samples < self._batch_size:
+            trained = {key: record[key] for key in (NAME, FILES, END) if key in record}
+            if trained and there.get(trained[NAME]) != trained:
                 raise DataError(
-                    f"{window.folder}: window {window.name} has {samples:,} samples, "
-                    f"fewer than a batch of {self._batch_size:,}; make windows longer, "
-                    "or lower train.batch_size"
+                    f"{self.path}: window {trained[NAME]} has other samples or steps, "
+                    "or is not there, but the run has trained on it; bring it back, "
+                    "with those before it alone, or begin a run from this one: "
+                    "train.init_from"
                 )
-            first = all_steps[-1].end if all_steps else self._first_step
-            end = first + samples // self._batch_size
-            digest = manifest.digest()
-            all_steps.append(WindowSteps(window.name, first, end, digest, window))
-        return all_steps
 
     @property
     def end(self) -> int:
         """The last step of all windows."""
-        return self.steps[-1].end
+        return self.windows[-1].end
 
-    def at(self, step: int) -> WindowSteps:
+    def at(self, step: int) -> TimeWindow:
         """Returns the window that the batch after ``step`` steps is of."""
-        return next(steps for steps in reversed(self.steps) if steps.first <= step)
+        return next(window for window in reversed(self.windows) if window.first <= step)
 
     def open(self, window: TimeWindow) -> PreparedData:
         """Opens the samples of a window.
@@ -212,25 +176,17 @@ class WindowsData(DatasetView):
         Raises:
           DataError: if the folder is damaged.
         """
-        manifest = window.manifest
-        return PreparedData(window.folder, seed=self._seed, manifest=manifest)
+        return PreparedData(window.folder, seed=self._seed, window=window.begin)
 
     def data_at(self, step: int) -> PreparedData:
         """Opens the samples of the window that the batch after ``step`` steps is of.
 
         Raises:
-          DataError: if it is not there, is damaged, or has other samples than when it
-            was begun.
+          DataError: if it is damaged.
         """
-        name, _, _, files, window = self.at(step)
-        if self._opened[0] != name or self._opened[1].manifest.digest() != files:
-            if window is None or window.manifest.digest() != files:
-                problem = "is not there" if window is None else "has other samples"
-                raise DataError(
-                    f"{self.path}: window {name} {problem}, which the run has begun to "
-                    "train on; bring it back as it was, to go on"
-                )
-            self._opened = name, self.open(window)
+        window = self.at(step)
+        if self._opened[0] != window.name:
+            self._opened = window.name, self.open(window)
         return self._opened[1]
 
     def save_encoding(self, step: int, workdir: Path) -> None:
@@ -246,7 +202,7 @@ class WindowsData(DatasetView):
         return self.open(self.windows[-1])
 
     def train_batch(self, step: int, batch_size: int) -> Batch:
-        if not self.steps:
+        if not self._batch_size:
             return self.first.train_batch(step, batch_size)
         processes = self._batch_size // batch_size
         step_of_all = step // processes
@@ -275,33 +231,24 @@ def _there(path: Path) -> list[TimeWindow]:
     return windows
 
 
-def _check_follows(
-    window: TimeWindow, last: WindowSteps, encoding: Path | None
-) -> None:
-    """Raises ``DataError`` if a window cannot be trained after another one, which is
-    gone if it was trained long ago: the run's encoding says what its rows stand for."""
-    if _in_order(window.name) < _in_order(last.name):
-        raise DataError(
-            f"{window.folder}: window {window.name} appeared after {last.name} was "
-            "trained on, which it comes before; windows are trained in their order: "
-            "move it away, or give it a name behind"
-        )
-    if last.window is not None:
-        before = last.window.values
-    elif encoding is not None and (encoding / manifests.FILE_NAME).exists():
-        before = TableValues(encoding, manifests.read(encoding))
-    else:
+def _in_order(name: str) -> list[str | int]:
+    """Returns the key by which names of folders are sorted: 2 comes before 10."""
+    return [int(text) if text.isdecimal() else text for text in _NUMBER.split(name)]
+
+
+def _check_follows(before: TimeWindow, window: TimeWindow) -> None:
+    """Raises ``DataError`` if rows of tables stand for other values than in the window
+    before."""
+    if before.folder == window.folder:
         return
-    if lines := before.changes(window.values, f"in window {last.name}"):
+    there, here = (
+        TableValues(w.folder, manifests.load(w.folder)) for w in (before, window)
+    )
+    if lines := there.changes(here, f"in window {before.name}"):
         raise DataError(
             f"{window.folder}: {'; '.join(lines)}; prepare it with --extend and the "
             "folder before"
         )
-
-
-def _in_order(name: str) -> list[str | int]:
-    """Returns the key by which names of folders are sorted: 2 comes before 10."""
-    return [int(text) if text.isdecimal() else text for text in _NUMBER.split(name)]
 
 
 class WindowsSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,113 +14,70 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError, Jagged
-from embark_jax.data.records import WORD_BYTES, layout, layout_of_events
+from embark_jax.data.layout import LONG_IDS, NUMBERS, Columns, Layout
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
 from embark_jax.embedding.indexing import FULL
 from embark_jax.embedding.sequences import Spans, unpack
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.plans.tables import PADDING_ID
 
-
-class Columns(NamedTuple):
-    """A batch inside a step; fields as in ``data.Batch``. Sequences are packed: their
-    ids and weights are ``[devices, events]``, and ``spans`` say where."""
-
-    dense: jax.Array
-    ids: Mapping[str, jax.Array]
-    weights: Mapping[str, jax.Array]
-    labels: jax.Array
-    sample_weights: jax.Array | None = None
-    spans: Mapping[str, Spans] = {}
+Matrices = dict[str, jax.Array]
+"""Matrices of ``data.layout``, sharded by their rows; ids of 64 bits are pairs of
+int32."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DeviceBatch:
-    """A batch on the devices, as records: one array, and one of the events of
-    sequences, so one or two copies to each device.
+    """A batch on the devices, as it lies on the host.
 
     Attributes:
-      words: ``[batch, words]`` int32, sharded by samples.
-      layout: layout of a record, as in ``data.records.layout``.
+      samples: matrices of ``[batch]`` samples.
+      layout: their columns.
       hot: whether all of its ids are said to be of hot rows: it takes the step that
         exchanges no embeddings, which refuses it if that is wrong.
-      events: ``[devices, words]`` int32, a record for the samples of each device; None
-        if no sequence is packed.
-      layout_of_events: layout of such a record, as in ``data.records``.
+      events: matrices of ``[devices]`` rows: the events of each device's samples.
+      layout_of_events: their columns; those of a sequence are as many as there is room
+        for.
     """
 
-    words: jax.Array
-    layout: np.dtype = dataclasses.field(metadata={"static": True})
+    samples: Matrices
+    layout: Layout = dataclasses.field(metadata={"static": True})
     hot: bool = dataclasses.field(default=False, metadata={"static": True})
-    events: jax.Array | None = None
-    layout_of_events: np.dtype | None = dataclasses.field(
-        default=None, metadata={"static": True}
+    events: Matrices = dataclasses.field(default_factory=dict)
+    layout_of_events: Layout = dataclasses.field(
+        default=Layout(labels=0), metadata={"static": True}
     )
+
+    def __len__(self) -> int:
+        return len(next(iter(self.samples.values())))
 
     def columns(self) -> Columns:
         """Returns its columns, which are slices; call it inside a compiled program."""
-        columns = _columns_of(self.words, self.layout)
-        events: dict[str, Any] = {}
-        if self.events is not None and self.layout_of_events is not None:
-            events = _columns_of(self.events, self.layout_of_events)
-        ids, weights = (
-            columns.get(kind, {}) | events.get(kind, {}) for kind in ("ids", "weights")
-        )
-        spans = columns.get("spans", {})
-        return Columns(
-            columns["dense"],
-            ids,
-            weights,
-            columns["label"],
-            columns.get("sample_weight"),
-            {name: Spans(*jnp.unstack(words, axis=1)) for name, words in spans.items()},
+        columns = _columns_of(self.samples, self.layout)
+        events = _columns_of(self.events, self.layout_of_events)
+        return columns._replace(
+            ids={**columns.ids, **events.ids},
+            weights={**columns.weights, **events.weights},
+            spans={
+                name: Spans(*jnp.unstack(spans, axis=1))
+                for name, spans in columns.spans.items()
+            },
         )
 
     def has_room(self, events: Mapping[str, int]) -> bool:
         """Says whether the packed sequences have this room for the events of a device,
         no less and no more."""
-        if self.layout_of_events is None:
-            return True
-        of_sequences, _ = _field(self.layout_of_events, "ids")
-        rooms = {
-            name: _field(of_sequences, name)[0].shape for name in of_sequences.names
-        }
-        return all(room == (events[name],) for name, room in rooms.items())
+        return all(events[n] == room for n, room, _ in self.layout_of_events.ids)
 
 
-def _columns_of(words: jax.Array, layout: np.dtype) -> dict[str, Any]:
-    """Returns the columns of ``[n, words]`` records, those of features by name."""
-
-    def column(name: str) -> Any:
-        type_, start_bytes = _field(layout, name)
-        if type_.names is None:
-            return _values(words, type_, start_bytes)
-        fields = {name: _field(type_, name) for name in type_.names}
-        return {
-            name: _values(words, inner, start_bytes + offset_bytes)
-            for name, (inner, offset_bytes) in fields.items()
-        }
-
-    return {name: column(name) for name in layout.names or ()}
-
-
-def _values(words: jax.Array, type_: np.dtype, start_bytes: int) -> jax.Array:
-    base, shape = type_.subdtype or (type_, ())
-    start, count = start_bytes // WORD_BYTES, type_.itemsize // WORD_BYTES
-    values = words[:, start : start + count]
-    wide = base.itemsize > WORD_BYTES
-    if wide:
-        values = values.reshape(len(values), *shape, -1)
-    with jax.enable_x64(wide):
-        values = lax.bitcast_convert_type(values, base)
-    return values.reshape(len(values), *shape)
-
-
-def _field(group: np.dtype, name: str) -> tuple[Any, int]:
-    """Returns type and offset of a field; NumPy says more about some."""
-    type_, offset_bytes, *_ = cast(Any, group.fields)[name]
-    return type_, offset_bytes
+def _columns_of(matrices: Matrices, layout: Layout) -> Columns:
+    with jax.enable_x64(LONG_IDS in matrices):
+        if LONG_IDS in matrices:
+            pairs = matrices[LONG_IDS].reshape(len(matrices[LONG_IDS]), -1, 2)
+            long_ids = lax.bitcast_convert_type(pairs, jnp.int64)
+            matrices = {**matrices, LONG_IDS: long_ids}
+        return layout.columns(matrices)
 
 
 def abstract_batch(
@@ -139,34 +96,36 @@ def abstract_batch(
       wide: features whose ids are int64, not int32.
       tasks: number of labels of each sample, if it has several, otherwise 0.
     """
-    types = {f.name: np.int64 if f.name in wide else np.int32 for f in plan.features}
     pooled = [f for f in plan.features if not f.sequence]
     sequences = [f for f in plan.features if f.sequence]
-    record = layout(
+    layout = Layout(
+        tasks or 1,
         dense_features,
-        tuple((f.name, f.hotness, np.dtype(types[f.name])) for f in pooled),
+        tuple((f.name, f.hotness, f.name in wide) for f in pooled),
         tuple((f.name, f.hotness) for f in pooled if f.weighted),
-        tasks,
         spans=tuple(f.name for f in sequences),
     )
-
-    def words_of(count: int, record: np.dtype) -> Any:
-        return jax.ShapeDtypeStruct(
-            (count, record.itemsize // WORD_BYTES),
-            jnp.int32,
-            sharding=NamedSharding(mesh, PartitionSpec(MESH_AXES)),
-        )
-
-    words = words_of(plan.batch_size, record)
-    if not sequences:
-        return DeviceBatch(words, record)
-    events = plan.events
-    of_events = layout_of_events(
-        tuple((f.name, events[f.name], np.dtype(types[f.name])) for f in sequences),
-        tuple((f.name, events[f.name]) for f in sequences if f.weighted),
+    room = plan.events
+    of_events = Layout(
+        labels=0,
+        ids=tuple((f.name, room[f.name], f.name in wide) for f in sequences),
+        weights=tuple((f.name, room[f.name]) for f in sequences if f.weighted),
     )
-    words_of_events = words_of(plan.devices, of_events)
-    return DeviceBatch(words, record, False, words_of_events, of_events)
+    sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+
+    def matrices(rows: int, layout: Layout) -> Any:
+        return {
+            name: jax.ShapeDtypeStruct(
+                (rows, width * (2 if name == LONG_IDS else 1)),
+                jnp.float32 if name == NUMBERS else jnp.int32,
+                sharding=sharding,
+            )
+            for name, width in layout.widths.items()
+        }
+
+    samples = matrices(plan.batch_size, layout)
+    events = matrices(plan.devices, of_events)
+    return DeviceBatch(samples, layout, False, events, of_events)
 
 
 def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
@@ -192,9 +151,9 @@ def check_batch(plan: Plan, batch: DeviceBatch) -> None:
     Raises:
       ValueError: if it is not the plan's batch size.
     """
-    if len(batch.words) != plan.batch_size:
+    if len(batch) != plan.batch_size:
         raise ValueError(
-            f"batch has {len(batch.words)} samples, must have {plan.batch_size}: the "
+            f"batch has {len(batch)} samples, must have {plan.batch_size}: the "
             "plan is made for so many"
         )
 
@@ -232,47 +191,50 @@ def put_batch(
         )
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
-    def put(records: np.ndarray) -> jax.Array:
-        words = records.view(np.int32).reshape(len(records), -1)
-        return jax.make_array_from_process_local_data(sharding, words)
+    def put(matrices: Mapping[str, np.ndarray]) -> Matrices:
+        return {
+            name: jax.make_array_from_process_local_data(
+                sharding, matrix.view(np.int32) if name == LONG_IDS else matrix
+            )
+            for name, matrix in matrices.items()
+        }
 
-    records = batch.to_records()
-    words = put(records)
+    layout, matrices = batch.matrices()
+    # Whole files of prepared data have a matrix that no batch on the devices has.
+    on_devices = put({name: matrices[name] for name in layout.widths})
     if not batch.sequences:
-        return DeviceBatch(words, records.dtype, hot)
+        return DeviceBatch(on_devices, layout, hot)
     devices = mesh.size // jax.process_count()
-    events = _records_of_events(batch, devices, room)
-    return DeviceBatch(words, records.dtype, hot, put(events), events.dtype)
+    of_events, events = _events_by_device(batch, devices, room)
+    return DeviceBatch(on_devices, layout, hot, put(events), of_events)
 
 
-def _records_of_events(
+def _events_by_device(
     batch: Batch, devices: int, room: Mapping[str, int]
-) -> np.ndarray:
-    """Returns the records of events of a batch's samples on so many devices."""
+) -> tuple[Layout, dict[str, np.ndarray]]:
+    """Returns the events of a batch's samples on so many devices, a row for each."""
     share = len(batch) // devices
-    full = {name: share * ids.longest for name, ids in batch.sequences.items()}
-    sizes = full | {name: events for name, events in room.items() if name in full}
-    columns = {
-        kind: {name: x for name, x in of_kind.items() if isinstance(x, Jagged)}
-        for kind, of_kind in (("ids", batch.ids), ("weights", batch.weights))
-    }
-    records = np.empty(
-        devices,
-        layout_of_events(
-            tuple((n, sizes[n], x.dtype) for n, x in columns["ids"].items()),
-            tuple((n, sizes[n]) for n in columns["weights"]),
+    sizes = {n: room.get(n, share * ids.longest) for n, ids in batch.sequences.items()}
+    weights = {n: x for n, x in batch.weights.items() if isinstance(x, Jagged)}
+    layout = Layout(
+        labels=0,
+        ids=tuple(
+            (name, sizes[name], ids.dtype.itemsize > 4)
+            for name, ids in batch.sequences.items()
         ),
+        weights=tuple((name, sizes[name]) for name in weights),
     )
-    for kind, of_kind in columns.items():
+    matrices = layout.padding(devices)
+    columns = layout.columns(matrices)
+    kinds = (columns.ids, batch.sequences), (columns.weights, weights)
+    for targets, of_kind in kinds:
         for name, jagged in of_kind.items():
             ends = np.cumsum(jagged.length.reshape(devices, -1).sum(axis=1))
             for target, values in zip(
-                records[kind][name], np.split(jagged.values, ends[:-1]), strict=True
+                targets[name], np.split(jagged.values, ends[:-1]), strict=True
             ):
-                count = min(len(values), len(target))
-                target[:count] = values[:count]
-                target[count:] = jagged.fill
-    return records
+                target[: len(values)] = values[: len(target)]
+    return layout, matrices
 
 
 def own_samples(batch: Batch, size: int) -> Batch:
@@ -282,38 +244,14 @@ def own_samples(batch: Batch, size: int) -> Batch:
     Raises:
       DataError: if the batch has more samples.
     """
-    missing = size - len(batch)
-    if missing < 0:
+    if len(batch) > size:
         raise DataError(
             f"batch has {len(batch)} samples, must have at most {size}: the plan is "
             "made for so many"
         )
-    records = batch.to_records()
-    if missing:
-        empty = np.zeros(missing, records.dtype)
-        for name in records.dtype["ids"].names or ():
-            empty["ids"][name] = PADDING_ID
-        records = np.concatenate([records, empty])
     share = size // jax.process_count()
     first = share * jax.process_index()
-    own = Batch.of(records[first : first + share], batch.locate)
-    if not batch.sequences:
-        return own
-
-    def joined(
-        arrays: Mapping[str, Any], of_batch: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        return dict(arrays) | {
-            name: column.samples(first, first + share)
-            for name, column in of_batch.items()
-            if isinstance(column, Jagged)
-        }
-
-    return dataclasses.replace(
-        own,
-        ids=joined(own.ids, batch.ids),
-        weights=joined(own.weights, batch.weights),
-    )
+    return batch.part(first, first + share)
 
 
 @jax.named_scope("sort")

@@ -18,7 +18,6 @@ import pyarrow as pa
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch, BatchChecker, DataError, Jagged
-from embark_jax.data.checks import as_arrays
 from embark_jax.data.prepare.raw_rows import RowEncoder
 from embark_jax.export.description import (
     DENSE,
@@ -89,8 +88,7 @@ class IdScorer:
     def logits_of(self, batch: Batch, columns: Sequence[str]) -> np.ndarray:
         """Returns the same of a batch, whose labels do not count; ``columns`` are names
         of its dense columns, for messages."""
-        batch = as_arrays(batch)
-        labels = np.zeros(np.shape(batch.dense)[:1] or 0, np.float32)
+        labels = np.zeros(len(batch.dense), np.float32)
         batch = self._check(dataclasses.replace(batch, labels=labels))
         blocks = [
             self._block(batch, slice(start, start + BATCH))

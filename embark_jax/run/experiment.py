@@ -25,7 +25,6 @@ from embark_jax.data import (
     Description,
     FromStep,
     WindowsData,
-    scale_warnings,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.launch.agreement import of_process_0
@@ -58,8 +57,6 @@ from embark_jax.train.state import Optimizers
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
-SCALE_SAMPLES = 4096
-"""Number of training samples in which the scale of dense columns is checked."""
 COUNTED_SAMPLES = 100_000
 """Number of random training samples that tell which rows are hot."""
 
@@ -157,13 +154,6 @@ class Experiment(PlannedModel):
         own files. That of time windows comes with each evaluation."""
         if self.windows is None and self.description.save_encoding is not None:
             self.description.save_encoding(workdir)
-
-    def scale_warnings(self) -> list[str]:
-        """Lists problems of the scale of dense columns in the first samples."""
-        dataset = self.dataset if self.windows is None else self.windows.first
-        batch = dataset.train_batch(0, min(dataset.train_samples, SCALE_SAMPLES))
-        numbered = [f"dense[{i}]" for i in range(dataset.dense_features)]
-        return scale_warnings(batch.dense, self.description.dense_names or numbered)
 
     def optimizers(self, factor: float = 1.0) -> Optimizers:
         """Returns the optimizers, with this factor of all learning rates."""
@@ -294,10 +284,10 @@ def build(
     dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
     if isinstance(dataset, WindowsData):
-        dataset.keep(of_process_0([window.name for window in dataset.windows]))
         check_windows(config, dataset, tables)
         size, passes = config.train.batch_size, config.train.epochs or 1.0
-        dataset.schedule(size, passes, first_step)
+        names = of_process_0([window.name for window in dataset.windows])
+        dataset.schedule(size, passes, first_step, names)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
             raise ConfigError(

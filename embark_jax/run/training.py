@@ -14,7 +14,6 @@ from embark_jax._base.agreement import RESUMED, parts
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
-from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
 from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import StoppedError, stopping
@@ -113,8 +112,6 @@ def _introduce(setup: Experiment, console: Console) -> None:
     """Shows the plan, and what a user should know before hours of training."""
     console.print(overview(setup.plan), markup=False, highlight=False)
     reason = unused_kernels(setup.config)  # all processes find out
-    for warning in setup.scale_warnings():
-        say(console, f"warning: {warning}")
     if reason:
         say(console, f"lookups and updates run in plain XLA: {reason}")
 
@@ -150,9 +147,7 @@ def _resumed(
     if main:  # process 0 counts for all
         trainer.check.bad_ids = bad_ids
     if setup.windows is not None:
-        encoding = folder.files / ENCODING
-        setup.windows.resume(checkpoints.evaluations, trainer.step, encoding)
-        trainer.use_optimizers(setup.optimizers())
+        setup.windows.check_trained(checkpoints.evaluations)
     tell(f"resumed at step {trainer.step:,} of {setup.steps:,}")
     for change in changed:
         tell(f"  {change}")

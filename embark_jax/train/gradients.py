@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
-from embark_jax.embedding.device_batch import Columns, pad_batch
+from embark_jax.embedding.device_batch import pad_batch
 from embark_jax.embedding.exchange import own_share_alone
 from embark_jax.plans.options import DenseParallelism, WireFormat
 from embark_jax.plans.plan import MESH_AXES, Plan

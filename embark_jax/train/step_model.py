@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax.embedding.device_batch import Columns
+from embark_jax.data.layout import Columns
 from embark_jax.embedding.sequences import Spans
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
 from embark_jax.models.packed import (

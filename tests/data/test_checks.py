@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embark_jax.data import Batch, BatchChecker, DataError, feature_statistics
-from embark_jax.data.records import layout
+from embark_jax.data.layout import Layout
 from embark_jax.plans.tables import DYNAMIC_KEYS, FeatureSpec
 
 FEATURES = [
@@ -219,37 +219,34 @@ def test_statistics_name_the_column_with_the_nan():
     ]
 
 
-def records_of_ids(ids) -> np.ndarray:
-    found = np.zeros(len(ids), layout(1, (("x", 1, np.dtype(np.int32)),)))
-    found["ids"]["x"] = ids
-    return found
+def stored(ids, checked_rows=None) -> Batch:
+    layout = Layout(dense=1, ids=(("x", 1, False),))
+    matrices = layout.padding(len(ids))
+    matrices["ids"][:] = ids
+    return Batch.of(layout, matrices, checked_rows=checked_rows)
 
 
 def check_of(rows: int, on_bad_id="error") -> BatchChecker:
     return BatchChecker([FeatureSpec("x")], {"x": rows}, 1, on_bad_id)
 
 
-def test_records_that_were_checked_before_are_taken_as_they_are():
-    batch = Batch.of(records_of_ids([[5], [9]]), checked_rows={"x": 10})
+def test_matrices_that_were_checked_before_are_taken_as_they_are():
+    batch = stored([[5], [9]], {"x": 10})
     for rows in (10, 11):
         assert check_of(rows)(batch) is batch
-    assert batch.to_records() is batch.records
+    assert batch.matrices() is batch.stored
 
 
-def test_records_are_checked_where_that_says_nothing():
-    records = records_of_ids([[5], [9]])
+def test_matrices_are_checked_where_that_says_nothing():
+    known = stored([[5], [9]], {"x": 10})
     fewer = check_of(6, "drop")
-    assert fewer(Batch.of(records, checked_rows={"x": 10})).ids["x"].tolist() == [
-        [5],
-        [-1],
-    ]
+    assert fewer(known).ids["x"].tolist() == [[5], [-1]]
     assert fewer.bad_ids == {"x": 1}
     with pytest.raises(
         DataError, match="sample 1: ids of feature 'x', column 0: value"
     ):
-        check_of(9)(Batch.of(records))
+        check_of(9)(stored([[5], [9]]))
     # A batch with other arrays is another one.
-    known = Batch.of(records, checked_rows={"x": 10})
     other = dataclasses.replace(known, ids={"x": np.array([[5], [12]], np.int32)})
     with pytest.raises(DataError, match="value is 12"):
         check_of(10)(other)
@@ -257,10 +254,9 @@ def test_records_are_checked_where_that_says_nothing():
     assert wide(known).ids["x"].tolist() == [[5, -1], [9, -1]]
 
 
-def test_records_hold_what_the_arrays_do():
+def test_matrices_hold_what_the_arrays_do():
     checked = checker()(good_batch())
-    records = checked.to_records()
-    again = Batch.of(records)
+    again = Batch.of(*checked.matrices())
     for mine, other in (
         (again.dense, checked.dense),
         (again.labels, checked.labels),
@@ -271,22 +267,7 @@ def test_records_hold_what_the_arrays_do():
         assert mine.dtype == other.dtype
     wrong = dataclasses.replace(checked, labels=checked.labels[:, None])
     with pytest.raises(ValueError, match=r"labels are float32 of shape \(2, 1\), must"):
-        wrong.to_records()
-
-
-@pytest.mark.parametrize("what", ["labels", "dense", "ids"])
-def test_what_lies_behind_a_mask_is_not_trained_on(what):
-    """Behind the mask lies a 1, which is no value."""
-    values = np.ma.masked_array([[1], [1]], mask=[[False], [True]])
-    changes = {
-        "labels": {"labels": values[:, 0]},
-        "dense": {"dense": np.ma.concatenate([values, values], axis=1)},
-        "ids": {"ids": {**good_batch().ids, "user": values}},
-    }[what]
-    with pytest.raises(DataError, match=rf"^{what}.*: [12] values are masked; leave"):
-        checker()(good_batch(**changes))
-    whole = {"user": np.ma.masked_array([[7], [99]])}
-    checker()(good_batch(ids={**good_batch().ids, **whole}))
+        wrong.matrices()
 
 
 def test_a_key_with_the_bits_of_padding_is_refused():

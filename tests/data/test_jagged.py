@@ -72,7 +72,8 @@ def test_a_checked_batch_is_that_of_padded_arrays(on_bad_id, packs_weights):
     expected = checker(on_bad_id)(batch_of(padded, weights))
     jagged = Jagged.of(padded, padded != -1)
     if packs_weights:
-        weights = jagged.pick(weights)
+        packed = jagged.pick(weights)
+        weights = dataclasses.replace(jagged, values=packed, fill=0)
     check = checker(on_bad_id)
     checked = check(batch_of(jagged, weights))
     for kind in ("ids", "weights"):

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark_jax._base.files import write_arrow
-from embark_jax.data import DataError, PreparedData, prepared, sample_files
+from embark_jax.data import Batch, DataError, PreparedData, prepared, sample_files
 from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.manifest import Manifest, PreparedFeature
 
 SAMPLES = {"train": (23, 41, 8), "validation": (5,), "test": (9, 17)}
-BLOCK_ROWS, WINDOW_BLOCKS = 4, 3
+BLOCK_ROWS, GROUP_BLOCKS = 4, 3
 
 
 def write(folder: Path, samples=SAMPLES) -> Path:
@@ -41,7 +41,7 @@ def write(folder: Path, samples=SAMPLES) -> Path:
             manifests.write_samples(
                 folder,
                 f"{split}/{place}.arrow",
-                records_of(np.arange(first, first + size), manifest),
+                batch_of(np.arange(first, first + size), manifest),
                 manifest,
             )
             for place, (first, size) in enumerate(zip(numbers, sizes, strict=False))
@@ -50,14 +50,14 @@ def write(folder: Path, samples=SAMPLES) -> Path:
     return folder
 
 
-def records_of(numbers: np.ndarray, manifest: Manifest) -> np.ndarray:
-    records = np.zeros(len(numbers), manifest.layout())
-    records["label"] = numbers % 2
-    records["dense"] = np.stack([numbers, -numbers], axis=1)
-    records["ids"]["one"] = numbers[:, None]
-    bags = np.stack([numbers, numbers + 1, np.full_like(numbers, -1)], axis=1)
-    records["ids"]["bag"] = bags
-    return records
+def batch_of(numbers: np.ndarray, manifest: Manifest) -> Batch:
+    layout = manifest.layout()
+    batch = Batch.of(layout, layout.padding(len(numbers)))
+    batch.labels[:] = numbers % 2
+    batch.dense[:] = np.stack([numbers, -numbers], axis=1)
+    batch.ids["one"][:] = numbers[:, None]
+    batch.ids["bag"][:, :2] = np.stack([numbers, numbers + 1], axis=1)
+    return batch
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True, scope="module")
 def small_windows():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "WINDOW_BLOCKS", WINDOW_BLOCKS)
+        patch.setattr(prepared, "GROUP_BLOCKS", GROUP_BLOCKS)
         patch.setattr(manifests, "BLOCK_BYTES", BLOCK_ROWS * 28)
         yield
 
@@ -122,7 +122,7 @@ def test_any_batch_is_found_without_those_before(folder, read, batch_size, draw)
 
 
 def test_samples_of_a_window_are_in_the_order_of_the_files(folder, monkeypatch):
-    monkeypatch.setattr(prepared, "WINDOW_BLOCKS", 1000)
+    monkeypatch.setattr(prepared, "GROUP_BLOCKS", 1000)
     data = PreparedData(folder)
     for step in range(9):
         inside = numbers(data.train_batch(step, 8))
@@ -142,8 +142,8 @@ def test_neighbours_are_torn_apart(folder):
     together = np.mean(np.diff(taken) == 1)
     assert together < 0.15
     # And blocks of one window come from all over the epoch.
-    first = taken[: WINDOW_BLOCKS * BLOCK_ROWS]
-    assert len(set(first // BLOCK_ROWS)) >= WINDOW_BLOCKS
+    first = taken[: GROUP_BLOCKS * BLOCK_ROWS]
+    assert len(set(first // BLOCK_ROWS)) >= GROUP_BLOCKS
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 7, 26, 100])
@@ -290,9 +290,9 @@ def numbers_or_error(folder: Path) -> str:
 )
 def test_bad_samples_are_not_written(tmp_path, number, message):
     manifest = PreparedData(write(tmp_path)).manifest
-    records = records_of(np.array([5, number]), manifest)
+    batch = batch_of(np.array([5, number]), manifest)
     with pytest.raises(DataError, match=rf"new\.arrow, row 1: {message}"):
-        manifests.write_samples(tmp_path, "new.arrow", records, manifest)
+        manifests.write_samples(tmp_path, "new.arrow", batch, manifest)
     assert not (tmp_path / "new.arrow").exists()
 
 
@@ -325,18 +325,30 @@ def test_ids_of_64_bits_have_a_matrix_of_their_own(tmp_path):
         table_rows={name: rows for name, _, rows in kinds},
     )
     rng = np.random.default_rng(0)
-    records = np.zeros(50, manifest.layout())
-    records["label"], records["dense"] = rng.random((50, 2)), rng.random((50, 1))
-    records["sample_weight"] = rng.random(50)
+    layout = manifest.layout()
+    batch = Batch.of(layout, layout.padding(50))
+    batch.labels[:], batch.dense[:] = rng.random((50, 2)), rng.random((50, 1))
+    batch.sample_weights[:] = rng.random(50)
     for name, hotness, rows in kinds:
-        records["ids"][name] = rng.integers(rows, size=(50, hotness))
-    written = manifests.write_samples(tmp_path, "train/0.arrow", records, manifest)
+        batch.ids[name][:] = rng.integers(rows, size=(50, hotness))
+    written = manifests.write_samples(tmp_path, "train/0.arrow", batch, manifest)
     files = {"train": (written,), "validation": (), "test": ()}
     manifest.model_copy(update={"files": files}).save(tmp_path)
     data = PreparedData(tmp_path, seed=None)
-    (batch,) = data.in_file_order("train", 50)
-    assert batch.to_records().tobytes() == records.tobytes()
-    assert data.train_batch(0, 50).to_records().tobytes() == records.tobytes()
+    for read in (*data.in_file_order("train", 50), data.train_batch(0, 50)):
+        assert read.matrices()[0] == layout
+        for name, matrix in batch.matrices()[1].items():
+            np.testing.assert_array_equal(read.matrices()[1][name], matrix)
+
+
+def test_neighbours_are_slices_of_the_mapped_file(folder):
+    data = PreparedData(folder, seed=None)
+    for batch in (data.train_batch(3, 10), *data.test_batches(9)):
+        assert all(matrix.base is not None for matrix in batch.matrices()[1].values())
+        assert not batch.dense.flags.writeable
+    across_files = data.train_batch(1, 20)
+    assert across_files.dense.flags.writeable
+    assert numbers(across_files) == [*range(20, 40)]
 
 
 def test_damaged_values_are_named_when_they_are_read(tmp_path):
@@ -364,9 +376,9 @@ def test_ids_are_not_read_from_floats(tmp_path):
     columns = dict(zip(table.column_names, table.columns, strict=True))
     columns["ids"] = pa.FixedSizeListArray.from_arrays(floats, ids.type.list_size)
     write_arrow(path, pa.table(columns))
-    layout = sample_files.pieces(manifest.layout())
+    types = manifest.matrix_types
     with pytest.raises(DataError, match=r"column ids has .*float.*, must have .*int32"):
-        sample_files.read(path, layout, len(table), sample_files.checksum(path))
+        sample_files.read(path, types, len(table), sample_files.checksum(path))
 
 
 def test_a_file_of_zeros_is_named(tmp_path):

@@ -15,7 +15,7 @@ import embark_jax as ej
 from embark_jax.config import TrainConfig, negatives_of
 from embark_jax.config.models import section_of
 from embark_jax.data import WithUniformNegatives
-from embark_jax.embedding.device_batch import Columns
+from embark_jax.data.layout import Columns
 from embark_jax.metrics import ranking, retrieval
 from embark_jax.models import Masked
 from tests import runs

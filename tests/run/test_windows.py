@@ -72,12 +72,7 @@ def test_it_resumes_inside_a_window_and_between_two(tmp_path, first, user):
     config = config_of(tmp_path, days, f"embedding.tables.user={user}")
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     done("train", config, "--workdir", whole)
-    moved = tmp_path / "moved"  # what was trained on is not read again
-    shutil.copytree(days, moved)
-    config = config_of(tmp_path, moved, f"embedding.tables.user={user}")
     done("train", config, f"train.steps={first}", "--workdir", halves)
-    if first > 4:
-        shutil.rmtree(moved / "2024-05-10")
     done("train", config, "--workdir", halves, "--resume")
     assert runs.losses(halves) == runs.losses(whole)
     assert aucs_of(halves) == aucs_of(whole)
@@ -125,26 +120,18 @@ def test_a_window_must_follow_the_one_before(days, tmp_path):
 
 
 @pytest.mark.slow
-def test_also_where_the_run_is_resumed(days, tmp_path):
-    """What it trained on is gone by then: its encoding says which row is whose."""
+def test_a_resumed_run_trained_on_the_windows_that_are_there(days, tmp_path):
     folder, run = tmp_path / "days", tmp_path / "run"
     shutil.copytree(days / "day 0", folder / "day 0")
     config = config_of(tmp_path, folder)
     done("train", config, "--workdir", run)
-    prepare_table(tmp_path / "raw", table_of(1), folder / "day 1")  # not extended
-    shutil.rmtree(folder / "day 0")
-    runs.assert_refused(
-        embark("train", config, "--workdir", run, "--resume"),
-        "day 1: values of table 'user' have other rows in window day 0",
-    )
-    shutil.rmtree(folder / "day 1")
     shutil.copytree(days / "day 1", folder / "day 1")
     done("train", config, "--workdir", run, "--resume")
     assert list(aucs_of(run)) == ["day 0", "day 1"]
-    shutil.copytree(days / "day 0", folder / "day 0.5")
+    shutil.rmtree(folder / "day 0")
     runs.assert_refused(
         embark("train", config, "--workdir", run, "--resume"),
-        "window day 0.5 appeared after day 1 was trained on",
+        "window day 0 has other samples or steps, or is not there, but the run has",
     )
 
 

@@ -1,10 +1,11 @@
-"""The third stage: values become ids, and samples records. Raw rows that are scored
+"""The third stage: values become ids, and samples batches. Raw rows that are scored
 later go through the same."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 
 from embark_jax._base.files import replacing
 from embark_jax.data import manifest as manifests
-from embark_jax.data.batch import DataError
+from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, SampleFile
 from embark_jax.data.pipeline import Workers
@@ -38,11 +39,11 @@ def values_of(column: str, kind: pa.DataType) -> str:
 
 
 class SampleEncoder:
-    """Turns samples into records.
+    """Turns samples into batches.
 
     Args:
       database: for the queries; vocabularies become tables of it.
-      manifest: describes the records.
+      manifest: describes the batches.
       folder: holds ``vocabulary/``, whose files were verified.
 
     Raises:
@@ -85,29 +86,30 @@ class SampleEncoder:
         query = f"CREATE OR REPLACE TABLE {_vocabulary(table)} AS FROM known"
         self._database.run(query, known=values)
 
-    def __call__(self, samples: pa.Table) -> np.ndarray:
-        """Returns ``[samples]`` records; labels are 0 and weights 1 if samples have
+    def __call__(self, samples: pa.Table) -> Batch:
+        """Returns the samples as a batch; labels are 0 and weights 1 if samples have
         none."""
         manifest = self._manifest
-        records = np.empty(len(samples), self._layout)
-        has_label = LABEL in samples.column_names
-        records["label"] = labels_of(samples) if has_label else 0
-        if manifest.sample_weights:
+        batch = Batch.of(self._layout, self._layout.padding(len(samples)))
+        if LABEL in samples.column_names:
+            batch.labels[...] = labels_of(samples)
+        if batch.sample_weights is not None:
             weighed = WEIGHT in samples.column_names
-            records["sample_weight"] = samples[WEIGHT].to_numpy() if weighed else 1
+            batch.sample_weights[...] = samples[WEIGHT].to_numpy() if weighed else 1
         as_it_is = FittedNumber()
         for column, name in enumerate(manifest.dense):
             number = manifest.numbers.get(name, as_it_is)
             values = number.values(samples[name].combine_chunks())
-            records["dense"][:, column] = values
+            batch.dense[:, column] = values
         for name in self._manifest.features.keys() & manifest.numbers.keys():
             values = samples[name].combine_chunks()
-            records["ids"][name] = manifest.numbers[name].ranges(values)[:, None]
+            ids: Any = batch.ids[name]
+            ids[...] = manifest.numbers[name].ranges(values)[:, None]
         if self._categories:
-            self._encode(samples, records)
-        return records
+            self._encode(samples, batch.ids)
+        return batch
 
-    def _encode(self, samples: pa.Table, records: np.ndarray) -> None:
+    def _encode(self, samples: pa.Table, of_features: Mapping[str, Any]) -> None:
         """Fills the ids of categories: one query gives each value's sample, place among
         all ids of a sample, and id."""
         queries = []
@@ -157,19 +159,19 @@ class SampleEncoder:
             mine = ids[:, first:end]
             if feature.table in self._rows_of:
                 mine = np.where(mine < 0, mine, self._rows_of[feature.table][mine])
-            records["ids"][name] = mine
+            of_features[name][...] = mine
 
     @property
     def _vocabularies(self) -> set[str]:
         exact = {*self._manifest.hashed_tables, *self._manifest.numbered_tables}
         return self._ids.keys() - exact
 
-    def shared_values(self, samples: pa.Table, records: np.ndarray) -> pa.Table:
+    def shared_values(self, samples: pa.Table, batch: Batch) -> pa.Table:
         """Returns for each feature of one id a sample, whose table may have rows of
         several values, the values of the samples with such a row, and null of others.
 
         Args:
-          samples, records: samples, and their records.
+          samples, batch: the samples, before and after.
         """
         manifest, columns = self._manifest, {}
         exact = {*manifest.numbers, *manifest.numbered_tables}
@@ -181,7 +183,7 @@ class SampleEncoder:
                 or rows == HASHED_KEYS
             ):
                 continue
-            ids = records["ids"][name][:, 0]
+            ids = batch.ids[name][:, 0]
             is_hashed = feature.table in manifest.hashed_tables
             is_shared = ids >= RARE_ID if is_hashed else ids == RARE_ID
             values = samples[name].combine_chunks()
@@ -224,20 +226,21 @@ def encode(
       held_out: splits whose shared values are kept, for metrics by groups.
       workers: progress is a number of chunks.
     """
-    records_of = SampleEncoder(database, manifest, out)
+    encoder = SampleEncoder(database, manifest, out)
     for number, chunk in enumerate(chunks):
         name, samples = chunk.path.stem, chunk.read()
-        records = records_of(samples)
+        batch = encoder(samples)
         for split, split_name in enumerate(SPLITS):
             chosen = np.flatnonzero(splits[number] == split)
             window_of = None if windows is None else windows[number]
             for window, rows in _by_window(window_of, chosen):
                 folder = split_name if window is None else f"{split_name}/{window}"
+                part = batch.take(rows)
                 file = manifests.write_samples(
-                    out, f"{folder}/{name}.arrow", records[rows], manifest, window
+                    out, f"{folder}/{name}.arrow", part, manifest, window
                 )
                 if split_name in held_out:
-                    values = records_of.shared_values(samples.take(rows), records[rows])
+                    values = encoder.shared_values(samples.take(rows), part)
                     kept = f"{VALUES}/{folder}/{name}.parquet"
                     with replacing(out / kept) as scratch:
                         pq.write_table(values, scratch)

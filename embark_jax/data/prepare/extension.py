@@ -54,6 +54,8 @@ class Earlier:
           DataError: if they are not wholly prepared, or otherwise than the new ones.
         """
         manifest = manifests.load(local(folder))
+        for file in manifest.vocabularies:
+            file.verified(local(folder))
         features = [feature.name for feature in recipe.features]
         names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
         now = json.loads(json.dumps({**made_from, **names}))

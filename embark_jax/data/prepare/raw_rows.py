@@ -137,7 +137,7 @@ class RowEncoder:
         self._columns = self._manifest.columns
         self._database = sql.Database()
         define(self._database)
-        self._records_of = SampleEncoder(self._database, self._manifest, encoding)
+        self._encoder = SampleEncoder(self._database, self._manifest, encoding)
         _check_kinds(self._manifest, encoding)
         self.cut = dict.fromkeys(self._manifest.features, 0)
         self.labels = self._manifest.labels
@@ -158,14 +158,14 @@ class RowEncoder:
         for file in self._files(rows):
             first = 0  # row of the file's next batch
             for chunk in file.chunks():
-                records, has_label = self._records(file, chunk)
-                unknown.add(records)
+                batch, has_label = self._batch(file, chunk)
+                unknown.add(batch)
 
                 def locate(row: int, path: Path = file.path, at: int = first) -> str:
                     return f"{path}, row {at + row}"
 
-                first += len(records)
-                yield Batch.of(records, locate), has_label
+                first += len(batch)
+                yield dataclasses.replace(batch, locate=locate), has_label
         unknown.warn()
 
     def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
@@ -189,7 +189,7 @@ class RowEncoder:
         own_files.check_there(used, table.column_names, "rows")
         return [_Rows(table.select(used))]
 
-    def _records(self, file: RawFile, chunk: Chunk) -> tuple[np.ndarray, bool]:
+    def _batch(self, file: RawFile, chunk: Chunk) -> tuple[Batch, bool]:
         manifest, columns = self._manifest, self._columns
         labels = own_files.label_columns(columns, required=False)
         read = [column for column in labels if column.name in file.columns]
@@ -208,7 +208,7 @@ class RowEncoder:
         has_label = label is not None and not _has_nulls(label)
         if label is not None and not has_label:
             samples = samples.drop_columns([LABEL])
-        return self._records_of(samples), has_label
+        return self._encoder(samples), has_label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,9 +256,9 @@ class _UnknownValues:
         self._values = dict.fromkeys(self._features, 0)
         self._unknown = dict.fromkeys(self._features, 0)
 
-    def add(self, records: np.ndarray) -> None:
+    def add(self, batch: Batch) -> None:
         for name in self._features:
-            ids = records["ids"][name]
+            ids = np.asarray(batch.ids[name])
             self._values[name] += int((ids >= RARE_ID).sum())
             self._unknown[name] += int((ids == RARE_ID).sum())
 

@@ -62,7 +62,7 @@ def write(
         split, number, count = job
         file = f"{split}/{number:06}.arrow"
         batch = data.batch(split, number * rows, count)
-        return manifests.write_samples(folder, file, batch.to_records(), manifest)
+        return manifests.write_samples(folder, file, batch, manifest)
 
     files: dict[str, tuple[SampleFile, ...]] = dict.fromkeys(manifests.SPLITS, ())
     with new_folder(out) as folder:

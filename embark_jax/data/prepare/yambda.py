@@ -24,7 +24,7 @@ from embark_jax._base.config import Config
 from embark_jax._base.files import new_folder, write_arrow
 from embark_jax.data import event_lists as lists
 from embark_jax.data import manifest as manifests
-from embark_jax.data.batch import DataError, id_dtype
+from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.event_lists import EventFile, EventLists
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
@@ -320,29 +320,30 @@ class _Writer:
         first = before[starts[of_user[chosen]]]
         begin = np.maximum(first, end - self._options.scan)
         ranges = np.stack([np.full(len(chosen), number), begin, end], axis=1)
-        records = self._records(raw, chosen, ranges, events["time"])
+        batch = self._batch(raw, chosen, ranges, events["time"])
         length = self._options.window
         windows = raw["timestamp"][chosen] // length * length
         files = [
             manifests.write_samples(
                 self._out,
                 f"train/{window:012}-{number:06}.arrow",
-                records[windows == window],
+                batch.take(rows := windows == window),
                 self._manifest,
                 int(window),
+                ranges[rows],
             )
             for window in np.unique(windows)
         ]
         return EventFile.of(self._out, name, rows=len(events["item"])), files
 
-    def _records(
+    def _batch(
         self,
         raw: Mapping[str, np.ndarray],
         chosen: np.ndarray,
         ranges: np.ndarray,
         event_times: np.ndarray,
-    ) -> np.ndarray:
-        """Returns samples of the manifest's layout."""
+    ) -> Batch:
+        """Returns samples in the manifest's layout."""
         time, item = raw["timestamp"][chosen], raw["item"][chosen]
         values = {
             "item": item,
@@ -357,17 +358,17 @@ class _Writer:
         rows = self._manifest.table_rows
         for name, (keys, _) in CROSSES.items():
             values[name] = cross([values[key] for key in keys], rows[name])
-        records = np.zeros(len(chosen), self._manifest.layout())
-        records["label"] = raw["is_long"][chosen]
+        layout = self._manifest.layout()
+        batch = Batch.of(layout, layout.padding(len(chosen)))
+        batch.labels[...] = raw["is_long"][chosen]
         # The time of the request is that of the last event, as in the reference.
         has_history = ranges[:, 2] > ranges[:, 1]
         asked = time.copy()
         asked[has_history] = event_times[ranges[has_history, 2] - 1]
-        records["dense"] = cyclical(asked)
-        for name in records["ids"].dtype.names or ():
-            records["ids"][name] = values[name][:, None].astype(id_dtype(rows[name]))
-        records["events"] = ranges
-        return records
+        batch.dense[...] = cyclical(asked)
+        for name, ids in batch.ids.items():
+            np.asarray(ids)[...] = values[name][:, None]
+        return batch
 
 
 def _manifest(

@@ -1,0 +1,112 @@
+"""A batch as matrices: in files, on hosts and on devices alike.
+
+A batch has a matrix of numbers (labels, dense values, weights) and one of ids, and a
+second one of ids if tables need 64 bits. So a file has few columns, a batch reaches a
+device in few copies, and all columns of a batch are slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NUMBERS, IDS, LONG_IDS = "numbers", "ids", "long_ids"
+TYPES = {
+    NUMBERS: np.dtype(np.float32),
+    IDS: np.dtype(np.int32),
+    LONG_IDS: np.dtype(np.int64),
+}
+"""Types of the matrices."""
+
+
+class Columns(NamedTuple):
+    """The columns of a batch, as arrays of NumPy or of JAX.
+
+    Attributes:
+      dense: ``[batch, dense]`` float32.
+      ids: for each feature ``[batch, hotness]`` int32 or int64. Inside a step those of
+        a sequence are packed: ``[devices, events]``.
+      weights: for each weighted feature float32 of the same shape.
+      labels: ``[batch]`` float32; of several tasks ``[batch, tasks]``.
+      sample_weights: ``[batch]`` float32, or None.
+      spans: for each packed sequence where its events lie: ``[batch, 2]`` int32, place
+        of the first and number; inside a step ``embedding.sequences.Spans``.
+    """
+
+    dense: Any
+    ids: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    labels: Any
+    sample_weights: Any = None
+    spans: Mapping[str, Any] = {}
+
+
+class Layout(NamedTuple):
+    """Says which columns of the matrices are what.
+
+    The numbers are the labels, the dense values, the weights of features and the weight
+    of the sample; spans lie behind the ids of 32 bits.
+
+    Attributes:
+      labels: number of labels of a sample.
+      dense: number of dense values.
+      ids: name and hotness of each feature, and whether its ids have 64 bits.
+      weights: name and hotness of each weighted feature.
+      sample_weights: whether samples have a weight.
+      spans: sequences whose events are elsewhere, in matrices of their own.
+    """
+
+    labels: int = 1
+    dense: int = 0
+    ids: tuple[tuple[str, int, bool], ...] = ()
+    weights: tuple[tuple[str, int], ...] = ()
+    sample_weights: bool = False
+    spans: tuple[str, ...] = ()
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Returns the columns of each matrix that there is."""
+        numbers = self.labels + self.dense + self.sample_weights
+        numbers += sum(hotness for _, hotness in self.weights)
+        long_ids = sum(hotness for _, hotness, is_long in self.ids if is_long)
+        ids = sum(hotness for _, hotness, is_long in self.ids if not is_long)
+        widths = zip(TYPES, (numbers, ids + 2 * len(self.spans), long_ids), strict=True)
+        return {name: width for name, width in widths if width}
+
+    @property
+    def sample_bytes(self) -> int:
+        """Returns the bytes of a sample."""
+        return sum(width * TYPES[name].itemsize for name, width in self.widths.items())
+
+    def padding(self, samples: int) -> dict[str, np.ndarray]:
+        """Returns new matrices of samples without ids, whose numbers are 0."""
+        return {
+            name: np.full((samples, width), 0 if name == NUMBERS else -1, TYPES[name])
+            for name, width in self.widths.items()
+        }
+
+    def columns(self, matrices: Mapping[str, Any]) -> Columns:
+        """Returns the columns of matrices, which are slices of them."""
+        used = dict.fromkeys(TYPES, 0)
+
+        def take(matrix: str, count: int) -> Any:
+            first = used[matrix]
+            used[matrix] += count
+            return matrices[matrix][:, first : used[matrix]]
+
+        labels = take(NUMBERS, self.labels) if self.labels else None
+        if self.labels == 1:
+            labels = matrices[NUMBERS][:, 0]
+        dense = take(NUMBERS, self.dense) if NUMBERS in matrices else None
+        weights = {name: take(NUMBERS, hotness) for name, hotness in self.weights}
+        sample_weights = None
+        if self.sample_weights:
+            sample_weights = matrices[NUMBERS][:, used[NUMBERS]]
+        ids = {
+            name: take(LONG_IDS if is_long else IDS, hotness)
+            for name, hotness, is_long in self.ids
+        }
+        spans = {name: take(IDS, 2) for name in self.spans}
+        return Columns(dense, ids, weights, labels, sample_weights, spans)
