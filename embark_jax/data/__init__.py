@@ -1,17 +1,17 @@
 """Datasets, checks of their batches, and reading ahead.
 
-- ``source``: what the ``data`` section of a config opens; ``synthetic``, ``movielens``,
-  ``prepared``, ``windows`` and ``own_dataset`` are the sources.
-- ``batch``, ``jagged``, ``checks``, ``records``: samples as arrays, sequences without
-  padding, their rules, and their form on disk, on hosts and on devices.
-- ``column_values``: what a batch's values look like.
+- ``dataset``, ``source``: what a dataset is, and what the ``data`` section of a config
+  opens; ``synthetic``, ``movielens``, ``prepared``, ``windows`` and ``own_dataset`` are
+  the sources.
+- ``batch``, ``layout``, ``jagged``, ``checks``: samples as arrays and as matrices, in
+  one form from files to devices; sequences without padding; their rules.
 - ``leave_one_out``: users' histories, whose last events are held out.
-- ``view``, ``hot_batches``, ``pipeline``: batches in another order, and ahead of time.
-- ``negatives``: items drawn at random, beside the samples of a dataset.
+- ``hot_batches``, ``negatives``, ``pipeline``: batches in another order, with items
+  drawn at random, and ahead of time.
 - ``bag_counts``: how often rows are looked up, for statistics; ``row_order``
   numbers them by that.
-- ``manifest``, ``hashed_file``, ``table_values``: what is known of a folder of prepared
-  data.
+- ``manifest``, ``sample_files``, ``hashed_file``, ``table_values``: what is known of a
+  folder of prepared data.
 - ``prepare/``: makes such folders from raw files.
 """
 
