@@ -18,7 +18,7 @@ from embark_jax._base.storage import file_system_or_bucket, in_bucket, local
 DRAWN = (".png", ".svg", ".pdf", ".html")
 """Suffixes of pictures and pages, which are no input of any command."""
 SCORES = (".csv", ".parquet")
-DESCRIBED_BY = ("config.yaml", "model.json", "manifest.json")
+DESCRIBED_BY = ("config.yaml", "model.json", "data.json")
 """Files of runs, exports and prepared data, which may have scores beside them."""
 
 

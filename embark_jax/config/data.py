@@ -110,7 +110,7 @@ SOURCES: dict[type[Config], str] = {
     MovieLens100KConfig: "embark_jax.data.movielens:MovieLensSource",
     PreparedConfig: "embark_jax.data.prepared:PreparedSource",
     WindowsConfig: "embark_jax.data.windows:WindowsSource",
-    OwnDataConfig: "embark_jax.data.own_dataset:OwnSource",
+    OwnDataConfig: "embark_jax.data.source:OwnSource",
 }
 """The registry of sources: the section of each, and the ``data.Source`` that opens
 it."""

@@ -1,8 +1,7 @@
 """Datasets, checks of their batches, and reading ahead.
 
 - ``dataset``, ``source``: what a dataset is, and what the ``data`` section of a config
-  opens; ``synthetic``, ``movielens``, ``prepared``, ``windows`` and ``own_dataset`` are
-  the sources.
+  opens; ``synthetic``, ``movielens``, ``prepared`` and ``windows`` are sources.
 - ``batch``, ``layout``, ``jagged``, ``checks``: samples as arrays and as matrices, in
   one form from files to devices; sequences without padding; their rules.
 - ``leave_one_out``: users' histories, whose last events are held out.

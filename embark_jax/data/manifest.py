@@ -1,6 +1,6 @@
 """The manifest describes a folder of prepared data, which `embark data prepare` made.
 
-The folder holds ``manifest.json`` and, for each split, Arrow files of samples
+The folder holds ``data.json`` and, for each split, Arrow files of samples
 (``data/sample_files.py``). Training reads them by memory mapping. ``vocabulary/`` says
 which value each id stands for.
 
@@ -37,7 +37,7 @@ from embark_jax.data.prepare.vocabulary import vocabulary_file as vocabulary_fil
 from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import FeatureSpec
 
-FILE_NAME = "manifest.json"
+FILE_NAME = "data.json"
 Hotness = Annotated[int, Field(ge=1, le=2**20)]
 """Largest number of ids in a bag; with more, a batch would fit into no memory."""
 VERSION = 5

@@ -1,6 +1,6 @@
 """What the ``data`` section of a config opens: a dataset, and what is known of it.
 
-A source is a class in a file of its own, and a line of ``config.SOURCES``.
+A source is a class such as ``OwnSource``, and a line of ``config.SOURCES``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from embark_jax.config import EmbeddingConfig
+from embark_jax._base.config import ConfigError
+from embark_jax.config import EmbeddingConfig, OwnDataConfig, call_named
 from embark_jax.data.dataset import Dataset
 from embark_jax.data.table_values import TableValues
 from embark_jax.plans.tables import FeatureSpec
@@ -90,3 +91,26 @@ class Source(Protocol):
           ConfigError: if the config does not say enough of them.
         """
         ...
+
+
+class OwnSource:
+    """A user's own dataset, which the config names: nothing is known but what a
+    ``Dataset`` says."""
+
+    def __init__(self, section: OwnDataConfig, embedding: EmbeddingConfig):
+        self._section = section
+
+    def open(self, seed: int) -> tuple[Dataset, Description]:
+        kind = self._section.kind
+        dataset = call_named(kind, **self._section.options, seed=seed)
+        members = [name for name in vars(Dataset) if not name.startswith("_")]
+        if missing := [name for name in members if not hasattr(dataset, name)]:
+            raise ConfigError(
+                f"{kind}: has no {', '.join(missing)}; data.Dataset says what a "
+                "dataset must have"
+            )
+        order = self._section.model_dump(mode="json", exclude={"path"})
+        return dataset, Description.of(dataset, labels=None, order=order)
+
+    def absent(self) -> None:
+        return None

@@ -14,8 +14,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import expit, ndtri
 
-from embark_jax._base.config import ConfigError, config_error_at
-from embark_jax._base.memory import host_memory_bytes
+from embark_jax._base.config import config_error_at
 from embark_jax.config import EmbeddingConfig, SyntheticConfig
 from embark_jax.data.batch import Batch, id_dtype
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
@@ -27,9 +26,6 @@ BLOCK = 1024
 position and not on the batch size."""
 
 CALIBRATION_SAMPLES = 4 * BLOCK
-BYTES_AN_ID = 40
-"""Most bytes of memory per id while ids of a feature are drawn and labelled, as
-tracemalloc counts them."""
 
 _TRAIN, _TEST, _CALIBRATION = range(3)
 
@@ -289,7 +285,6 @@ class SyntheticSource:
         table_rows, features = self._embedding.declared("synthetic data needs it")
         section = self._section
         with config_error_at("embedding"):
-            check_drawing_memory(features)
             # Of dynamic tables these are as many rows as unique ids are drawn.
             tables = [
                 TableSpec(name, rows, self._embedding.dim)
@@ -307,15 +302,3 @@ class SyntheticSource:
 
     def absent(self) -> None:
         return None
-
-
-def check_drawing_memory(features: Sequence[FeatureSpec]) -> None:
-    """Raises ``ConfigError`` if the hotness of a feature is too large for this host."""
-    hottest = max(features, key=lambda feature: feature.hotness)
-    needed = CALIBRATION_SAMPLES * BYTES_AN_ID * hottest.hotness
-    if needed > (memory := host_memory_bytes()):
-        raise ConfigError(
-            f"feature {hottest.name!r}: hotness is {hottest.hotness:,}; the "
-            f"{CALIBRATION_SAMPLES:,} samples that synthetic data begin with then take "
-            f"{needed / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB of memory"
-        )

@@ -55,13 +55,13 @@ def folder(prepared, tmp_path, monkeypatch) -> Path:
         ("predict run --in rows --out", "rows/a.csv"),
         ("plan tiny.yaml --out", "tiny.yaml"),
         ("plan tiny.yaml --html", "tiny.yaml"),
-        ("plan prepared.yaml --out", "data/manifest.json"),
+        ("plan prepared.yaml --out", "data/data.json"),
         ("plan tables.yaml --out", "tables.yaml"),
         ("plan tiny.yaml --stats statistics.json --out", "statistics.json"),
         ("simulate tiny.yaml --trace", "tiny.yaml"),
         ("data stats tiny.yaml --out", "tiny.yaml"),
-        ("data stats data --out", "data/manifest.json"),
-        ("data stats prepared.yaml --out", "data/manifest.json"),
+        ("data stats data --out", "data/data.json"),
+        ("data stats prepared.yaml --out", "data/data.json"),
     ],
 )
 def test_what_is_read_is_not_written(folder, command, read, way):

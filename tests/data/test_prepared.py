@@ -172,21 +172,21 @@ def test_samples_say_where_they_lie(folder):
 
 def edit(folder: Path, **changes) -> None:
     """Changes a manifest as a program would that knows of its checksum."""
-    path = folder / "manifest.json"
+    path = folder / "data.json"
     content = json.loads(path.read_text()) | changes
     content["checksum"] = changes.get("checksum", checksum_of(content))
     path.write_text(json.dumps(content))
 
 
 def edit_bag(folder: Path, **changes) -> None:
-    features = json.loads((folder / "manifest.json").read_text())["features"]
+    features = json.loads((folder / "data.json").read_text())["features"]
     features["bag"] |= changes
     edit(folder, features=features)
 
 
 def edit_part(folder: Path, rename: Callable[[str], str]) -> None:
     """Moves the first file out of the folder, to where the manifest then says."""
-    files = json.loads((folder / "manifest.json").read_text())["files"]
+    files = json.loads((folder / "data.json").read_text())["files"]
     first = files["train"][0]
     name = rename(first["file"])
     (folder / first["file"]).rename(Path(os.path.normpath(folder / name)))
@@ -204,16 +204,16 @@ def link_outside(path: Path) -> None:
     ("damage", "message"),
     [
         (
-            lambda f: (f / "manifest.json").unlink(),
-            r"manifest\.json: no such file; `embark data prepare --out` makes",
+            lambda f: (f / "data.json").unlink(),
+            r"data\.json: no such file; `embark data prepare --out` makes",
         ),
         (
-            lambda f: (f / "manifest.json").write_text("{"),
-            r"manifest\.json: .*prepare the data again",
+            lambda f: (f / "data.json").write_text("{"),
+            r"data\.json: .*prepare the data again",
         ),
         (
             lambda f: edit(f, version=2),
-            r"manifest\.json: version: .*prepare the data again",
+            r"data\.json: version: .*prepare the data again",
         ),
         (lambda f: (f / "train" / "1.arrow").unlink(), r"train/1\.arrow: is missing"),
         (
@@ -226,7 +226,7 @@ def link_outside(path: Path) -> None:
         ),
         (
             lambda f: edit(f, dense=["y", "x"], checksum="0" * 32),
-            r"manifest\.json: is not as it was written; prepare the data again",
+            r"data\.json: is not as it was written; prepare the data again",
         ),
         (
             lambda f: edit(f, table_rows={"u": 1000}),

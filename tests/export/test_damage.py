@@ -138,7 +138,7 @@ def encoded(change):
     """Damages the manifest of the encoding."""
 
     def damage(folder: Path) -> None:
-        path = folder / "encoding/manifest.json"
+        path = folder / "encoding/data.json"
         manifest = json.loads(path.read_text())
         change(manifest)
         path.write_text(json.dumps(manifest | {"checksum": checksum_of(manifest)}))

@@ -162,7 +162,7 @@ def test_windows_are_in_the_order_of_their_numbers(days, tmp_path):
 def test_unfinished_folders_are_not_there_yet(days, tmp_path):
     folder = tmp_path / "days"
     shutil.copytree(days, folder)
-    (folder / "day 1" / "manifest.json").unlink()
+    (folder / "day 1" / "data.json").unlink()
     assert [window.name for window in WindowsData(folder).windows] == ["day 0"]
     with pytest.raises(DataError, match="has no window yet, must be a folder of"):
         WindowsData(tmp_path / "none")

@@ -89,14 +89,14 @@ def test_vocabularies_are_those_that_were_written(folder, damage, tmp_path):
 def test_a_table_with_a_vocabulary_is_never_taken_for_a_hashed_one(folder, tmp_path):
     out = tmp_path / "run" / raw_rows.FOLDER
     raw_rows.save_encoding(folder, PreparedData(folder).manifest, out)
-    path = out / "manifest.json"
+    path = out / "data.json"
     content = json.loads(path.read_text()) | {"vocabularies": []}
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"manifest\.json: is not as it was written"):
+    with pytest.raises(DataError, match=r"data\.json: is not as it was written"):
         raw_rows.RowEncoder(out.parent)
     del content["checksum"]
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"manifest\.json: is not as it was written"):
+    with pytest.raises(DataError, match=r"data\.json: is not as it was written"):
         raw_rows.RowEncoder(out.parent)
     path.write_text(json.dumps(content | {"checksum": checksum_of(content)}))
     with pytest.raises(DataError, match=r"lists no vocabulary of table"):

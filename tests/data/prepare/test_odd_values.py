@@ -119,7 +119,7 @@ def test_no_training_samples(tmp_path):
     columns = {"a": LABELS, "fold": ["test"] * ROWS}
     with pytest.raises(DataError, match="no sample is in the training split"):
         parquet(tmp_path, columns, split="fold")
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not (tmp_path / "out" / "data.json").exists()
 
 
 @pytest.mark.parametrize("separator", ["::", "", "→", '"', "\n"])

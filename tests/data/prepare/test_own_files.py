@@ -272,7 +272,7 @@ def test_arguments_and_a_file_say_the_same(rows, tmp_path):
         "  seen: {separator: ;, sequence: true, longest: 3, table: film}\n"
     )
     done(*command, "--out", tmp_path / "b", "--columns", file)
-    made = [(tmp_path / name / "manifest.json").read_text() for name in "ab"]
+    made = [(tmp_path / name / "data.json").read_text() for name in "ab"]
     assert made[0] == made[1]
 
 

@@ -102,7 +102,7 @@ def test_null_columns_and_columns_of_other_shapes(folder):
 
 def documented_ids(folder: Path, table: str, values: list) -> list[int]:
     """Ids by the how-to page on exports, in Python's own words."""
-    manifest = json.loads((folder / "encoding/manifest.json").read_text())
+    manifest = json.loads((folder / "encoding/data.json").read_text())
     if table in manifest["hashed_tables"]:
         rows = manifest["table_rows"][table]
         digests = [hashlib.md5(v.encode()).digest()[8:] for v in values]
@@ -181,7 +181,7 @@ def flip(path: Path, place: int) -> None:
 def test_a_damaged_encoding_is_refused(folder, tmp_path):
     files = sorted(path for path in (folder / "encoding").rglob("*") if path.is_file())
     names = {path.name for path in files}
-    assert {"zip.arrow", "manifest.json"} <= names
+    assert {"zip.arrow", "data.json"} <= names
 
     def assert_refused(damage) -> None:
         copy = shutil.copytree(folder / "encoding", tmp_path / "copy/encoding")

@@ -172,7 +172,7 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
 def test_the_manifest_is_small_and_plain(raw, tmp_path):
     out = tmp_path / "out"
     prepare_in(raw, out)
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = json.loads((out / "data.json").read_text())
     file = raw / "train.txt.gz"
     assert manifest["made_from"]["raw"] == {
         str(file): file.stat().st_size,
