@@ -7,8 +7,7 @@
 - ``leave_one_out``: users' histories, whose last events are held out.
 - ``hot_batches``, ``negatives``, ``pipeline``: batches in another order, with items
   drawn at random, and ahead of time.
-- ``bag_counts``: how often rows are looked up, for statistics; ``row_order``
-  numbers them by that.
+- ``row_order``: numbers rows by how often they are looked up.
 - ``manifest``, ``sample_files``, ``hashed_file``, ``table_values``: what is known of a
   folder of prepared data.
 - ``prepare/``: makes such folders from raw files.

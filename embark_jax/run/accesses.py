@@ -1,4 +1,5 @@
-"""Counts the accesses in a sample of a config's data."""
+"""Counts the accesses in a sample of a config's data: which rows are looked up, how
+often, and how long bags are."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from embark_jax.config import ExperimentConfig
-from embark_jax.data import bag_counts
-from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.data import Batch
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec, TableSpec
 from embark_jax.run.dataset import batch_checker, read_dataset
 from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
 from embark_jax.statistics.histogram import BIN_RATIO, Histogram
 
 Progress = Callable[[Sequence[int]], Iterable[int]]
+Counts = tuple[np.ndarray, np.ndarray]
+"""Unique ids, ascending, and how often each was seen."""
 
 
 def sample_accesses(
@@ -45,7 +48,11 @@ def sample_accesses(
     def batches(steps: Iterable[int]):
         return (check(dataset.train_batch(step, size)) for step in steps)
 
-    halves = bag_counts.count_halves(batches(progress(steps)), features)
+    halves = [{f.name: BagCounter() for f in features} for _ in range(2)]
+    for batch in batches(progress(steps)):
+        for begin, half in enumerate(halves):
+            for name, counter in half.items():
+                counter.add(batch.ids[name][begin::2])
     counted = [
         {
             table.name: _counts_of(table, half, features)
@@ -56,8 +63,7 @@ def sample_accesses(
     ]
     of_tables = [feature for feature in features if feature.table in counted[0]]
     rarest = [
-        bag_counts.rarest_accesses(batch, of_tables, counted[0])[1::2]
-        for batch in batches(steps)
+        rarest_accesses(batch, of_tables, counted[0])[1::2] for batch in batches(steps)
     ]
     return Statistics(
         len(steps) * size,
@@ -65,9 +71,7 @@ def sample_accesses(
         {
             table.name: TableAccess(
                 table.rows,
-                Histogram.from_counts(
-                    *bag_counts.merge(counts[table.name] for counts in counted)
-                ),
+                Histogram.from_counts(*merge(counts[table.name] for counts in counted)),
             )
             for table in tables
             if not table.is_dynamic
@@ -78,21 +82,21 @@ def sample_accesses(
 
 def _counts_of(
     table: TableSpec,
-    half: Mapping[str, bag_counts.BagCounter],
+    half: Mapping[str, BagCounter],
     features: Sequence[FeatureSpec],
-) -> bag_counts.Counts:
-    return bag_counts.merge(
+) -> Counts:
+    return merge(
         half[feature.name].counts()
         for feature in features
         if feature.table == table.name
     )
 
 
-def _feature_access(halves: Sequence[bag_counts.BagCounter]) -> FeatureAccess:
+def _feature_access(halves: Sequence[BagCounter]) -> FeatureAccess:
     return FeatureAccess(
         sum(half.accesses for half in halves) / sum(half.samples for half in halves),
         max(half.max_hotness for half in halves),
-        len(bag_counts.merge(half.counts() for half in halves)[0]),
+        len(merge(half.counts() for half in halves)[0]),
     )
 
 
@@ -104,3 +108,69 @@ def _binned(rarest: np.ndarray) -> tuple[tuple[int, int], ...]:
     starts = np.flatnonzero(np.diff(of_bin, prepend=-2))
     in_bins = np.add.reduceat(samples, starts) if len(samples) else samples
     return tuple(zip(accesses[starts].tolist(), in_bins.tolist(), strict=True))
+
+
+class BagCounter:
+    """Counts the bags of one feature.
+
+    Attributes:
+      samples: number of bags.
+      accesses: number of ids in all bags, without padding.
+      max_hotness: number of ids in the longest bag.
+    """
+
+    def __init__(self):
+        self.samples = self.accesses = self.max_hotness = 0
+        self._ids, self._counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+
+    def add(self, bags: np.ndarray) -> None:
+        """Counts ``[batch, hotness]`` ids, padded with -1."""
+        used = bags != PADDING_ID
+        self.samples += len(bags)
+        self.accesses += int(used.sum())
+        self.max_hotness = max(self.max_hotness, int(used.sum(axis=1).max(initial=0)))
+        ids, counts = np.unique(bags[used], return_counts=True)
+        self._ids.append(ids.astype(np.int64))
+        self._counts.append(counts)
+        # Merged whenever new ids outnumber the merged ones: memory follows the rows
+        # seen, and each id is merged a few times only.
+        if sum(map(len, self._ids[1:])) > len(self._ids[0]):
+            self.counts()
+
+    def counts(self) -> Counts:
+        """Returns what was counted."""
+        merged = merge(zip(self._ids, self._counts, strict=True))
+        self._ids, self._counts = [merged[0]], [merged[1]]
+        return merged
+
+
+def merge(counted: Iterable[Counts]) -> Counts:
+    """Merges pairs of unique ids and their counts into one; pairs may share ids."""
+    ids, counts = map(np.concatenate, zip(*counted, strict=True))
+    ids, group = np.unique(ids, return_inverse=True)
+    return ids, np.bincount(group, counts, len(ids)).astype(np.int64)
+
+
+def rarest_accesses(
+    batch: Batch, features: Sequence[FeatureSpec], counts: Mapping[str, Counts]
+) -> np.ndarray:
+    """Returns ``[batch]``: how often the rarest row of each sample was seen; where it
+    has no id, as often as an int64 can say.
+
+    Args:
+      batch: the samples.
+      features: features that count.
+      counts: how often the rows of each table were seen.
+    """
+    rarest = np.full(len(batch), most := np.iinfo(np.int64).max)
+    for feature in features:
+        ids = np.asarray(batch.ids[feature.name])
+        known, seen = counts[feature.table]
+        if not len(known):
+            seen_before = np.zeros(ids.shape, np.int64)
+        else:
+            place = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+            seen_before = np.where(known[place] == ids, seen[place], 0)
+        seen_before[ids == PADDING_ID] = most
+        rarest = np.minimum(rarest, seen_before.min(axis=1))
+    return rarest

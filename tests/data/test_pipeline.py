@@ -6,13 +6,6 @@ import pytest
 from embark_jax.data import prefetch
 
 
-def test_items_come_in_order():
-    assert list(prefetch(lambda step: step * step, range(3, 50))) == [
-        s * s for s in range(3, 50)
-    ]
-    assert list(prefetch(str, range(5, 5))) == []
-
-
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_stays_depth_items_ahead(depth):
     started = []
@@ -51,19 +44,6 @@ def test_close_ends_the_thread_and_makes_no_more():
     assert not made[0].is_alive()
     assert threading.current_thread() not in made
     assert len(made) <= 4
-
-
-def test_works_while_the_consumer_does():
-    making = threading.Event()
-
-    def make(step):
-        if step == 1:
-            making.set()
-        return step
-
-    items = prefetch(make, range(2))
-    next(items)
-    assert making.wait(timeout=10)
 
 
 def test_an_exception_of_the_items_comes_after_the_results_before_it():

@@ -5,13 +5,12 @@ from collections import Counter
 import numpy as np
 
 from embark_jax.config import ExperimentConfig, TrainConfig
-from embark_jax.data import bag_counts
-from embark_jax.run.accesses import sample_accesses
+from embark_jax.run.accesses import BagCounter, sample_accesses
 from embark_jax.run.dataset import read_dataset
 
 
 def test_bags_by_hand():
-    counter = bag_counts.BagCounter()
+    counter = BagCounter()
     counter.add(np.array([[5, 2, -1], [5, -1, -1], [-1, -1, -1]], np.int32))
     counter.add(np.array([[2, 5, 5]], np.int32))
     assert (counter.samples, counter.accesses, counter.max_hotness) == (4, 6, 3)
@@ -22,7 +21,7 @@ def test_bags_by_hand():
 def test_many_batches_count_as_one():
     rng = np.random.default_rng(0)
     ids = rng.zipf(1.3, 20_000) % 2**40
-    counter = bag_counts.BagCounter()
+    counter = BagCounter()
     for part in np.split(ids, 100):
         counter.add(part.reshape(-1, 4))
     found, counts = counter.counts()
