@@ -32,10 +32,10 @@ check = BatchChecker(data.features, data.table_rows, data.dense_features)
 steps = data.train_samples // 4096
 def shuffled():
     for step in range(steps):
-        check(data.train_batch(step, 4096)).matrices()
+        check(data.train_batch(step, 4096))
 def in_order():
     for batch in data.in_file_order("train", 4096):
-        check(batch).matrices()
+        check(batch)
 found = {}
 for read in (shuffled, in_order):
     read()
