@@ -86,7 +86,7 @@ class HotBatches(DatasetView):
             [self._dataset.train_batch(number * count + i, size) for i in range(count)]
         )
         cold = [
-            (ids >= self._hot_rows[name]).any(axis=1)
+            (np.asarray(ids) >= self._hot_rows[name]).any(axis=1)
             for name, ids in samples.ids.items()
         ]
         all_hot = np.flatnonzero(~np.any(cold, axis=0))  # padding counts as hot

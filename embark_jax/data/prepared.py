@@ -112,7 +112,11 @@ class PreparedData:
             rows = self._rows_from(position, stop - position)
             parts.append(rows)
             position += len(rows)
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows = (
+            parts[0]
+            if len(parts) == 1
+            else np.concatenate([np.asarray(part) for part in parts])
+        )
         return self._batch("train", rows)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch] | None:
