@@ -9,9 +9,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
+from embark_jax.cache.resolving import init_indexes, resolve_routes
 from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
 from embark_jax.embedding.collection import BATCH
-from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
+from embark_jax.embedding.device_batch import (
+    abstract_batch,
+    abstract_routes,
+    route_batch,
+)
 from embark_jax.planner import plan
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
@@ -38,6 +43,47 @@ def compile_step(
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone."""
     collection = ej.EmbeddingCollection(plan, mesh, implementation=implementation)
+    step, state, batch = _step_of(
+        collection, optimizer, bottom, top, rank, micro_batches, dense, dense_wire
+    )
+    routes = abstract_routes(collection, batch)
+    lowered = step.lower(state, batch, routes, batch)
+    return lowered.compile(compiler_options), state
+
+
+def compile_cached(plan: ej.Plan, mesh: Mesh, optimizer, *, bottom, top, rank):
+    """The programs of a step with cached tables: that of routes and the step itself,
+    from shapes alone."""
+    collection = ej.EmbeddingCollection(plan, mesh, implementation="xla")
+    step, state, batch = _step_of(collection, optimizer, bottom, top, rank)
+
+    def sharded(spec, arrays):
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays
+        )
+
+    def resolve(indexes, batch):
+        return resolve_routes(collection, indexes, route_batch(collection, batch))
+
+    indexes = sharded(BATCH, jax.eval_shape(lambda: init_indexes(collection)))
+    _, routes, _ = jax.eval_shape(resolve, indexes, batch)
+    routes = jax.tree.map(sharded, collection.route_specs, routes)
+    resolving = jax.jit(resolve, donate_argnums=0).lower(indexes, batch)
+    return resolving.compile(), step.lower(state, batch, routes, None).compile()
+
+
+def _step_of(
+    collection,
+    optimizer,
+    bottom,
+    top,
+    rank,
+    micro_batches=1,
+    dense="replicated",
+    dense_wire="float32",
+):
+    """The jitted train step of DLRM-DCNv2, with the shapes of a state and a batch."""
     model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
     model, dense_optimizer = (
         FlaxModel(model(collection.output_shapes)),
@@ -47,10 +93,9 @@ def compile_step(
     state = abstract_state(model, collection, optimizers, dense)
     options = StepOptions(micro_batches, dense, dense_wire=dense_wire)
     step = make_train_step(model, collection, optimizers, state, options)
-    batch = abstract_batch(plan, mesh, DENSE_FEATURES)
-    routes = abstract_routes(collection, batch)
-    lowered = step.lower(state, batch, routes, batch)
-    return lowered.compile(compiler_options), state
+    plan, rows = collection.plan, {t.name: t.rows for t in collection.plan.tables}
+    wide = [f.name for f in plan.features if rows[f.table] > 2**31]
+    return step, state, abstract_batch(plan, collection.mesh, DENSE_FEATURES, wide)
 
 
 def bytes_per_device(arrays) -> int:

@@ -5,11 +5,14 @@ import re
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import SingleDeviceSharding
 
+import embark_jax as ej
 from embark_jax.cache import directory, key_index
-from tests.compiled import check_swap
+from tests.compiled import check_swap, compile_cached
 from tests.gpu_compile.machines import h100_mesh
+from tests.planner.test_slots import t7_of
 
 WIDTH, SLOTS, KEYS = 128, 1_000_000, 1 << 16
 
@@ -43,3 +46,19 @@ def test_to_find_keys_moves_at_most_a_quarter_of_what_a_lookup_moves():
 
 def test_a_swap_moves_rows_in_place():
     check_swap(h100_mesh(1), WIDTH, slots=8_000_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_t7_compiles_with_more_rows_than_32_bits_number(gpus):
+    """Five billion rows of one table in host memory; the plan is the planner's."""
+    plan = t7_of(gpus, 2e12)
+    mlp = {"bottom": (512, 256, 128), "top": (1024, 1024, 512, 256, 1), "rank": 256}
+    programs = compile_cached(plan, h100_mesh(1, gpus), ej.SGD(0.1), **mlp)
+    for compiled in programs:
+        memory = compiled.memory_analysis()
+        taken = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        assert taken < 80e9
+        print(f"{taken / 1e9:.1f} GB a device")
+    assert plan.prediction is not None
+    print(f"{max(plan.prediction.device_bytes) / 1e9:.1f} GB by the plan")
