@@ -18,22 +18,22 @@ A batch that is scored is undone, too, as soon as it has its scores.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from embark_jax._base.memory import bytes_text, free_memory_bytes
-from embark_jax.cache.key_index import Counts, Moves
+from embark_jax.cache.key_index import Counts, Demand, Moves
 from embark_jax.cache.resolving import (
-    Demand,
     grow_directories,
     grow_slots,
     init_indexes,
@@ -81,8 +81,9 @@ class TooFewSlotsError(StoreError):
         self.slots = slots
 
 
-class PendingBatch(NamedTuple):
-    """A batch whose route was made, and whose rows are being read.
+@dataclasses.dataclass(eq=False)
+class Underway:
+    """A batch whose rows are being read, or are in slots, until its step is certain.
 
     Attributes:
       batch: the batch as the devices have it.
@@ -90,29 +91,20 @@ class PendingBatch(NamedTuple):
       demands: demand on each storage.
       rows: rows that come, by storage, once they are read; none if nothing moves. With
         them come the numbers of keys in the stores before this batch.
+      left: rows that left slots for it, by storage, as they come back.
+      late: whether the devices waited for its rows.
     """
 
     batch: DeviceBatch
     routes: Routes
     demands: dict[str, Demand]
     rows: Future[tuple[dict[str, Incoming], dict[str, list[int]]]]
+    left: dict[str, Incoming] = dataclasses.field(default_factory=dict)
+    late: bool = False
 
-
-class StartedBatch(NamedTuple):
-    """A batch whose rows are in slots, and whose step is not known to be applied.
-
-    Attributes:
-      batch, demands: as in ``PendingBatch``.
-      left: rows that left slots for it, by storage, as they come back.
-      stored: numbers of keys in the stores before it.
-      late: whether the devices waited for its rows.
-    """
-
-    batch: DeviceBatch
-    demands: dict[str, Demand]
-    left: dict[str, Incoming]
-    stored: dict[str, list[int]]
-    late: bool
+    @property
+    def moves(self) -> dict[str, Moves]:
+        return {name: demand.moves for name, demand in self.demands.items()}
 
 
 class CachedRows:
@@ -142,8 +134,8 @@ class CachedRows:
         self.report: Callable[[str], None] = logging.getLogger(__name__).warning
         self._optimizer, self._key = optimizer, key
         self._worker = ThreadPoolExecutor(1, "row-store")
-        self._pending: PendingBatch | None = None
-        self._started: deque[StartedBatch] = deque(maxlen=STARTED_AT_MOST)
+        self._pending: Underway | None = None
+        self._started: deque[Underway] = deque(maxlen=STARTED_AT_MOST)
         self._written: Future | None = None
         words = {n: row_words(optimizer, s) for n, s in collection.cached.items()}
         _check_memory(collection, words)
@@ -212,9 +204,8 @@ class CachedRows:
             self.drop_pending()
             pending = self._pending = self._route(batch, to_score)
             self._start_reading(pending)
-        rows, stored = pending.rows.result()  # or it stays pending
-        demands = pending.demands
-        counts = {name: demand.on_host() for name, demand in demands.items()}
+        rows, _ = pending.rows.result()  # or it stays pending
+        counts = {name: demand.on_host() for name, demand in pending.demands.items()}
         try:
             check_slots(counts, self._storages)
         except TooFewSlotsError:
@@ -226,14 +217,13 @@ class CachedRows:
         # The devices waited for the rows if the tables, as the step before leaves them,
         # are ready.
         array: Any = next(iter(tables.storages.values()))
-        late = array.is_ready()
+        pending.late = array.is_ready()
         if following is not None:
             self._pending = self._route(following)
-        moves = {name: demand.moves for name, demand in demands.items()}
-        tables, left = self._swap(tables, moves, rows)
-        self._started.append(StartedBatch(batch, demands, left, stored, late))
+        tables, pending.left = self._swap(tables, pending.moves, rows)
+        self._started.append(pending)
         if rows and not to_score:
-            self._written = self._worker.submit(self._write, demands, left)
+            self._written = self._worker.submit(self._write, pending)
         if self._pending is not None:
             self._start_reading(self._pending)
         return tables, pending.routes
@@ -270,10 +260,10 @@ class CachedRows:
     def undo_last(self, tables: TableState) -> TableState:
         """Returns the tables as they were before the last batch."""
         started = self._started.pop()
-        moves = {name: demand.moves for name, demand in started.demands.items()}
-        tables, _ = self._swap(tables, moves, started.left)
+        tables, _ = self._swap(tables, started.moves, started.left)
         self._undo_route(started.demands)
-        for name, counts in started.stored.items():
+        _, stored = started.rows.result()
+        for name, counts in stored.items():
             self._stores[name].truncate(counts)
         return tables
 
@@ -400,15 +390,15 @@ class CachedRows:
             tables, _ = self._swap(tables, moves, rows)
         return tables
 
-    def _route(self, batch: DeviceBatch, to_score: bool = False) -> PendingBatch:
+    def _route(self, batch: DeviceBatch, to_score: bool = False) -> Underway:
         """Starts the route of a batch, and waits for nothing."""
         if batch.hot:  # needs no row in a slot
             hot = self._collection.for_batch(hot=True)
-            return PendingBatch(batch, self._route_hot(hot, batch), {}, Future())
+            return Underway(batch, self._route_hot(hot, batch), {}, Future())
         self._indexes, routes, demands = self._resolve(self._indexes, batch, to_score)
-        return PendingBatch(batch, routes, demands, Future())
+        return Underway(batch, routes, demands, Future())
 
-    def _start_reading(self, pending: PendingBatch) -> None:
+    def _start_reading(self, pending: Underway) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""
         written = self._written
 
@@ -426,12 +416,10 @@ class CachedRows:
 
         self._worker.submit(read)
 
-    def _write(
-        self, demands: Mapping[str, Demand], left: Mapping[str, Incoming]
-    ) -> None:
+    def _write(self, started: Underway) -> None:
         """Stores the rows that left slots."""
-        for name, incoming in left.items():
-            self._stores[name].take_back(demands[name], incoming.rows)
+        for name, incoming in started.left.items():
+            self._stores[name].take_back(started.demands[name], incoming.rows)
 
     def _swap(
         self,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from embark_kernels import RowGroups, group_rows, sort_positions
 from jax import lax
 
@@ -138,6 +139,24 @@ class Counts(NamedTuple):
     taken: Any
 
 
+class Demand(NamedTuple):
+    """The demand of a batch on an index, or on one cached storage.
+
+    Attributes:
+      moves: moves that bring the rows to where the index says.
+      before: what they change.
+      counts: what the batch asks for; of a storage ``[6]`` int32 on the devices.
+    """
+
+    moves: Moves
+    before: Before
+    counts: Any
+
+    def on_host(self) -> Counts:
+        """Returns the counts of a storage; waits for them."""
+        return Counts(*np.asarray(self.counts).tolist())
+
+
 class Resolved(NamedTuple):
     """The result of ``resolve``.
 
@@ -145,17 +164,13 @@ class Resolved(NamedTuple):
       index: index with all keys that were asked for.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
       touched: the keys grouped by their slots.
-      moves: moves that bring the rows to where ``index`` says.
-      before: what the index was before, for ``undo``.
-      counts: what the batch asks for.
+      demand: the demand of the batch.
     """
 
     index: KeyIndex
     slot: jax.Array
     touched: RowGroups
-    moves: Moves
-    before: Before
-    counts: Counts
+    demand: Demand
 
 
 def empty_index(slots: int, buckets: int | None = None) -> KeyIndex:
@@ -244,9 +259,11 @@ def resolve(
         index,
         slot.at[groups.group].get(mode="fill", fill_value=slots),
         groups.with_rows(jnp.where(present, slot, unused)),
-        moves,
-        before,
-        Counts(moves.count, needed, unplaced, asked, misses, index.taken),
+        Demand(
+            moves,
+            before,
+            Counts(moves.count, needed, unplaced, asked, misses, index.taken),
+        ),
     )
 
 
@@ -371,7 +388,7 @@ def _use_of(index: KeyIndex, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
     return used_at, index.times_used.at[slot].get(mode="clip")
 
 
-def undo(index: KeyIndex, moves: Moves, before: Before) -> tuple[KeyIndex, jax.Array]:
+def undo(index: KeyIndex, demand: Demand) -> tuple[KeyIndex, jax.Array]:
     """Takes back what ``resolve`` did for the last batch; since then the index may have
     got a larger directory, or more slots.
 
@@ -379,6 +396,7 @@ def undo(index: KeyIndex, moves: Moves, before: Before) -> tuple[KeyIndex, jax.A
       The index, and the ``[1]`` int32 number of keys that found no way in its
       directory.
     """
+    moves = demand.moves
     directory, unplaced = replace(
         index.directory,
         moves.incoming,
@@ -388,7 +406,7 @@ def undo(index: KeyIndex, moves: Moves, before: Before) -> tuple[KeyIndex, jax.A
         moves.slot,
         moves.count,
     )
-    slot, used_at, times_used, taken, hand = before
+    slot, used_at, times_used, taken, hand = demand.before
     return KeyIndex(
         directory,
         index.slot_keys.at[moves.slot].set(moves.outgoing, mode="drop"),

@@ -9,7 +9,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,8 @@ from jax.sharding import PartitionSpec
 
 from embark_jax.cache.directory import default_buckets
 from embark_jax.cache.key_index import (
-    Before,
-    Counts,
+    Demand,
     KeyIndex,
-    Moves,
     SlotRules,
     empty_index,
     rehash,
@@ -43,24 +41,6 @@ MAXIMA = 3
 most; the others are sums over devices."""
 Indexes = dict[str, KeyIndex]
 """Key indexes by storage name."""
-
-
-class Demand(NamedTuple):
-    """The demand of a batch on one cached storage, on the devices.
-
-    Attributes:
-      moves: moves on each device.
-      before: what they change on each device.
-      counts: ``[6]`` int32 numbers of ``Counts``.
-    """
-
-    moves: Moves
-    before: Before
-    counts: jax.Array
-
-    def on_host(self) -> Counts:
-        """Returns the counts; waits for them."""
-        return Counts(*np.asarray(self.counts).tolist())
 
 
 def slot_rules(storage: Storage) -> SlotRules:
@@ -164,7 +144,7 @@ def resolve_routes(
     clusters = {n: cast(ShardedCluster, collection.clusters[n]) for n in cached}
 
     def resolve_all(indexes, routes):
-        changes, counts = {}, []
+        demands, counts = {}, []
         for name, cluster in clusters.items():
             rules = slot_rules(cached[name])
             rules = rules._replace(may_evict=to_score or rules.may_evict)
@@ -176,12 +156,13 @@ def resolve_routes(
                 slots = cluster.touched(routes[name])
                 row_keys = found.index.slot_keys.at[slots].get(mode="clip")
                 routes[name] = routes[name]._replace(row_keys=row_keys)
-            changes[name] = found.moves, found.before
-            counts.append(jnp.concatenate(found.counts))
+            demands[name] = found.demand
+            counts.append(jnp.concatenate(found.demand.counts))
         counts = gather(jnp.stack(counts)[None])  # of all devices, by one collective
         maxima = counts[..., :MAXIMA].max(axis=0)
         counts = jnp.concatenate([maxima, counts[..., MAXIMA:].sum(axis=0)], axis=1)
-        demands = {n: Demand(*changes[n], counts[i]) for i, n in enumerate(changes)}
+        for name, of_storage in zip(demands, counts, strict=True):
+            demands[name] = demands[name]._replace(counts=of_storage)
         return indexes, routes, demands
 
     demand = Demand(BATCH, BATCH, PartitionSpec())  # pyright: ignore
@@ -201,10 +182,10 @@ def undo_moves(
     """Takes back what ``resolve_routes`` did to indexes for the last batch; must run
     under jit. Returns the largest number of keys without a way in a directory, too."""
 
-    def undo_all(indexes, changes):
-        return _split({name: undo(indexes[name], *changes[name]) for name in indexes})
+    def undo_all(indexes, demands):
+        return _split({name: undo(indexes[name], demands[name]) for name in indexes})
 
-    changes = {name: (demand.moves, demand.before) for name, demand in demands.items()}
+    changes = {name: demand._replace(counts=()) for name, demand in demands.items()}
     mapped = collection.map(undo_all, (BATCH, BATCH), (BATCH, PartitionSpec()))
     return mapped(dict(indexes), changes)
 

@@ -25,8 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from embark_jax.cache.key_index import NOWHERE, KeyIndex, Moves
-from embark_jax.cache.resolving import Demand
+from embark_jax.cache.key_index import NOWHERE, Demand, KeyIndex, Moves
 from embark_jax.cache.row_store import KeyedRows, make_store
 from embark_jax.cache.swaps import Incoming, Values, initial_values, to_words
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection

@@ -48,11 +48,11 @@ class Slots:
     def follow(self, keys, resolved: Resolved):
         """Checks a step and makes its moves."""
         slot_of = {key: slot for slot, key in self.key_of.items()}
-        count = int(resolved.moves.count[0])
-        moves = [np.asarray(each)[:count] for each in resolved.moves[:3]]
+        count = int(resolved.demand.moves.count[0])
+        moves = [np.asarray(each)[:count] for each in resolved.demand.moves[:3]]
         incoming, outgoing = (keys_of(each).tolist() for each in moves[1:])
         assert sorted(incoming) == sorted(set(keys) - set(slot_of))
-        vacant = count - int(resolved.moves.leaves.sum())
+        vacant = count - int(resolved.demand.moves.leaves.sum())
         if vacant < count:
             held = len(self.key_of) + vacant
             assert held == self.slots, "evicted before all were full"
@@ -84,9 +84,9 @@ def test_it_holds_what_a_dict_would(slots, evict, stream):
         # Half of them differ in the upper word alone.
         keys = [key if key % 2 else -2 - (key << 32) for key in keys]
         resolved = resolve(index, *words_of(keys), SlotRules(evict))
-        assert int(resolved.counts.unplaced[0]) == 0
+        assert int(resolved.demand.counts.unplaced[0]) == 0
         oracle.follow(keys, resolved)
-        undone, unplaced = undo(resolved.index, resolved.moves, resolved.before)
+        undone, unplaced = undo(resolved.index, resolved.demand)
         assert int(unplaced[0]) == 0
         assert_alike(undone, index)
         index = resolved.index
@@ -109,16 +109,17 @@ def test_who_leaves(evict):
         index = resolved.index
     # 1 was asked for longest ago; 3 and 4 the fewest times, and 3 is in the first slot.
     assert (
-        keys_of(np.asarray(resolved.moves.outgoing))[0] == {"lru": 1, "lfu": 3}[evict]
+        keys_of(np.asarray(resolved.demand.moves.outgoing))[0]
+        == {"lru": 1, "lfu": 3}[evict]
     )
 
 
 def test_a_batch_that_needs_more_slots_changes_nothing():
     index = resolve(key_index.empty_index(10), *words_of(range(9))).index
     refused = resolve(index, *words_of(range(5, 16)))
-    assert int(refused.counts.needed[0]) == 11
-    assert int(refused.moves.count[0]) == 0
-    undone, _ = undo(refused.index, refused.moves, refused.before)
+    assert int(refused.demand.counts.needed[0]) == 11
+    assert int(refused.demand.moves.count[0]) == 0
+    undone, _ = undo(refused.index, refused.demand)
     assert_alike(undone, index)
 
 
@@ -128,14 +129,14 @@ def test_keys_without_room_find_it_in_a_larger_directory():
     for first in range(0, 64, BATCH):
         resolved = resolve(index, *words_of(range(first, first + BATCH)))
         index = resolved.index
-        unplaced += int(resolved.counts.unplaced[0])
+        unplaced += int(resolved.demand.counts.unplaced[0])
     assert unplaced == 64 - 2 * directory.WAYS
     larger, unplaced = key_index.rehash(index, 100, directory.default_buckets(100))
     assert int(unplaced[0]) == 0
     assert contents(larger) == {key: key for key in range(64)}
     after = resolve(larger, *words_of(range(60, 76)))
-    assert int(after.moves.count[0]) == 12
-    assert (np.asarray(after.moves.slot)[:12] == range(64, 76)).all()
+    assert int(after.demand.moves.count[0]) == 12
+    assert (np.asarray(after.demand.moves.slot)[:12] == range(64, 76)).all()
 
 
 def test_all_slots_fill_before_anything_leaves():
@@ -147,9 +148,9 @@ def test_all_slots_fill_before_anything_leaves():
     for batch in stored_rows.words_of(keys).reshape(-1, n, 2):
         filled = int(index.taken[0])
         resolved = step(index, batch, np.ones(n, bool))
-        leaving = int(resolved.moves.leaves.sum())
+        leaving = int(resolved.demand.moves.leaves.sum())
         assert leaving == max(0, filled + n - slots)
-        assert int(resolved.counts.unplaced[0]) == 0
+        assert int(resolved.demand.counts.unplaced[0]) == 0
         index = resolved.index
 
 

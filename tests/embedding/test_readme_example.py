@@ -139,8 +139,8 @@ def test_a_key_gets_the_slot_that_it_says():
         if key == 1:
             assert held(index) == before
     assert held(index) == after
-    assert found.moves.incoming.tolist() == [[2, 0]]
-    assert found.moves.outgoing.tolist() == [[0, 0]]
+    assert found.demand.moves.incoming.tolist() == [[2, 0]]
+    assert found.demand.moves.outgoing.tolist() == [[0, 0]]
 
 
 def held(index: KeyIndex) -> str:
