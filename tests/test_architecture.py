@@ -52,7 +52,6 @@ ONLY = {room: {"_base", "plans", "config"} for room in ("models", "data")}
 WITHOUT_JAX = set(LAYERS[: LAYERS.index("embedding")])
 JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 MAY_IMPORT_JAX = {
-    ("plans/plan.py", "partition_specs"),
     ("plans/plan.py", "make_mesh"),
     ("metrics/pointwise.py", "to_host"),
     ("metrics/retrieval.py", None),

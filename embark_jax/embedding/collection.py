@@ -135,7 +135,12 @@ class EmbeddingCollection:
             name: 0 if hot_only and name in self._storages else capacity
             for name, capacity in plan.capacities.items()
         }
-        self._specs = plan.partition_specs()
+        self._specs = {
+            name: PartitionSpec()
+            if storage.replicated
+            else PartitionSpec(MESH_AXES, None)
+            for name, storage in self._storages.items()
+        }
         self.clusters: dict[str, Cluster] = {
             name: make_cluster(
                 plan,

@@ -191,17 +191,6 @@ class Plan:
             devices=available[: self.devices],
         )
 
-    def partition_specs(self) -> dict[str, jax.sharding.PartitionSpec]:
-        """Shardings of the storages: over all devices by slots, or replicated."""
-        from jax.sharding import PartitionSpec
-
-        return {
-            storage.name: PartitionSpec()
-            if storage.replicated
-            else PartitionSpec(MESH_AXES, None)
-            for storage in self.storages
-        }
-
     # A plan shows itself where it is printed; the renderers are above this room, and
     # are imported when one is asked for.
 
