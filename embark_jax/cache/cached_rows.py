@@ -235,7 +235,7 @@ class CachedRows:
             self._undo_route(self._pending.demands)
             self._pending = None
 
-    def landed(self, batch: DeviceBatch) -> None:
+    def applied(self, batch: DeviceBatch) -> None:
         """Says that the step of a batch was applied: it cannot be undone any more."""
         if not self._started or self._started[0].batch is not batch:
             return
@@ -250,7 +250,7 @@ class CachedRows:
                 self._taken[table] = counts.taken
 
     def undo(self, tables: TableState) -> TableState:
-        """Returns the tables as they were before all batches that have not landed."""
+        """Returns the tables as they were before all batches that may be undone."""
         self.drop_pending()
         self._wait_for_writes()
         while self._started:
@@ -330,7 +330,7 @@ class CachedRows:
             {n: s.arrays(rows[n]) | keys.get(n, {}) for n, s in self._stores.items()},
         )
 
-    def unfilled(self, tables: TableState) -> TableState:
+    def blank(self, tables: TableState) -> TableState:
         """Returns tables like ``stored``, with any values, into which a checkpoint is
         restored; dynamic tables have their ``StoredRows`` in place of arrays."""
         self.drop_pending()
@@ -345,7 +345,7 @@ class CachedRows:
 
     def restored_slots(self) -> dict[str, int]:
         """Returns how many slots, on all devices together, each table that discards
-        rows needs for those in the checkpoint that was read into ``unfilled``; all
+        rows needs for those in the checkpoint that was read into ``blank``; all
         processes must call it."""
         stores = self._discarding.values()
         counts = most_of([store.count for store in stores])
@@ -355,7 +355,7 @@ class CachedRows:
         }
 
     def restore(self, tables: TableState, slots: TableState) -> TableState:
-        """Takes over the values that were written into the arrays of ``unfilled``.
+        """Takes over the values that were written into the arrays of ``blank``.
 
         Args:
           tables: tables with those arrays.

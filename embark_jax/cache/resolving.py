@@ -153,7 +153,7 @@ def resolve_routes(
             indexes[name] = found.index
             routes[name] = cluster.with_slots(routes[name], found.slot, found.touched)
             if cached[name].kind.dtype != "float32":
-                slots = cluster.touched(routes[name])
+                slots = found.touched.row
                 row_keys = found.index.slot_keys.at[slots].get(mode="clip")
                 routes[name] = routes[name]._replace(row_keys=row_keys)
             demands[name] = found.demand

@@ -8,18 +8,27 @@ lists, with an array for each block of the storage's index; ``rows``, ``outputs`
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import Implementation, RowGroups, pooled_lookup, sum_groups
+from embark_kernels import (
+    Implementation,
+    RowGroups,
+    group_rows,
+    pooled_lookup,
+    sum_groups,
+)
 
 from embark_jax.embedding.bags import Requests
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.plans.capacities import rows_of
+from embark_jax.plans.wire import Wire
 
 Route = Any
 """A NamedTuple of arrays, of one type per cluster; it depends on ids alone."""
@@ -53,10 +62,23 @@ class Summands(NamedTuple):
     weight: jax.Array | None
 
 
-class Cluster(Protocol):
-    """A way to move rows: DataParallel, ReductionBased or UniqueBased.
+class Keys(NamedTuple):
+    """The keys of a cached storage that a device received.
 
-    Args:
+    Attributes:
+      words: ``[received, 2]`` uint32, as ``Block.expand`` gives them.
+      present: ``[received]`` bool: which places hold one.
+    """
+
+    words: jax.Array
+    present: jax.Array
+
+
+@dataclasses.dataclass(eq=False)
+class Cluster(abc.ABC):
+    """A way to move rows: DataParallel, or a ``ShardedCluster``.
+
+    Attributes:
       index: index of the storage.
       exchange: exchange of ids, rows and gradients; DP needs none.
       capacity: number of ids that a device can send to one other; DP sends none.
@@ -66,14 +88,19 @@ class Cluster(Protocol):
     """
 
     index: StorageIndex
+    exchange: Exchange
+    capacity: int
+    rows: int
+    wire: Wire
     implementation: Implementation
 
+    @abc.abstractmethod
     def route(self, requests: list[Requests]) -> tuple[Route, Any]:
         """Finds where each id goes, and int32 values of which the step needs the
         largest over all devices: the ``[]`` capacities that the route needs here, by
         name, or in DP what ``finish`` takes."""
-        ...
 
+    @abc.abstractmethod
     def finish(self, route: Route, largest: Any) -> tuple[Route, dict[str, jax.Array]]:
         """Returns the route once the values of all devices are known, and the ``[]``
         int32 capacities that the batch needs, by name.
@@ -82,45 +109,37 @@ class Cluster(Protocol):
           route: first result of ``route``.
           largest: maximum over all devices of the second result of ``route``.
         """
-        ...
 
-    def touched(self, route: Route) -> jax.Array:
-        """Returns the ``[rows]`` slots of ``row_gradients``."""
-        ...
-
+    @abc.abstractmethod
     def lookup(self, block: jax.Array, route: Route) -> list[jax.Array]:
         """Returns weighted sums of each bag's rows, ``[rows, outputs, width]``; the
         argument is this device's block of the storage."""
-        ...
 
+    @abc.abstractmethod
     def summands(self, gradients: list[jax.Array], route: Route) -> Summands | None:
         """Returns what ``row_gradients`` sums; None if other devices add to it."""
-        ...
 
+    @abc.abstractmethod
     def row_gradients(self, gradients: list[jax.Array], route: Route) -> RowGradients:
         """Turns gradients of ``lookup``'s result into those of this device's rows."""
-        ...
 
+    @abc.abstractmethod
     def mean_square(self, rows: RowGradients, route: Route) -> jax.Array | None:
         """Returns ``[rows]``: the mean of gradient² over the whole row, all column
         shards; None where this device has whole rows."""
-        ...
 
 
-class ShardedCluster(Cluster, Protocol):
-    """A cluster whose rows may be cached: ReductionBased or UniqueBased.
+class ShardedCluster(Cluster):
+    """A cluster whose rows have owners, and may be cached: ReductionBased or
+    UniqueBased.
 
-    Routes of a cached storage have the ``keys`` that a device received until it
-    resolves them, and no rows of ``touched``; other routes have no keys. Of a cached
-    storage in 16 bits they have ``row_keys`` with their slots, by which rows are
+    Routes have ``touched``, what a device received, grouped by row. Those of a cached
+    storage have the ``keys`` that it received instead, until it resolves them. Of a
+    cached storage in 16 bits they have ``row_keys`` with their slots, by which rows are
     rounded: ``[rows, 2]``, as in ``Keys``.
     """
 
-    def group(self, rows: jax.Array, num_rows: int) -> RowGroups:
-        """Groups the ids that a device received, by ``[received]`` int32 rows, or other
-        numbers below ``num_rows``."""
-        ...
-
+    @abc.abstractmethod
     def with_slots(self, route: Route, slot: jax.Array, touched: RowGroups) -> Route:
         """Returns the route once its keys are resolved.
 
@@ -129,7 +148,24 @@ class ShardedCluster(Cluster, Protocol):
           slot: ``[received]`` int32 slot of each key; out of range where there is none.
           touched: the keys, grouped by the slots that may be updated.
         """
-        ...
+
+    def group(self, rows: jax.Array, num_rows: int) -> RowGroups:
+        """Groups the ids that a device received, by ``[received]`` int32 rows, or other
+        numbers below ``num_rows``."""
+        return group_rows(
+            rows,
+            num_rows,
+            max_groups=self.rows,
+            implementation=self.implementation,
+        )
+
+    def finish(self, route, largest):
+        return route, largest
+
+    def row_gradients(self, gradients, route):
+        summands = self.summands(gradients, route)
+        assert summands is not None
+        return RowGradients(route.touched.row, sum_up(summands, self.implementation))
 
 
 def capacities_needed(
@@ -145,18 +181,6 @@ def capacities_needed(
     name = index.storage.name
     needed = {name: ids}
     return needed if touched is None else needed | {rows_of(name): touched.needed[0]}
-
-
-class Keys(NamedTuple):
-    """The keys of a cached storage that a device received.
-
-    Attributes:
-      words: ``[received, 2]`` uint32, as ``Block.expand`` gives them.
-      present: ``[received]`` bool: which places hold one.
-    """
-
-    words: jax.Array
-    present: jax.Array
 
 
 def weights_of_requests(

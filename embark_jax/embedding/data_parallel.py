@@ -10,6 +10,7 @@ in one collective with them, and in another it would wait for a latency of its o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from embark_kernels import (
-    Implementation,
     RowGroups,
     group_rows,
     group_targets,
 )
 
 from embark_jax.embedding.cluster import (
+    Cluster,
     RowGradients,
     Summands,
     flat,
@@ -33,16 +34,13 @@ from embark_jax.embedding.cluster import (
     weights_of_requests,
 )
 from embark_jax.embedding.exchange import (
-    Exchange,
     own_share,
     own_share_alone,
     sum_over_devices,
 )
-from embark_jax.embedding.indexing import Block, StorageIndex
+from embark_jax.embedding.indexing import Block
 from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.collectives import summed_whole
-from embark_jax.plans.options import WireFormat
-from embark_jax.plans.wire import Wire
 
 
 class DataParallelRoute(NamedTuple):
@@ -89,22 +87,12 @@ class _SummedColumns(NamedTuple):
         )
 
 
-class DataParallel:
+@dataclasses.dataclass(eq=False)
+class DataParallel(Cluster):
     """The DP cluster of one storage; see ``cluster.Cluster``."""
 
-    def __init__(
-        self,
-        index: StorageIndex,
-        exchange: Exchange,
-        capacity: int,
-        rows: int,
-        wire: Wire,
-        implementation: Implementation,
-    ):
-        self.index = index
-        self.rows = rows
-        self.wire: WireFormat = wire.sums
-        self.implementation: Implementation = implementation
+    def __post_init__(self):
+        index = self.index
         # Tables that are summed whole: buffer rows of their first rows, and how far
         # their slots lie behind those.
         first_row = []
@@ -212,9 +200,6 @@ class DataParallel:
         table = jnp.searchsorted(jnp.asarray(self._first_row), row, side="right")
         return row + jnp.asarray(self._behind)[table - 1]
 
-    def touched(self, route):
-        return route.touched
-
     def lookup(self, block, route):
         return lookup_blocks(
             self.index, block, route.slot, route.weight, self.implementation
@@ -237,7 +222,7 @@ class DataParallel:
         rows = sum_up(self._summands(gradients, route), self.implementation)
         if self.index.devices > 1:
             with jax.named_scope("gradient exchange"):
-                rows = sum_over_devices(rows, self.wire)
+                rows = sum_over_devices(rows, self.wire.sums)
         return RowGradients(route.touched, rows)
 
     def mean_square(self, rows, route):

@@ -238,7 +238,7 @@ def _events_by_device(
 
 
 def own_samples(batch: Batch, size: int) -> Batch:
-    """Returns this process's samples of a batch, which is filled up to ``size`` with
+    """Returns this process's samples of a batch, which is padded to ``size`` with
     empty ones.
 
     Raises:

@@ -11,28 +11,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels import (
-    Implementation,
     RowGroups,
     bucket_by_owner,
-    group_rows,
     sum_bags,
 )
 from jax import lax
 
 from embark_jax.embedding.cluster import (
     Keys,
-    RowGradients,
+    ShardedCluster,
     Summands,
     capacities_needed,
     mean_square_over_column_shards,
     pick,
-    sum_up,
     weights_of_requests,
 )
-from embark_jax.embedding.exchange import Exchange
-from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.indexing import Block
 from embark_jax.embedding.keys import WORDS
-from embark_jax.plans.wire import Wire
 
 
 class PooledIds(NamedTuple):
@@ -69,26 +64,19 @@ class ReductionRoute(NamedTuple):
     row_keys: jax.Array | None = None
 
 
-class ReductionBased:
+class ReductionBased(ShardedCluster):
     """The RB cluster of one storage; see ``cluster.Cluster``. No sequence reads it, so
     its index has one block."""
 
-    def __init__(
-        self,
-        index: StorageIndex,
-        exchange: Exchange,
-        capacity: int,
-        rows: int,
-        wire: Wire,
-        implementation: Implementation,
-    ):
-        self.index = index
-        (self.block,) = index.blocks
-        self.exchange = exchange
-        self.capacity, self.rows = capacity, rows
-        self.batch = self.block.rows
-        self.wire = wire
-        self.implementation: Implementation = implementation
+    @property
+    def block(self) -> Block:
+        """Its one block."""
+        return self.index.blocks[0]
+
+    @property
+    def batch(self) -> int:
+        """Samples of a device."""
+        return self.block.rows
 
     def route(self, requests):
         index, partial_sums = self.index, self.block.partial_sums
@@ -127,9 +115,6 @@ class ReductionBased:
         route = ReductionRoute(received, touched, buckets.source, keys)
         return route, capacities_needed(index, buckets.needed, touched)
 
-    def finish(self, route, largest):
-        return route, largest
-
     @jax.named_scope("id exchange")
     def _swap(self, ids: PooledIds) -> PooledIds:
         """Sends ids in one array of 32-bit values, ``[devices, values, capacity]``."""
@@ -148,17 +133,6 @@ class ReductionBased:
             None
             if ids.weight is None
             else lax.bitcast_convert_type(received[:, -1], jnp.float32),
-        )
-
-    def touched(self, route):
-        return route.touched.row
-
-    def group(self, rows, num_rows):
-        return group_rows(
-            rows,
-            num_rows,
-            max_groups=self.rows,
-            implementation=self.implementation,
         )
 
     def with_slots(self, route, slot, touched):
@@ -195,10 +169,6 @@ class ReductionBased:
             source.reshape(-1),
             None if weight is None else weight.reshape(-1),
         )
-
-    def row_gradients(self, gradients, route):
-        rows = sum_up(self.summands(gradients, route), self.implementation)
-        return RowGradients(self.touched(route), rows)
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels import (
-    Implementation,
     RowGroups,
     bucket_sorted,
-    group_rows,
     group_targets,
     sum_groups,
     unique_by_owner,
@@ -22,7 +20,7 @@ from embark_kernels import (
 
 from embark_jax.embedding.cluster import (
     Keys,
-    RowGradients,
+    ShardedCluster,
     Summands,
     capacities_needed,
     flat,
@@ -30,14 +28,10 @@ from embark_jax.embedding.cluster import (
     lookup_blocks,
     mean_square_over_column_shards,
     pick,
-    sum_up,
     unflat,
     weights_of_requests,
 )
-from embark_jax.embedding.exchange import Exchange
-from embark_jax.embedding.indexing import StorageIndex
 from embark_jax.embedding.keys import WORDS, sort_keys, swap_keys
-from embark_jax.plans.wire import Wire
 
 
 class UniqueRoute(NamedTuple):
@@ -64,23 +58,8 @@ class UniqueRoute(NamedTuple):
     row_keys: jax.Array | None = None
 
 
-class UniqueBased:
+class UniqueBased(ShardedCluster):
     """The UB cluster of one storage; see ``cluster.Cluster``."""
-
-    def __init__(
-        self,
-        index: StorageIndex,
-        exchange: Exchange,
-        capacity: int,
-        rows: int,
-        wire: Wire,
-        implementation: Implementation,
-    ):
-        self.index = index
-        self.exchange = exchange
-        self.capacity, self.rows = capacity, rows
-        self.wire = wire
-        self.implementation: Implementation = implementation
 
     def route(self, requests):
         index, implementation = self.index, self.implementation
@@ -135,20 +114,6 @@ class UniqueBased:
         )
         return route, capacities_needed(index, buckets.count.max(), touched)
 
-    def finish(self, route, largest):
-        return route, largest
-
-    def touched(self, route):
-        return route.touched.row
-
-    def group(self, rows, num_rows):
-        return group_rows(
-            rows,
-            num_rows,
-            max_groups=self.rows,
-            implementation=self.implementation,
-        )
-
     def with_slots(self, route, slot, touched):
         return route._replace(slot=slot, touched=touched, keys=None)
 
@@ -180,10 +145,6 @@ class UniqueBased:
         received = received.reshape(-1, width)
         cells = jnp.arange(received.shape[0], dtype=jnp.int32)
         return Summands(route.touched, received, cells, None)
-
-    def row_gradients(self, gradients, route):
-        rows = sum_up(self.summands(gradients, route), self.implementation)
-        return RowGradients(self.touched(route), rows)
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:

@@ -279,7 +279,7 @@ class Loop:
                 self._flying.popleft()
                 self.step += 1
                 if self.cached is not None:
-                    self.cached.landed(batch)
+                    self.cached.applied(batch)
                 return result
             self._start_again(result)
 
@@ -391,7 +391,7 @@ class Loop:
         checkpoint is restored into it."""
         if self.cached is None:
             return self.state
-        return self.state.with_tables(self.cached.unfilled(self.state.tables))
+        return self.state.with_tables(self.cached.blank(self.state.tables))
 
     def restore(self, state: TrainState) -> None:
         """Takes over a state, such as a checkpoint's, shaped like ``whole_state``."""

@@ -88,7 +88,7 @@ def write_all(trainer: Any) -> None:
     """Writes all rows below device memory, as restoring a checkpoint does: else those
     that no batch has asked for yet would be computed, not read."""
     state = trainer.state
-    state = state.with_tables(trainer.cached.unfilled(state.tables))
+    state = state.with_tables(trainer.cached.blank(state.tables))
     rows = np.random.default_rng(0).uniform(-0.01, 0.01, (8192, DIM))
     rows = rows.astype(np.float32)
     for name in state.storages:
