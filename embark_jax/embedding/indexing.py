@@ -139,7 +139,8 @@ class Block:
                 row, owner, first_slot = ids, shard_owner[shard], first_slot[shard]
             else:
                 if storage.dynamic:
-                    row, row_shard = ids, row_shard_of(words_of(ids), row_shards)
+                    row = ids
+                    row_shard = row_shard_of(words_of(ids), storage.row_shards)
                 else:
                     row_shard, row = find(ids, jnp.asarray(row_shards, ids.dtype))
                 shard = shard + jnp.where(valid, row_shard, 0).astype(jnp.int32)

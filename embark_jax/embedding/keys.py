@@ -58,10 +58,10 @@ def hash_words(words: Any, seed: int) -> Any:
     return value ^ (value >> 16)
 
 
-def row_shard_of(words: Any, row_shards: Any) -> Any:
+def row_shard_of(words: Any, row_shards: int) -> Any:
     """Returns the row shard ``[...]`` uint32 that owns each of ``[..., 2]`` keys of a
     dynamic table."""
-    return hash_words(words, OWNER_SEED) % np.asarray(row_shards, np.uint32)
+    return hash_words(words, OWNER_SEED) % np.uint32(row_shards)
 
 
 def sort_keys(keys: jax.Array, owner: jax.Array, owners: int) -> SortedKeys:
