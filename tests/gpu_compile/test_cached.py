@@ -12,7 +12,7 @@ import embark_jax as ej
 from embark_jax.cache import directory, key_index
 from tests.compiled import check_swap, compile_cached
 from tests.gpu_compile.machines import h100_mesh
-from tests.planner.test_slots import t7_of
+from tests.planner.published import t7_of
 
 WIDTH, SLOTS, KEYS = 128, 1_000_000, 1 << 16
 

@@ -13,7 +13,7 @@ from embark_jax.cache.key_index import empty_index
 from embark_jax.planner import plan_for
 from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
 from embark_jax.plans.storage import Placement
-from tests.planner.published import table_list
+from tests.planner.published import t7_of, table_list
 
 DEVICE = ej.fleets.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
 TOY = ej.fleets.Fleet(DEVICE, nodes=1, gpus_per_node=4)
@@ -111,17 +111,6 @@ def test_a_cached_table_is_not_replicated_nor_laid_out_without_slots():
     placed = Placement(dataclasses.replace(table, slots=None), "ub", 1, 1, (0,))
     with pytest.raises(ValueError, match=r"slots is None, must be a number; plan\(\)"):
         ej.Plan((ej.FeatureSpec("t"),), (placed,), 1, 1, 4, {"ub_4_host": 4})
-
-
-def t7_of(gpus, host_bytes):
-    """T7's plan with tables wherever there is room, on a node of so many GPUs."""
-    listed = table_list("T7")
-    tables, features = listed.specs()
-    tables = [dataclasses.replace(table, tier="auto") for table in tables]
-    machines = ej.fleets.dgx_h100(1, gpus)
-    device = dataclasses.replace(machines.device, host_memory_bytes=host_bytes / gpus)
-    machines = dataclasses.replace(machines, device=device)
-    return plan_for(listed.workload(machines, None, None, None), tables, features)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
