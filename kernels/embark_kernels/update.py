@@ -138,6 +138,8 @@ def update_rows(
         blocks = (end + (count - 1)) // count
         return lax.fori_loop(0, blocks, update_block, (table, states))
 
+    # XLA on CPU converts all of a 16-bit table for each of its stores: one is enough.
+    on_cpu = block_by_block if table.dtype == jnp.float32 else all_at_once
     return lax.platform_dependent(
         table,
         dict(states),
@@ -146,7 +148,7 @@ def update_rows(
         mean_square,
         factors,
         noise,
-        cpu=block_by_block,
+        cpu=on_cpu,
         default=all_at_once,
     )
 

@@ -51,6 +51,23 @@ def test_groups_for_plain_xla(rows, few):
     assert held_by(groups, rows) == positions_of(rows)
 
 
+@few_examples
+@given(rows=ids_lists, few=st.booleans())
+def test_rows_without_room_are_counted(rows, few):
+    room = 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "ROWS_PER_ID", NUM_IDS if few else 0)
+        groups = group_rows(
+            np.array(rows, np.int32), NUM_IDS, max_groups=room, implementation="xla"
+        )
+    held = positions_of(rows)
+    assert groups.needed == len(held)
+    kept = [int(row) for row in groups.row if row < NUM_IDS]
+    assert len(kept) == min(room, len(held))
+    for number, row in enumerate(kept):
+        np.testing.assert_array_equal(np.flatnonzero(groups.group == number), held[row])
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def groups_for_the_kernel(rows, dense):
     make = group_targets if dense else group_rows
@@ -68,6 +85,7 @@ def test_groups_for_the_kernel(rows, dense):
         np.testing.assert_array_equal(groups.group, valid)
     else:
         assert held_by(groups, rows) == positions_of(rows)
+        assert groups.needed == len(positions_of(rows))
     order, row, group = map(np.asarray, groups.sorted_ids)
     np.testing.assert_array_equal(np.sort(order), np.arange(len(rows)))
     np.testing.assert_array_equal(group, np.asarray(groups.group)[order])
