@@ -73,8 +73,7 @@ class StepOptions:
         if self.dense == "tensor" and self.by_device:
             raise ValueError(
                 f"dense_wire is {self.dense_wire!r}, must be 'float32' where dense is "
-                "'tensor': devices that share a layer send more than gradients; set "
-                "dense to replicated or zero1"
+                "'tensor': devices that share a layer send more than gradients"
             )
 
     @property
@@ -215,8 +214,7 @@ def check_cuts(model: StepModel, plan: Plan, micro_batches: int) -> None:
     if model.packed:
         raise ValueError(
             f"micro_batches is {micro_batches}, must be 1 for a model of packed "
-            "sequences: events of a device's samples lie in one array, which is not "
-            "cut; let the model take padded sequences"
+            "sequences: a device's events lie in one array, which is not cut"
         )
 
 
@@ -275,9 +273,8 @@ def _loss_share(
         losses, logits, model_state = losses_of(params, model_state, embeddings, batch)
         if losses.ndim == 0 and options.by_device:
             raise ValueError(
-                f"the model's loss is the mean of a batch, must be one of each sample "
-                f"where dense_wire is {options.dense_wire!r}: devices compute the loss "
-                "of their own samples"
+                "the model's loss is the mean of a batch, must be one of each sample "
+                f"where dense_wire is {options.dense_wire!r}"
             )
         # A mean is over the micro-batch, which is as large as all others.
         mean = losses.ndim == 0

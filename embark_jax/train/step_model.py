@@ -198,15 +198,13 @@ def check_independent(model: StepModel, reason: str) -> None:
     if arrays:
         raise ValueError(
             f"{reason}, but the model has {arrays} arrays that are no parameters, must "
-            "have none: devices would each change them, such as BatchNorm its "
-            "statistics, Dropout its random keys and TwoTower its counts; leave these "
-            "layers out, or let the gradients travel in float32"
+            "have none, such as statistics and random keys: each device would change "
+            "its own"
         )
     if not model.independent_samples:
         raise ValueError(
-            f"{reason}, but the model has its own loss, which may compare samples of "
-            "a batch: set its independent_samples to True if it does not, or let the "
-            "gradients travel in float32"
+            f"{reason}, but the model has its own loss, which may compare samples: set "
+            "its independent_samples to True if it does not"
         )
 
 

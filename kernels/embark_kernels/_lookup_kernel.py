@@ -13,8 +13,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from embark_kernels._blocks import lookup_blocks
-from embark_kernels._mosaic import Rows, chunk_of, is_inside, moves, run
+from embark_kernels._mosaic import (
+    Rows,
+    chunk_of,
+    is_inside,
+    lookup_blocks,
+    moves,
+    run,
+)
 
 
 def sum_bags_mosaic_gpu(

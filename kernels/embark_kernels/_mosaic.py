@@ -1,5 +1,5 @@
-"""Code that the Mosaic GPU kernels share: rows in registers, launching, the
-interpreter.
+"""Code that the Mosaic GPU kernels share: rows in registers, sizes of blocks,
+launching, the interpreter.
 
 A program is what runs as one: scalars are the same in all its threads, and a row is
 spread over them. It is a block of 128 threads or, where rows are narrow, one of its
@@ -201,6 +201,24 @@ class Tile:
     def sum_rows(self, values: jax.Array) -> jax.Array:
         """Sums each row."""
         return values.sum(axis=1)
+
+
+def lookup_blocks(width: int, ids: int, bags: int) -> tuple[int, int]:
+    """Returns how many bags a program sums, some 128 ids, and how many rows it reads
+    before it adds them up, some 16 values a thread."""
+    ids_per_bag = max(1, ids // max(1, bags))
+    return max(1, min(64, 128 // ids_per_bag)), _rows_in_flight(width, 16)
+
+
+def update_blocks(width: int) -> tuple[int, int]:
+    """Returns how many rows a program updates, and how many it reads before it updates
+    them: fewer than in a lookup, since each has a gradient and states."""
+    rows = _rows_in_flight(width, 8)
+    return 4 * rows, rows
+
+
+def _rows_in_flight(width: int, values_per_thread: int) -> int:
+    return max(2, min(values_per_thread, values_per_thread * 128 // width))
 
 
 def is_inside(index: jax.Array, size: jax.typing.ArrayLike) -> jax.Array:

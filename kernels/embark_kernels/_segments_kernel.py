@@ -31,7 +31,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from embark_kernels._blocks import update_blocks
 from embark_kernels._mosaic import (
     WARPGROUP,
     Rows,
@@ -44,6 +43,7 @@ from embark_kernels._mosaic import (
     run,
     run_updating,
     sqrt,
+    update_blocks,
 )
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 

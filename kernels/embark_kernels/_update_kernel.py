@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from embark_kernels._blocks import update_blocks
 from embark_kernels._mosaic import (
     Rows,
     is_inside,
@@ -23,6 +22,7 @@ from embark_kernels._mosaic import (
     rows_of_own,
     run_updating,
     sqrt,
+    update_blocks,
 )
 from embark_kernels.optimizers import RowMath, RowOptimizer, States
 
