@@ -14,11 +14,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 
 from embark_jax.cli.errors import printable
-from tests.bad_input import ENTRANCES
-from tests.bad_input.case import Case, inside, make_world, message_of
+from tests.bad_input.case import Case, inside, make_world, message_of, read_cases
 
-EXAMPLES = 3
-"""Inputs of each sort in the table."""
 MOST_SHOWN = 240
 """Characters of a message in the table."""
 
@@ -26,25 +23,24 @@ ABOUT = """\
 # Messages for bad input
 
 The tests enter {count} kinds of bad input as a user would (`tests/bad_input`). None is
-silently accepted, none ends in a traceback, and none changes an existing file. Here are
-the first of each sort and their messages, which `python -m tests.bad_input` makes.
+silently accepted, none ends in a traceback, and none changes an existing file. Here is
+the first of each sort and its message, as `python -m tests.bad_input` shows them.
+
+| what the user does | message |
+|---|---|
 """
 
 
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 8)
-    count = sum(map(len, ENTRANCES.values()))
-    print(ABOUT.format(count=count))
+    entrances = read_cases()
+    print(ABOUT.format(count=sum(map(len, entrances.values()))), end="")
     with tempfile.TemporaryDirectory() as folder:
         world = Path(folder) / "world"
         world.mkdir()
         make_world(world)
-        for entrance, cases in ENTRANCES.items():
-            print(f"## {entrance[0].upper()}{entrance[1:]}\n")
-            print("| input | what the user does | message |\n|---|---|---|")
-            for case in cases[:EXAMPLES]:
-                print(row(case, world, Path(folder) / "copy"))
-            print()
+        for case, *_ in entrances.values():
+            print(row(case, world, Path(folder) / "copy"))
 
 
 def row(case: Case, world: Path, folder: Path) -> str:
@@ -56,8 +52,7 @@ def row(case: Case, world: Path, folder: Path) -> str:
         said = message_of(case).replace(f"{folder}/", "")
     shutil.rmtree(folder)
     said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]} …"
-    call = f"`{printable(case.call)}`" if isinstance(case.call, str) else "in Python"
-    return f"| {case.given} | {call} | {cell(said)} |"
+    return f"| {case.given}: `{printable(case.call)}` | {cell(said)} |"
 
 
 def cell(text: str) -> str:

@@ -1,65 +1,23 @@
-"""A kind of bad input, and what comes of it."""
+"""Kinds of bad input, read from ``cases.yaml``, and what comes of them."""
 
+import gzip
+import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
+from embark_jax.data.hashed_file import checksum_of
 from tests import runs
+from tests.bad_input import python
 
-
-class Case(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-      given: what is wrong, in words.
-      call: what a user does: a command line, or a function that is called.
-      says: words that the message must have.
-      damage: makes the input bad, in the working directory; None if the call does.
-      leaves: a folder that the call may begin.
-    """
-
-    given: str
-    call: str | Callable[[], Any]
-    says: tuple[str, ...]
-    damage: Callable[[], Any] | None = None
-    leaves: str = ""
-
-
-class AcceptedError(AssertionError):
-    """Bad input went through."""
-
-
-def message_of(case: Case) -> str:
-    """What is said to whoever makes this mistake in the working directory.
-
-    An error that is not about input, such as a ``TypeError`` of ours, is not caught.
-
-    Raises:
-      AcceptedError: if nothing is said.
-    """
-    if not isinstance(case.call, str):
-        try:
-            found = case.call()
-        except (ValueError, OSError) as error:
-            return str(error)
-        raise AcceptedError(f"gave {found!r:.200}")
-    _, *words = shlex.split(case.call)
-    outcome = runs.embark(*words)
-    if outcome.code == 0:
-        raise AcceptedError(outcome.out[-200:])
-    assert outcome.code in (1, 2)
-    if outcome.code == 2:  # of the parser of options: a frame around the message
-        (framed,) = re.findall(r"╭.*?╮(.*)╰", outcome.err, re.DOTALL)
-        return " ".join(framed.replace("│", " ").split())
-    assert outcome.err.startswith("error: ")
-    assert len(re.findall("^error: ", outcome.err, re.MULTILINE)) == 1
-    return outcome.err.removeprefix("error: ").rstrip("\n")
-
-
+CASES = Path(__file__).with_name("cases.yaml")
 TRAINED = """\
 name: tiny
 data: {kind: synthetic, dense_features: 2, train_samples: 512, test_samples: 64}
@@ -77,6 +35,93 @@ embedding: {dim: 4}
 train: {batch_size: 16, steps: 1}
 """
 SAMPLES = 100
+JUNK = bytes(range(128, 256)) + b"\x1b[31m\x07,\t" + bytes(range(200, 250))
+"""No text in any encoding of ours, with what a terminal would obey."""
+
+
+class Case(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+      given: what is wrong, in words.
+      call: what a user does: a command line, or an expression in Python.
+      in_python: whether it is one.
+      says: words that the message must have.
+      damage: makes the input bad, in the working directory; None if the call does.
+      leaves: a folder that the call may begin.
+    """
+
+    given: str
+    call: str
+    in_python: bool
+    says: tuple[str, ...]
+    damage: Callable[[], Any] | None = None
+    leaves: str = ""
+
+
+class AcceptedError(AssertionError):
+    """Bad input went through."""
+
+
+def read_cases() -> dict[str, list[Case]]:
+    """The cases of each entrance."""
+    return {
+        entrance: list(_cases_of(**section))
+        for entrance, section in yaml.safe_load(CASES.read_text("utf-8")).items()
+    }
+
+
+def _cases_of(
+    cases: dict,
+    call: str = "",
+    python: str = "",
+    file: str = "",
+    says: str = "",
+    leaves: str = "",
+) -> Iterator[Case]:
+    for given, how in cases.items():
+        if isinstance(how, list):
+            text, *expected = how
+            act = (
+                {"write": text}
+                if file
+                else {"call": (call or python).replace("{}", text)}
+            )
+            how = {"says": expected, **act}
+        expected = how.pop("says")
+        expected = [expected] if isinstance(expected, str) else expected
+        words = how.pop("call", None)
+        if words is None:
+            words, expected = call, [*filter(None, [says]), *expected]
+        damage = _damage(how, file)
+        yield Case(given, words, bool(python), tuple(expected), damage, leaves)
+
+
+def message_of(case: Case) -> str:
+    """What is said to whoever makes this mistake in the working directory.
+
+    An error that is not about input, such as a ``TypeError`` of ours, is not caught.
+
+    Raises:
+      AcceptedError: if nothing is said.
+    """
+    if case.in_python:
+        try:
+            found = eval(case.call, vars(python))
+        except (ValueError, OSError) as error:
+            return str(error)
+        raise AcceptedError(f"gave {found!r:.200}")
+    _, *words = shlex.split(case.call)
+    outcome = runs.embark(*words)
+    if outcome.code == 0:
+        raise AcceptedError(outcome.out[-200:])
+    assert outcome.code in (1, 2)
+    if outcome.code == 2:  # of the parser of options: a frame around the message
+        (framed,) = re.findall(r"╭.*?╮(.*)╰", outcome.err, re.DOTALL)
+        return " ".join(framed.replace("│", " ").split())
+    assert outcome.err.startswith("error: ")
+    assert len(re.findall("^error: ", outcome.err, re.MULTILINE)) == 1
+    return outcome.err.removeprefix("error: ").rstrip("\n")
 
 
 def make_world(folder: Path) -> None:
@@ -121,5 +166,46 @@ def write(path: str, content: str | bytes) -> None:
     Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-JUNK = bytes(range(128, 256)) + b"\x1b[31m\x07,\t" + bytes(range(200, 250))
-"""No text in any encoding of ours, with what a terminal would obey."""
+def _damage(how: dict[str, Any], file: str) -> Callable[[], None] | None:
+    """What becomes of the world, by the keys of a case."""
+    path = how.pop("file", file)
+    match how:
+        case {"write": str(text)}:
+            content = text.encode(how.get("encoding", "utf-8")).replace(b"JUNK", JUNK)
+            return lambda: write(path, content)
+        case {"write": texts}:
+            return lambda: [*map(write, texts.keys(), texts.values())] and None
+        case {"compress": text}:
+            return lambda: write(path, gzip.compress(text.encode())[:-9])
+        case {"cut": size}:
+            return lambda: write(path, Path(path).read_bytes()[:size])
+        case {"replace": (old, new)}:
+            return lambda: write(path, Path(path).read_text().replace(old, new))
+        case {"set": changes}:
+            return lambda: _edit(path, changes)
+        case {"drop": key}:
+            return lambda: _edit(path, {key: None})
+        case {"remove": name} if Path(name).suffix:
+            return Path(name).unlink
+        case {"remove": name}:
+            return lambda: shutil.rmtree(name)
+    assert not how, how
+    return None
+
+
+def _edit(path: str, changes: dict[str, Any]) -> None:
+    """Sets values of JSON by their dotted keys, and its checksum if it has one; None
+    removes a key."""
+    data = json.loads(Path(path).read_text())
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        section = data
+        for name in sections:
+            section = section[int(name) if isinstance(section, list) else name]
+        if value is None:
+            del section[last]
+        else:
+            section[last] = value
+    if "checksum" in data:
+        data["checksum"] = checksum_of(data)
+    write(path, json.dumps(data))

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from tests.bad_input import ENTRANCES
-from tests.bad_input.case import Case, inside, make_world, message_of
+from tests.bad_input.case import Case, inside, make_world, message_of, read_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "reference" / "bad_input.md"
 CASES = [
     pytest.param(case, id=f"{entrance}: {case.given}")
-    for entrance, cases in ENTRANCES.items()
+    for entrance, cases in read_cases().items()
     for case in cases
 ]
 
