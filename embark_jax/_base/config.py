@@ -103,6 +103,11 @@ def kind_of(section: type[Config]) -> str:
     return section.model_fields["kind"].default
 
 
+def is_named(kind: Any) -> bool:
+    """Says whether a kind names an object of Python, such as my_module:Name."""
+    return bool({":", "."} & {*str(kind)})
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Returns a hint for an unknown name: the name it resembles, or else all names."""
     names = sorted(names)

@@ -13,7 +13,7 @@ import pydantic
 from pydantic.fields import FieldInfo
 
 from embark_jax._base import yaml_text
-from embark_jax._base.config import Config, ConfigError, nearest, sections
+from embark_jax._base.config import Config, ConfigError, is_named, nearest, sections
 
 Section = TypeVar("Section", bound=Config)
 
@@ -128,23 +128,26 @@ def _set(
     elif key == "kind":
         before = section.get("kind")
         old, new = (_keys_at(schema, path, kind) for kind in (before, value))
-        if ":" in str(before):  # a user's own, whose keys no other kind has
+        if is_named(before):  # its keys are no other kind's
             old = section
         section = {k: v for k, v in section.items() if k not in old or k in new}
     return section | {key: value}
 
 
 def _keys_at(schema: Any, path: Sequence[Any], kind: Any) -> Collection[str]:
-    """Returns the keys that the section at a path has if it is of this kind."""
+    """Returns the keys that the section at a path has if it is of this kind; of no
+    kind, those of all."""
     for key in path:
         fields = {n: f for s in sections(schema) for n, f in _fields(s).items()}
         below = fields[key].annotation if key in fields else None
         schema = _element(schema) or below
-    known = (
+    found = [
         each.keys_of(kind) if issubclass(each, Config) else _fields(each).keys()
         for each in sections(schema)
-    )
-    return next(filter(None, known), ())
+    ]
+    if kind is None and not any(found):
+        found = [{key for each in sections(schema) for key in _fields(each)}]
+    return next(filter(None, found), ())
 
 
 def _fields(section: Any) -> Mapping[Any, FieldInfo]:

@@ -1,9 +1,6 @@
 """Experiment configs: their schema, section by section."""
 
-from embark_jax.config.data import OWN_FILES as OWN_FILES
-from embark_jax.config.data import RECIPES as RECIPES
 from embark_jax.config.data import SOURCES as SOURCES
-from embark_jax.config.data import YAMBDA as YAMBDA
 from embark_jax.config.data import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.data import OwnDataConfig as OwnDataConfig
 from embark_jax.config.data import PreparedConfig as PreparedConfig
@@ -16,19 +13,14 @@ from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
 from embark_jax.config.models import negatives_of as negatives_of
 from embark_jax.config.models import tasks_of as tasks_of
+from embark_jax.config.optimizers import DENSE_RULES as DENSE_RULES
+from embark_jax.config.optimizers import ROW_RULES as ROW_RULES
 from embark_jax.config.optimizers import AnyScheduleConfig as AnyScheduleConfig
-from embark_jax.config.optimizers import (
-    ConstantScheduleConfig as ConstantScheduleConfig,
-)
-from embark_jax.config.optimizers import CosineScheduleConfig as CosineScheduleConfig
 from embark_jax.config.optimizers import DenseOptimizerConfig as DenseOptimizerConfig
 from embark_jax.config.optimizers import (
     EmbeddingOptimizerConfig as EmbeddingOptimizerConfig,
 )
-from embark_jax.config.optimizers import (
-    PolynomialScheduleConfig as PolynomialScheduleConfig,
-)
-from embark_jax.config.optimizers import StepScheduleConfig as StepScheduleConfig
+from embark_jax.config.optimizers import NamedOptimizerConfig as NamedOptimizerConfig
 from embark_jax.config.own import call_named as call_named
 from embark_jax.config.own import import_named as import_named
 from embark_jax.config.own import trusted as trusted

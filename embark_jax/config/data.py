@@ -1,5 +1,4 @@
-"""The section ``data`` of a config, and the registries of what it may name: sources of
-samples, and recipes that prepare data sets.
+"""The section ``data`` of a config, and the registry of sources of samples.
 
 An entry is a dotted path, resolved when it is used: configs are read without the code
 that reads data.
@@ -114,23 +113,6 @@ SOURCES: dict[type[Config], str] = {
 }
 """The registry of sources: the section of each, and the ``data.Source`` that opens
 it."""
-RECIPES = {
-    "criteo-kaggle": "embark_jax.data.prepare.criteo:kaggle",
-    "criteo-1tb": "embark_jax.data.prepare.criteo:terabyte",
-    "criteo-1tb-multi-hot": "embark_jax.data.prepare.criteo:terabyte_multi_hot",
-    "avazu": "embark_jax.data.prepare.avazu:avazu",
-    "taobao": "embark_jax.data.prepare.taobao:taobao",
-}
-"""The registry of data sets that ``embark data prepare`` reads: a function that makes a
-recipe of the folder that users download."""
-OWN_FILES = {
-    "csv": "embark_jax.data.prepare.own_files:csv",
-    "parquet": "embark_jax.data.prepare.own_files:parquet",
-}
-"""The same for a user's own files, whose columns the user describes."""
-YAMBDA = "yambda"
-"""A data set of users' events, which ``embark data prepare`` reads without a recipe."""
-
 if TYPE_CHECKING:
     DataConfig = (
         SyntheticConfig

@@ -19,8 +19,9 @@ from pydantic import (
 from embark_jax._base.config import Config, ConfigError, config_error_at, given
 from embark_jax._base.storage import LocalPath
 from embark_jax.config.optimizers import (
+    ROW_RULES,
     EmbeddingOptimizerConfig,
-    TableOptimizerConfig,
+    RowOptimizerConfig,
 )
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import (
@@ -54,8 +55,8 @@ class TableConfig(Config):
     """Scale of the initial values; None takes `embedding.init_scale`."""
     initializer: Initializer | None = None
     """Distribution of the initial values; None takes `embedding.initializer`."""
-    optimizer: TableOptimizerConfig | None = None
-    """What differs from `embedding.optimizer`."""
+    optimizer: Mapping[str, Any] | None = None
+    """Keys that differ from `embedding.optimizer`, such as {learning_rate: 0.1}."""
     dtype: Dtype | None = None
     """Number format of the stored rows; None takes `embedding.dtype`."""
     tier: Tier | None = None
@@ -147,7 +148,7 @@ class EmbeddingConfig(Config):
     """Tables by name."""
     features: Mapping[str, FeatureConfig] = {}
     """Features by name, in the order of the model's inputs."""
-    optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    optimizer: RowOptimizerConfig = ROW_RULES["rowwise_adagrad"]()
     """The rule that updates touched rows."""
     on_bad_id: OnBadId = "error"
     """Treatment of an id that is no row of its table: end the run, drop it from its
@@ -184,7 +185,7 @@ class EmbeddingConfig(Config):
         config = self.tables.get(table)
         if config is None or config.optimizer is None:
             return self.optimizer
-        return config.optimizer.over(self.optimizer)
+        return self.optimizer.with_changes(config.optimizer)
 
     def rule_of(self, table: str) -> str:
         """Returns the name of a table's optimizer: "" for `embedding.optimizer`,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Union
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from embark_kernels.optimizers import ROW_OPTIMIZERS, WeightDecayMode, parameters
 from pydantic import (
-    AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,13 +17,13 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     create_model,
-    model_validator,
 )
 from typing_extensions import Doc
 
-from embark_jax._base.config import Config, kind_of
-from embark_jax.config.own import OWN_KIND
-from embark_jax.plans.options import DENSE_OPTIMIZERS, RowOptimizerName
+from embark_jax._base.config import Config, is_named
+from embark_jax._base.validation import problems_of
+from embark_jax.config.own import NAMED, OWN_KIND, OwnConfig, one_of
+from embark_jax.plans.options import DENSE_OPTIMIZERS
 
 
 class ConstantScheduleConfig(Config):
@@ -87,26 +87,11 @@ ScheduleConfig = Annotated[AnyScheduleConfig, Field(discriminator="kind")]
 """Schedule: the factor of a learning rate, step by step."""
 
 
-PARAMETERS = {kind: parameters(rule) for kind, rule in ROW_OPTIMIZERS.items()}
-"""The parameters of each rule by name, with their types."""
-DEFAULTS = {
-    kind: {name: getattr(ROW_OPTIMIZERS[kind], name) for name in types}
-    for kind, types in PARAMETERS.items()
-}
-"""Their defaults."""
+class EmbeddingOptimizerConfig(Config):
+    """The optimizer of embedding rows, applied once to each touched row. Its further
+    keys are the parameters of the rule that ``kind`` names."""
 
-
-def _with_own_parameters(
-    given: Mapping[str, Any], kind: str, defaults: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Returns a section with the defaults of its kind."""
-    return {**defaults[kind]} | {k: v for k, v in given.items() if v is not None}
-
-
-class _AnyRuleConfig(Config):
-    """The keys that all rules have."""
-
-    kind: RowOptimizerName = "rowwise_adagrad"
+    kind: str
     """The rule."""
     learning_rate: PositiveFloat = 0.01
     """Rate of the rows of all tables, before the schedule."""
@@ -119,180 +104,98 @@ class _AnyRuleConfig(Config):
     schedule: ScheduleConfig = ConstantScheduleConfig()
     """Change of the rate from step to step."""
 
-
-def _with_parameters() -> type[_AnyRuleConfig]:
-    """Adds the parameters of all rules, which are None unless they are of the rule."""
-    fields: dict[str, Any] = {}
-    for name in dict.fromkeys(name for types in PARAMETERS.values() for name in types):
-        types = {kind: own[name] for kind, own in PARAMETERS.items() if name in own}
-        users: dict[str, list[str]] = {}
-        for kind, annotation in types.items():
-            (doc,) = (x for x in annotation.__metadata__ if isinstance(x, Doc))
-            default = f"{kind} ({DEFAULTS[kind][name]})"
-            users.setdefault(doc.documentation, []).append(default)
-        text = " ".join(
-            f"{doc} For {', '.join(kinds)}." for doc, kinds in users.items()
-        )
-        annotation = Union[(*types.values(), None)]
-        fields[name] = annotation, Field(None, description=text)
-    return create_model("_AnyRuleConfig", __base__=_AnyRuleConfig, **fields)
-
-
-class EmbeddingOptimizerConfig(_with_parameters()):
-    """The optimizer of embedding rows, applied once to each touched row. A parameter
-    that is not set has the default of the rule."""
-
-    @classmethod
-    def keys_of(cls, kind: Any):
-        own = PARAMETERS.get(str(kind or kind_of(cls)), {})
-        return _AnyRuleConfig.model_fields.keys() | own.keys()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_the_parameters_of_its_rule(cls, given: Any):
-        if not isinstance(given, Mapping):
-            return given
-        kind = str(given.get("kind", kind_of(cls)))
-        if kind not in PARAMETERS:
-            return given  # which is told where it is
-        return _with_own_parameters(given, kind, DEFAULTS)
-
-    @model_validator(mode="after")
-    def _parameters_are_of_the_rule(self):
-        names = [n for n in type(self).model_fields if getattr(self, n) is not None]
-        _check_parameters(self.kind, names)
-        for name, annotation in PARAMETERS[self.kind].items():
-            try:
-                TypeAdapter(annotation).validate_python(getattr(self, name))
-            except ValidationError as error:
-                rule = error.errors()[0]["msg"].partition(" should ")[2]
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, of {self.kind} must {rule}"
-                ) from None
-        return self
-
-
-def _check_parameters(kind: str, names: Iterable[str]) -> None:
-    keys = EmbeddingOptimizerConfig.keys_of(kind)
-    for name in names:
-        if name not in keys:
-            takes = ", ".join(PARAMETERS[kind]) or "none"
-            raise ValueError(
-                f"{name} is set, but is no parameter of {kind}, which has {takes}; "
-                f"leave it out"
-            )
-
-
-def _unset() -> type[Config]:
-    """Makes a section with the same keys, all of them not set."""
-    fields: dict[str, Any] = {
-        name: (
-            field.rebuild_annotation() | None,
-            Field(None, description=field.description),
-        )
-        for name, field in EmbeddingOptimizerConfig.model_fields.items()
-    }
-    return create_model("_Unset", __base__=Config, **fields)
-
-
-class TableOptimizerConfig(_unset()):
-    """The optimizer of one table's rows; None takes that of `embedding.optimizer`."""
-
-    schedule: ScheduleConfig | None = None
-    """Change of the rate from step to step."""
-
-    def over(self, shared: EmbeddingOptimizerConfig) -> EmbeddingOptimizerConfig:
-        """Returns ``shared`` with what is set here; of another rule, with that rule's
-        own parameters.
+    def with_changes(self, changes: Mapping[str, Any]) -> EmbeddingOptimizerConfig:
+        """Returns it with some keys changed; of another rule, with that rule's own
+        parameters.
 
         Raises:
-          ValueError: if the rule does not have one that is set here.
+          ValueError: if they make no optimizer.
         """
-        own = self.model_dump(exclude_none=True)
-        kind = own.get("kind", shared.kind)
-        _check_parameters(kind, own)
-        same = kind == shared.kind
-        keys = shared.keys_of(kind) if same else _AnyRuleConfig.model_fields
-        return EmbeddingOptimizerConfig.model_validate(
-            {k: v for k, v in shared.model_dump().items() if k in keys} | own
-        )
-
-
-def _dense_kind(kind: str) -> str:
-    if kind in DENSE_OPTIMIZERS or re.fullmatch(r"optax\.\w+|[\w.]+:\w+", kind):
-        return kind
-    raise ValueError(
-        f"{kind!r} given, must be {', '.join(DENSE_OPTIMIZERS)}, an optimizer of optax "
-        "such as optax.adamw, or one of your own, my_package.my_module:name"
-    )
-
-
-_DENSE_DEFAULTS: dict[str, dict[str, Any]] = {
-    **DENSE_OPTIMIZERS,
-    OWN_KIND: {"options": {}},
-}
+        same = changes.get("kind", self.kind) == self.kind
+        shared = type(self) if same else EmbeddingOptimizerConfig
+        data = {"kind": self.kind, **self.model_dump(include={*shared.model_fields})}
+        try:
+            return TypeAdapter(RowOptimizerConfig).validate_python(data | {**changes})
+        except ValidationError as error:
+            problems = problems_of(error, data | {**changes}, RowOptimizerConfig)
+            texts = (f"{key}: {text}".lstrip(": ") for key, text in problems.items())
+            raise ValueError("; ".join(texts)) from None
 
 
 class DenseOptimizerConfig(Config):
     """The optax optimizer of the dense parameters."""
 
-    kind: Annotated[str, AfterValidator(_dense_kind)] = "adagrad"
+    kind: str
     """``sgd``, ``adagrad`` or ``adam``; or a function to call as
-    ``name(learning_rate=…, **options)``: ``optax.name`` for one of optax, otherwise
-    ``MODULE:NAME``."""
-    options: Mapping[str, Any] | None = None
-    """Further arguments of a named optimizer, such as `{weight_decay: 0.01}`."""
+    ``name(learning_rate=…, **keys)`` with all further keys: ``optax.name`` for one of
+    optax, otherwise ``MODULE:NAME``."""
     learning_rate: PositiveFloat = 0.01
     """Rate of the dense parameters, before the schedule."""
-    eps: PositiveFloat | None = None
-    """Number added to the square root that ``adagrad`` and ``adam`` divide by; 1e-8
-    unless it is set."""
-    weight_decay: NonNegativeFloat | None = None
-    """Share of itself, times the learning rate, that a parameter of a built-in
-    optimizer first loses; 0 unless it is set."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
     """Change of the rate from step to step."""
     clip_norm: PositiveFloat | None = None
     """Largest norm of all gradients of dense parameters together; larger ones are
     scaled down to it. Gradients of embeddings are not. None leaves all as they are."""
 
-    @property
-    def named(self) -> str | None:
-        """Returns ``MODULE:NAME`` of the function to call; None for built-in
-        optimizers."""
-        return (
-            None
-            if self.kind in DENSE_OPTIMIZERS
-            else self.kind.replace("optax.", "optax:")
-        )
+
+class NamedOptimizerConfig(OwnConfig, DenseOptimizerConfig):
+    """An optimizer of optax, or your own, which is called as
+    ``name(learning_rate=…, **keys)``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Annotated[str, Field(pattern=rf"^(optax\.\w+|{NAMED})$")] = OWN_KIND
+    """Name of optax, such as optax.adamw, or MODULE:NAME of your own."""
 
     @classmethod
     def keys_of(cls, kind: Any):
-        own = {name for defaults in _DENSE_DEFAULTS.values() for name in defaults}
-        kind = str(kind or kind_of(cls))
-        named = _DENSE_DEFAULTS.get(kind, _DENSE_DEFAULTS[OWN_KIND])
-        return cls.model_fields.keys() - own | named.keys()
+        return DenseOptimizerConfig.model_fields.keys() if is_named(kind) else set()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_the_parameters_of_its_kind(cls, given: Any):
-        if not isinstance(given, Mapping):
-            return given
-        kind = str(given.get("kind", kind_of(cls)))
-        if kind not in _DENSE_DEFAULTS:
-            kind = OWN_KIND
-        return _with_own_parameters(given, kind, _DENSE_DEFAULTS)
 
-    @model_validator(mode="after")
-    def _options_agree(self):
-        if self.named:
-            if self.eps is not None or self.weight_decay is not None:
-                raise ValueError(
-                    f"eps and weight_decay are not passed to {self.kind}: set those "
-                    "that it takes in options"
-                )
-        elif self.options is not None:
-            raise ValueError(f"options are for others than {self.kind}: leave them out")
-        elif self.eps is not None and "eps" not in _DENSE_DEFAULTS[self.kind]:
-            raise ValueError(f"eps is no parameter of {self.kind}: leave it out")
-        return self
+EPS = Annotated[
+    PositiveFloat, Doc("Number added to the square root that the rule divides by.")
+]
+DECAY = Annotated[
+    NonNegativeFloat,
+    Doc("Share of itself, times the learning rate, that a parameter first loses."),
+]
+
+
+def _section(base: type[Config], kind: str, types: Mapping[str, Any], defaults: Any):
+    """Returns the section of a kind, with the keys of ``base`` and these."""
+    fields: dict[str, Any] = {"kind": (Literal[kind], kind)}
+    for name, annotation in types.items():
+        (doc,) = (x for x in annotation.__metadata__ if isinstance(x, Doc))
+        text = f"{doc.documentation[:-1]}, for ``{kind}``."
+        fields[name] = annotation, Field(defaults[name], description=text)
+    name = f"{kind}_{base.__name__}"
+    return create_model(name, __base__=base, __doc__=base.__doc__, **fields)
+
+
+def _defaults(rule: type) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(rule)}
+
+
+ROW_RULES: dict[str, Any] = {
+    kind: _section(EmbeddingOptimizerConfig, kind, parameters(rule), _defaults(rule))
+    for kind, rule in ROW_OPTIMIZERS.items()
+}
+"""The section of each rule, whose parameters are those of its class."""
+DENSE_RULES: dict[str, Any] = {
+    kind: _section(
+        DenseOptimizerConfig,
+        kind,
+        {name: {"eps": EPS, "weight_decay": DECAY}[name] for name in defaults},
+        defaults,
+    )
+    for kind, defaults in DENSE_OPTIMIZERS.items()
+}
+"""The section of each optimizer of dense parameters that has a name of its own."""
+if TYPE_CHECKING:
+    RowOptimizerConfig = EmbeddingOptimizerConfig
+    AnyDenseOptimizerConfig = DenseOptimizerConfig
+else:
+    RowOptimizerConfig = one_of(ROW_RULES.values(), "rowwise_adagrad")
+    AnyDenseOptimizerConfig = one_of(
+        [*DENSE_RULES.values(), NamedOptimizerConfig], "adagrad"
+    )

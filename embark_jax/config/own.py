@@ -13,15 +13,16 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from embark_jax._base.config import Config, ConfigError, kind_of, nearest
+from embark_jax._base.config import Config, ConfigError, is_named, kind_of, nearest
 
 OWN_KIND = "MODULE:NAME"
 """The name for all such kinds, in unions and messages."""
+NAMED = r"\w+(\.\w+)*:\w+"
+"""Pattern of such kinds."""
 
 
 class OwnConfig(Config):
@@ -29,36 +30,43 @@ class OwnConfig(Config):
 
     model_config = ConfigDict(extra="allow")
 
-    kind: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = OWN_KIND
+    kind: Annotated[str, Field(pattern=f"^{NAMED}$")] = OWN_KIND
     """Module and name, such as my_package.my_module:Name."""
 
     @classmethod
     def keys_of(cls, kind: Any):
-        return {"kind"} if ":" in str(kind) else set()
+        return {"kind"} if is_named(kind) else set()
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that it is called with."""
+        """Arguments that it is called with."""
         return dict(self.model_extra or {})
 
 
-def one_of(kinds: Iterable[type[Config]]) -> Any:
-    """Returns the type of a section that is any of these, which differ in ``kind``."""
+def one_of(kinds: Iterable[type[Config]], default: str | None = None) -> Any:
+    """Returns the type of a section that is any of these, which differ in ``kind``.
+
+    Args:
+      kinds: the sections.
+      default: kind of a section that has none.
+    """
     kinds = tuple(kinds)
+
+    def tag(section: Any) -> str | None:
+        mapped_kind = (
+            section.get("kind", default) if isinstance(section, Mapping) else None
+        )
+        kind = getattr(section, "kind", mapped_kind)
+        return OWN_KIND if is_named(kind) else kind
+
     tagged = (Annotated[section, Tag(kind_of(section))] for section in kinds)
     names = " or ".join(repr(kind_of(section)) for section in kinds)
     chosen = Discriminator(
-        _tag,
+        tag,
         custom_error_type="kind",
         custom_error_message=f"Input should be a mapping whose kind is {names}",
     )
     return Annotated[functools.reduce(operator.or_, tagged), chosen]
-
-
-def _tag(section: Any) -> str | None:
-    mapped_kind = section.get("kind") if isinstance(section, Mapping) else None
-    kind = getattr(section, "kind", mapped_kind)
-    return OWN_KIND if ":" in str(kind) else kind
 
 
 def trusted(folder: Path, kind: str, trust_code: bool) -> None:
@@ -83,8 +91,6 @@ def trusted(folder: Path, kind: str, trust_code: bool) -> None:
 def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
     """Calls the object that ``kind`` names.
 
-    The working directory is searched too, after all other places that Python searches.
-
     Args:
       kind: ``my_package.my_module:Name``.
       arguments, options: arguments of the call.
@@ -99,19 +105,25 @@ def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
     try:
         signature.bind(*[None] * is_class, *arguments, **options)
     except TypeError as error:
-        parameters = list(signature.parameters)[is_class:]
-        unknown = [name for name in options if name not in parameters]
-        hint = f"; {nearest(unknown[0], parameters)}" if unknown else ""
-        raise ConfigError(
-            f"{kind}: {error}{hint}; its parameters are {', '.join(parameters)}"
-        ) from None
+        parameters = ", ".join(list(signature.parameters)[is_class:])
+        raise ConfigError(f"{kind}: {error}; it takes {parameters}") from None
     return named(*arguments, **options)
 
 
 def import_named(kind: str) -> Callable[..., Any]:
-    """Returns the object that ``kind`` names; raises as ``call_named`` does."""
+    """Returns the object that ``kind`` names; raises as ``call_named`` does. The
+    working directory is searched after all other places that Python searches."""
     module_name, _, name = kind.partition(":")
-    module = _import_module(kind)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module's own import failed
+        raise ConfigError(
+            f"{kind}: no module {error.name!r} is installed, in PYTHONPATH or in {here}"
+        ) from None
     named = getattr(module, name, None)
     if not callable(named):
         callables = [n for n, value in vars(module).items() if callable(value)]
@@ -120,22 +132,3 @@ def import_named(kind: str) -> Callable[..., Any]:
             f"{kind}: {module_name} has no class or function {name!r}; {hint}"
         )
     return named
-
-
-def _import_module(kind: str) -> ModuleType:
-    module_name, _, _ = kind.partition(":")
-    if not all(name.isidentifier() for name in module_name.split(".")):
-        raise ConfigError(
-            f"{kind}: {module_name!r} is no name of a module, must be like "
-            "my_package.my_module"
-        )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module's own import failed
-        raise ConfigError(
-            f"{kind}: no module {error.name!r} is installed, in PYTHONPATH or in {here}"
-        ) from None

@@ -23,9 +23,10 @@ from embark_jax._base.config import Config, ConfigError
 from embark_jax.config.data import DataConfig, SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import ModelConfig
-from embark_jax.config.optimizers import DenseOptimizerConfig
+from embark_jax.config.optimizers import DENSE_RULES, AnyDenseOptimizerConfig
+from embark_jax.config.own import NAMED
 from embark_jax.metrics.deciding import MetricName
-from embark_jax.plans.options import DenseParallelism, Service, WireFormat
+from embark_jax.plans.options import DenseParallelism, WireFormat
 
 
 class MeshConfig(Config):
@@ -105,7 +106,7 @@ class TrainConfig(Config):
     epochs: PositiveFloat | None = None
     """Passes over the training data, in place of ``steps``; the last samples
     are left out if they fill no batch."""
-    loss: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    loss: Annotated[str, Field(pattern=f"^{NAMED}$")] | None = None
     """Your own loss, such as `my_module:focal_loss`, which is called with logits,
     labels and embeddings and returns a loss per sample; null is binary cross entropy. A
     model may have its own loss instead."""
@@ -126,9 +127,6 @@ class TrainConfig(Config):
     steps go on being counted, or begins anew."""
     log_every: PositiveInt = 20
     """Steps between two records of loss, AUC and throughput."""
-    trackers: tuple[Service, ...] = ()
-    """Services that get the metrics, too: Weights & Biases, MLflow. Their packages are
-    optional extras."""
     eval_every: PositiveInt | None = None
     """Steps between two evaluations on the validation set, or on the test set if there
     is none; None evaluates only at the end, on the test set."""
@@ -234,7 +232,7 @@ class ExperimentConfig(Config):
     """Fleet that the plan is for: its name or YAML file; None is this machine."""
     embedding: EmbeddingConfig = EmbeddingConfig()
     """Tables, features and their optimizer."""
-    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    dense_optimizer: AnyDenseOptimizerConfig = DENSE_RULES["adagrad"]()
     """The optimizer of the dense parameters."""
     train: TrainConfig = TrainConfig()
     """The training loop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, NamedTuple, assert_never
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +14,15 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer, parameters
 from embark_jax._base.config import ConfigError, config_error_at
 from embark_jax.config import (
     AnyScheduleConfig,
-    ConstantScheduleConfig,
-    CosineScheduleConfig,
     DenseOptimizerConfig,
     EmbeddingOptimizerConfig,
     ExperimentConfig,
-    PolynomialScheduleConfig,
-    StepScheduleConfig,
+    NamedOptimizerConfig,
     call_named,
     import_named,
     tasks_of,
 )
 from embark_jax.embedding.rules import RowRules
-from embark_jax.plans.options import DENSE_OPTIMIZERS
 from embark_jax.train.losses import BinaryCrossEntropy, Loss
 from embark_jax.train.state import Optimizers
 
@@ -44,31 +40,27 @@ def build_optimizers(
     Raises:
       ConfigError: if a schedule does not fit the run, or there is no such optimizer.
     """
-
-    def lowered(config):
-        rate = config.learning_rate * factor
-        return config.model_copy(update={"learning_rate": rate})
-
-    with config_error_at("dense_optimizer.schedule"):
-        dense = build_dense_optimizer(lowered(config.dense_optimizer), steps)
+    with config_error_at("dense_optimizer"):
+        dense = build_dense_optimizer(config.dense_optimizer, steps, factor)
     embedding = config.embedding
-    with config_error_at("embedding.optimizer.schedule"):
-        rule = build_embedding_optimizer(lowered(embedding.optimizer), steps)
+    with config_error_at("embedding.optimizer"):
+        rule = build_embedding_optimizer(embedding.optimizer, steps, factor)
     named = {}
     for name in {embedding.rule_of(table) for table in embedding.tables} - {""}:
-        with config_error_at(f"embedding.tables.{name}.optimizer.schedule"):
-            own = lowered(embedding.optimizer_of(name))
-            named[name] = build_embedding_optimizer(own, steps)
+        with config_error_at(f"embedding.tables.{name}.optimizer"):
+            own = embedding.optimizer_of(name)
+            named[name] = build_embedding_optimizer(own, steps, factor)
     return Optimizers(dense, RowRules(rule, named) if named else rule)
 
 
 def build_embedding_optimizer(
-    config: EmbeddingOptimizerConfig, steps: int
+    config: EmbeddingOptimizerConfig, steps: int, factor: float = 1.0
 ) -> RowOptimizer:
-    """Builds the row optimizer that a config describes, in a run of ``steps`` steps."""
+    """Builds the row optimizer that a config describes, in a run of ``steps`` steps,
+    with this factor of its learning rate."""
     rule = ROW_OPTIMIZERS[config.kind]
     return rule(
-        config.learning_rate,
+        config.learning_rate * factor,
         **{name: getattr(config, name) for name in parameters(rule)},
         schedule=build_schedule(config.schedule, steps),
         weight_decay=config.weight_decay,
@@ -77,7 +69,7 @@ def build_embedding_optimizer(
 
 
 def build_dense_optimizer(
-    config: DenseOptimizerConfig, steps: int
+    config: DenseOptimizerConfig, steps: int, factor: float = 1.0
 ) -> optax.GradientTransformation:
     """Builds the optax optimizer of ``config`` for a run of ``steps`` steps.
 
@@ -93,16 +85,35 @@ def build_dense_optimizer(
       (https://arxiv.org/abs/1412.6980).
 
     Any other optimizer is called with its learning rate, which follows the schedule,
-    and the options; gradients are clipped before.
+    and the further keys; gradients are clipped before.
+
+    Args:
+      config: describes it.
+      steps: number of steps of the whole run.
+      factor: factor of the learning rate.
 
     Raises:
-      ConfigError: if there is none of that name, or it takes other options.
+      ConfigError: if there is none of that name, or it takes other arguments.
       ValueError: as ``build_schedule`` does.
     """
+    learning_rate = config.learning_rate * factor
     schedule = build_schedule(config.schedule, steps)
-    if config.named is not None:
-        return _named(config, schedule)
-    own = {name: getattr(config, name) for name in DENSE_OPTIMIZERS[config.kind]}
+    clip = []
+    if config.clip_norm is not None:
+        clip = [optax.clip_by_global_norm(config.clip_norm)]
+    if isinstance(config, NamedOptimizerConfig):
+        rate: optax.ScalarOrSchedule = learning_rate
+        if schedule is not None:
+            rate = lambda count: learning_rate * schedule(count)  # noqa: E731
+        name = config.kind.replace("optax.", "optax:")
+        optimizer = call_named(name, learning_rate=rate, **config.options)
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise ConfigError(
+                f"{config.kind}: gives a {type(optimizer).__name__}, must give an "
+                "optax GradientTransformation"
+            )
+        return optax.chain(*clip, optimizer) if clip else optimizer
+    own = config.model_dump(include={"eps", "weight_decay"})
     weight_decay = own.pop("weight_decay")
     scale = {
         "sgd": optax.identity,
@@ -110,38 +121,14 @@ def build_dense_optimizer(
         "adam": functools.partial(optax.scale_by_adam, b1=0.9, b2=0.999),
     }[config.kind](**own)
     # Options that are not used leave no trace in the state, which checkpoints hold.
-    if config.clip_norm is not None:
-        scale = optax.chain(optax.clip_by_global_norm(config.clip_norm), scale)
+    scale = optax.chain(*clip, scale) if clip else scale
     decay = (
         optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
     )
-    rate = optax.scale_by_learning_rate(config.learning_rate)
+    rate_of_step = optax.scale_by_learning_rate(learning_rate)
     if schedule is not None:
-        rate = optax.chain(rate, optax.scale_by_schedule(schedule))
-    return optax.chain(scale, decay, rate)
-
-
-def _named(
-    config: DenseOptimizerConfig, schedule: optax.Schedule | None
-) -> optax.GradientTransformation:
-    assert config.named is not None
-    rate: optax.ScalarOrSchedule = config.learning_rate
-    if schedule is not None:
-        rate = functools.partial(_scheduled, config.learning_rate, schedule)
-    options = config.options or {}
-    optimizer = call_named(config.named, learning_rate=rate, **options)
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise ConfigError(
-            f"{config.kind}: gives a {type(optimizer).__name__}, must give an optax "
-            "GradientTransformation"
-        )
-    if config.clip_norm is None:
-        return optimizer
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-
-
-def _scheduled(rate: float, schedule: optax.Schedule, count: Any) -> Any:
-    return rate * schedule(count)
+        rate_of_step = optax.chain(rate_of_step, optax.scale_by_schedule(schedule))
+    return optax.chain(scale, decay, rate_of_step)
 
 
 def state_values(config: DenseOptimizerConfig) -> int:
@@ -202,31 +189,29 @@ def build_schedule(config: AnyScheduleConfig, steps: int) -> optax.Schedule | No
       ValueError: if warm-up and hold leave no step for the part after them.
     """
     warmup = config.warmup_steps
-    match config:
-        case ConstantScheduleConfig():
+    match config.kind:
+        case "constant":
             if not warmup:
                 return None
             after = optax.constant_schedule(1.0)
-        case CosineScheduleConfig():
+        case "cosine":
             decay = config.decay_steps or _left(steps, warmup)
             after = optax.cosine_decay_schedule(1.0, decay, config.end_factor)
-        case PolynomialScheduleConfig():
+        case "polynomial":
             hold = config.hold_steps
             decay = config.decay_steps or _left(steps, warmup + hold)
             after = optax.polynomial_schedule(
                 1.0, config.end_factor, config.power, decay, transition_begin=hold
             )
-        case StepScheduleConfig():
+        case "steps":
             if min(config.at) <= warmup:
                 raise ValueError(
-                    f"at has step {min(config.at)}, must be after the {warmup} of the "
-                    "warm-up"
+                    f"schedule.at has step {min(config.at)}, must be after the "
+                    f"{warmup} of the warm-up"
                 )
             after = optax.piecewise_constant_schedule(
                 1.0, {step - warmup: config.factor for step in config.at}
             )
-        case _:
-            assert_never(config)
     if not warmup:
         return after
     # The first step is taken with 1 / warmup of the rate, not with 0.
@@ -237,8 +222,8 @@ def build_schedule(config: AnyScheduleConfig, steps: int) -> optax.Schedule | No
 def _left(steps: int, before: int) -> int:
     if steps <= before:
         raise ValueError(
-            f"warm-up and hold take {before} steps, must be fewer than the {steps} of "
-            "the run; or set decay_steps"
+            f"schedule: warm-up and hold take {before} steps, must be fewer than the "
+            f"{steps} of the run; or set decay_steps"
         )
     return steps - before
 

@@ -19,8 +19,7 @@ from jax.sharding import AxisType, Mesh
 
 from embark_jax import models
 from embark_jax._base.config import ConfigError
-from embark_jax.config import EmbeddingOptimizerConfig, ModelConfig
-from embark_jax.config.optimizers import DenseOptimizerConfig
+from embark_jax.config import DENSE_RULES, ROW_RULES, ModelConfig
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
@@ -92,8 +91,8 @@ def compile_step(
     model = step_model(
         models.build(config, collection.output_shapes, features, nnx.Rngs(0))
     )
-    dense = DenseOptimizerConfig(kind=dense_optimizer_of(optimizer))
-    rows = EmbeddingOptimizerConfig(kind=optimizer)
+    dense = DENSE_RULES[dense_optimizer_of(optimizer)]()
+    rows = ROW_RULES[optimizer]()
     optimizers = Optimizers(
         build_dense_optimizer(dense, steps=1),
         build_embedding_optimizer(rows, steps=1),

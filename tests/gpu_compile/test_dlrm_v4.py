@@ -10,9 +10,8 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax import models, planner
-from embark_jax.config import EmbeddingOptimizerConfig
+from embark_jax.config import DENSE_RULES, ROW_RULES
 from embark_jax.config.models import section_of
-from embark_jax.config.optimizers import DenseOptimizerConfig
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload, price
 from embark_jax.plans import fleet
@@ -52,8 +51,8 @@ def compiled(plan: ej.Plan, workload: Workload):
     shapes = collection.output_shapes
     model = step_model(models.build(MODEL, shapes, DENSE_FEATURES, nnx.Rngs(0)))
     optimizers = Optimizers(
-        build_dense_optimizer(DenseOptimizerConfig(kind="adam"), steps=1),
-        build_embedding_optimizer(EmbeddingOptimizerConfig(), steps=1),
+        build_dense_optimizer(DENSE_RULES["adam"](), steps=1),
+        build_embedding_optimizer(ROW_RULES["rowwise_adagrad"](), steps=1),
     )
     state = abstract_state(model, collection, optimizers)
     step = make_train_step(model, collection, optimizers, state)
