@@ -144,7 +144,7 @@ def test_a_run_lives_in_a_bucket(config, tmp_path):
     there = local_copy(where, without=["checkpoints"])
     assert runs.losses(there) == runs.losses(local)
     names = {name.split("/")[2] for name in objects("runs/first")}
-    wanted = "config.yaml config-until-4.yaml encoding metrics.jsonl plan.json"
+    wanted = "config.yaml encoding metrics.jsonl plan.json"
     wanted += " report.html tensorboard checkpoints"
     assert names == {*wanted.split()}
     assert not [name for name in objects("runs/first") if name.endswith("writer.json")]
@@ -164,7 +164,6 @@ def test_a_run_lives_in_a_bucket(config, tmp_path):
     np.testing.assert_allclose(scores[2], scores[0], rtol=1e-5)
     by_folder = done("evaluate", local, f"data.path={tmp_path / 'data'}").out
     assert done("evaluate", where).out == by_folder
-    done("plot", where, "--out", tmp_path / "plot.html")
     _, trainer = ej.load_run(where, step=6)
     assert trainer.step == 6
     # A flipped bit of the copy is found.
@@ -210,7 +209,6 @@ def test_a_bucket_that_goes_in_mid_run_ends_it(config, server, tmp_path):
             time.sleep(0.2)
         refused = embark("train", config, "--workdir", where, "--resume")
         assert_refused(refused, "another run writes here; stop it, or use")
-        done("plot", where, "--out", tmp_path / "plot.png")  # which only reads
         server.stop()
         assert process.wait(120) == 1
     error = log.read_text().rpartition("error:")[2]

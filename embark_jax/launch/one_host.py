@@ -5,10 +5,12 @@ On many hosts this is the scheduler's: Slurm, Kubernetes, MPI, Ray.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +21,8 @@ USER_ERROR = 2
 POLL_S = 0.1
 GRACE_S = 10
 """Time for the others to say why they end, after one has failed."""
+PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h: https://man7.org/linux/man-pages/man2/prctl.2.html"""
 
 
 def run(
@@ -68,7 +72,8 @@ def run(
 
 
 def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen]:
-    """Starts the processes. A terminal's Ctrl-C reaches this process alone."""
+    """Starts the processes. A terminal's Ctrl-C reaches this process alone; if it ends,
+    however that comes, they end with a checkpoint."""
     coordinator = f"127.0.0.1:{free_port()}"
     group = {"EMBARK_COORDINATOR": coordinator, "EMBARK_PROCESSES": str(processes)}
     return [
@@ -76,9 +81,15 @@ def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen]:
             command,
             env={**os.environ, **group, "EMBARK_PROCESS_ID": str(number)},
             start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         for number in range(processes)
     ]
+
+
+def _end_with_parent() -> None:
+    """Asks Linux for SIGTERM when the parent of this process has ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(running: Sequence[subprocess.Popen]) -> tuple[int, int]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import io
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
@@ -65,72 +64,60 @@ def plan_html(plan: Plan, in_full: bool = False) -> str:
     return "\n".join([_html(Report(plan, in_full)), *pictures])
 
 
-def runs_page(
-    runs: Mapping[str, Records],
-    plans: Mapping[str, str],
+def run_page(
+    name: str,
+    records: Records,
+    plan: Plan,
     traces: Sequence[str] = (),
     about: str = "",
 ) -> str:
-    """Returns a whole page.
+    """Returns the whole page of a run.
 
     Args:
-      runs: the records of each run, by its name.
-      plans: HTML that shows the plan, for runs that have one.
+      name: name of the run.
+      records: its records.
+      plan: its plan.
       traces: paths of profiles, from the page's folder.
-      about: HTML that says of what model and config they are.
+      about: HTML that says of what model and config it is.
     """
-    title = escape(", ".join(runs))
+    title = escape(name)
     sections = [f"<h2>{title}</h2>{about}"]
-    sections.append(_html(*_results(runs), columns=UNLIMITED))
-    if any(runs.values()):
+    sections.append(_html(*_results(records), columns=UNLIMITED))
+    if records:
         what = "Loss, AUC, throughput and fill of buffers"
-        sections.append(_image(run_curves(runs), what))
+        sections.append(_image(run_curves(records), what))
     for path in traces:
         link = f'<a href="{escape(quote(path))}" download>{escape(path)}</a>'
         viewer = '<a href="https://ui.perfetto.dev">Perfetto</a>'
         sections.append(f"<p>Profile: {link}; open it in {viewer}.</p>")
-    for name, plan in plans.items():
-        sections.append(f"<h2>Plan of {escape(name)}</h2>{plan}")
-    return PAGE.substitute(title=f"Runs: {title}", body="\n".join(sections))
+    sections.append(f"<h2>Plan</h2>{plan_html(plan, in_full=True)}")
+    return PAGE.substitute(title=f"Run: {title}", body="\n".join(sections))
 
 
-def _results(runs: Mapping[str, Records]) -> Iterator[RenderableType]:
-    """Gives a table with the test metrics and the median throughput of each run, and
-    one with the time windows of each, if it has some."""
-    last = {name: _final(records) for name, records in runs.items()}
-    metrics = sorted({key for record in last.values() for key in record})
-    if metrics:
-        table = new_table("run", *map(_words, metrics), title="Results")
-        for name, record in last.items():
-            table.add_row(Text(name), *(_shown(record.get(key)) for key in metrics))
-        yield table
+def _results(records: Records) -> Iterator[RenderableType]:
+    """Gives a table with the test metrics and the median throughput of a run, and one
+    with its time windows, if it has some."""
+    final = [record for record in records if record.get("final")]
+    if not final:
+        yield "The run has not finished yet."
     else:
-        yield "No run has finished yet."
-    for name, records in runs.items():
-        windows = {r["window"]: r for r in records if "window" in r}
-        if windows:
-            table = new_table("window", "step", *map(_words, WINDOW_METRICS))
-            for window, record in windows.items():
-                shown = (_shown(record.get(key)) for key in WINDOW_METRICS)
-                table.add_row(Text(str(window)), str(record["step"]), *shown)
-            yield Text(f"Time windows of {name}, each before it was trained on")
-            yield table
-
-
-def _final(records: Records) -> dict[str, Any]:
-    """Returns the final figures of a run: its test metrics, the best AUC that it could
-    have, and its median throughput."""
-    metrics = {
-        key: value
-        for record in records
-        if record.get("final")
-        for key, value in record.items()
-        if (key.startswith(TEST) or key == BEST) and isinstance(value, int | float)
-    }
-    speeds = sorted(
-        speed for record in records if (speed := record.get("samples_per_s"))
-    )
-    return metrics | ({"samples_per_s": speeds[len(speeds) // 2]} if speeds else {})
+        table = new_table("result", "")
+        for key, value in sorted(final[-1].items()):
+            is_metric = key.startswith(TEST) or key == BEST
+            if is_metric and isinstance(value, int | float):
+                table.add_row(_words(key), _shown(value))
+        speeds = sorted(filter(None, (r.get("samples_per_s") for r in records)))
+        if speeds:
+            table.add_row("samples per s", _shown(speeds[len(speeds) // 2]))
+        yield table
+    windows = {r["window"]: r for r in records if "window" in r}
+    if windows:
+        table = new_table("window", "step", *map(_words, WINDOW_METRICS))
+        for window, record in windows.items():
+            shown = (_shown(record.get(key)) for key in WINDOW_METRICS)
+            table.add_row(Text(str(window)), str(record["step"]), *shown)
+        yield "Time windows, each before it was trained on"
+        yield table
 
 
 def _words(key: str) -> str:

@@ -7,7 +7,6 @@ import pkgutil
 from collections.abc import Iterable, Sequence
 
 from embark_jax._base.config import ConfigError, config_error_at, given, nearest
-from embark_jax._base.memory import host_memory_bytes
 from embark_jax.config import SOURCES, ExperimentConfig, negatives_of, tasks_of
 from embark_jax.data import (
     BatchChecker,
@@ -138,26 +137,6 @@ def check_windows(
                     f"embedding.tables.{name}.rows, in a new run: train.init_from lets "
                     "it go on from one before"
                 )
-
-
-def check_batch_memory(
-    samples: int, dense_features: int, features: Sequence[FeatureSpec]
-) -> None:
-    """Raises ``ConfigError`` if a batch is larger than the memory of this host.
-
-    Args:
-      samples: samples that this process holds at a time: those of a batch, or all that
-        are sorted for ``train.hot_batches``.
-      dense_features, features: inputs of the model.
-    """
-    ids = sum(f.hotness * (2 if f.weighted else 1) for f in features)
-    needed = 4 * samples * (1 + dense_features + ids)
-    if needed > (memory := host_memory_bytes()):
-        raise ConfigError(
-            f"train.batch_size: {samples:,} samples of {ids:,} ids and weights take "
-            f"{needed / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB of "
-            "memory; lower it, or hotness"
-        )
 
 
 def hot_rows(plan: Plan) -> dict[str, int]:

@@ -3,11 +3,11 @@ lowered, or training stops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embark_jax._base.config import ConfigError
-from embark_jax.config import EarlyStoppingConfig, PlateauConfig
+from embark_jax.config import EarlyStoppingConfig, PlateauConfig, TrainConfig
 from embark_jax.metrics.deciding import DECIDING
 
 Record = Mapping[str, Any]
@@ -43,71 +43,56 @@ class _Patience:
         return self.waited >= self.config.patience
 
 
-class EarlyStopping:
-    """The rule that stops training because of the validation set.
+class Improvement:
+    """What a run does because of the validation set.
 
     Args:
-      config: says which metric, and how long to wait for a better value; None never
-        stops.
+      config: says which metrics, and how long to wait for better values.
       past: evaluations from which a resumed run continues, in order.
 
     Attributes:
       ended: whether training stops.
+      factor: current factor of all learning rates.
     """
 
-    def __init__(self, config: EarlyStoppingConfig | None, past: Iterable[Record] = ()):
-        self._patience = config and _Patience(config, "early_stopping")
-        self.ended = False
+    def __init__(self, config: TrainConfig, past: Sequence[Record] = ()):
+        self._plateau_config = config.plateau
+        self._stop, self._plateau = (
+            section and _Patience(section, key)
+            for key, section in (
+                ("early_stopping", config.early_stopping),
+                ("plateau", config.plateau),
+            )
+        )
+        self.ended, self.factor = False, 1.0
         for record in past:
             self.add(record)
 
     @property
     def best_step(self) -> int | None:
-        """Step of the best evaluation; None before the first, and without a config."""
-        return self._patience.best_step if self._patience else None
-
-    def add(self, record: Record) -> None:
-        """Takes account of an evaluation.
-
-        Raises:
-          ConfigError: if its metric has no value.
-        """
-        self.ended = bool(self._patience and self._patience.add(record))
-
-    def __str__(self) -> str:
-        assert self._patience is not None
-        return (
-            f"validation {self._patience.config.metric} was best at step "
-            f"{self.best_step:,} and no better in the {self._patience.waited} "
-            "evaluations since"
-        )
-
-
-class Plateau:
-    """The factor by which learning rates are lowered; arguments as for
-    ``EarlyStopping``.
-
-    Attributes:
-      factor: current factor of all learning rates.
-    """
-
-    def __init__(self, config: PlateauConfig | None, past: Iterable[Record] = ()):
-        self._config = config
-        self._patience = config and _Patience(config, "plateau")
-        self.factor = 1.0
-        for record in past:
-            self.add(record)
+        """Step of the best evaluation; None before the first, and without early
+        stopping."""
+        return self._stop.best_step if self._stop else None
 
     def add(self, record: Record) -> bool:
         """Takes account of an evaluation; returns whether rates are lowered.
 
         Raises:
-          ConfigError: if its metric has no value.
+          ConfigError: if a metric has no value.
         """
-        if self._config is None or self._patience is None:
+        self.ended = bool(self._stop and self._stop.add(record))
+        if not (self._plateau and self._plateau.add(record)):
             return False
-        if not self._patience.add(record):
-            return False
-        self._patience.waited, before = 0, self.factor
-        self.factor = max(self.factor * self._config.factor, self._config.least)
+        config, before = self._plateau_config, self.factor
+        assert config is not None
+        self._plateau.waited = 0
+        self.factor = max(before * config.factor, config.least)
         return self.factor < before
+
+    def __str__(self) -> str:
+        assert self._stop is not None
+        return (
+            f"validation {self._stop.config.metric} was best at step "
+            f"{self.best_step:,} and no better in the {self._stop.waited} evaluations "
+            "since"
+        )

@@ -35,7 +35,6 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.run.accesses import sample_accesses
 from embark_jax.run.dataset import (
     batch_checker,
-    check_batch_memory,
     check_batch_size,
     check_windows,
     hot_rows,
@@ -167,15 +166,10 @@ class Experiment(PlannedModel):
         """Returns the model with its initial state on the devices of the plan's mesh.
 
         Raises:
-          ConfigError: if a batch is larger than the memory of this host, there are too
-            few devices, the kernels cannot run on them, or the model does not suit the
-            embeddings.
+          ConfigError: if there are too few devices, the kernels cannot run on them, or
+            the model does not suit the embeddings.
         """
         config = self.config
-        samples = config.train.batch_size // jax.process_count()
-        if config.train.hot_batches:
-            samples = config.train.batch_size * WINDOW_BATCHES
-        check_batch_memory(samples, self.dataset.dense_features, self.features)
         with config_error_at("mesh"):
             mesh = self.plan.make_mesh()
         with config_error_at("embedding.kernels"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,32 @@ from embark_jax._base.bucket_copy import (
     copy_of,
     local_copy,
 )
+from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
 from embark_jax._base.storage import StorageError, file_system_or_bucket, in_bucket
 from embark_jax.config import ExperimentConfig, reading
 
 CHECKPOINTS = "checkpoints"
 CONFIG, PLAN = "config.yaml", "plan.json"
+
+
+def config_of(files: Path) -> ExperimentConfig:
+    """Reads the config that a run wrote.
+
+    Raises:
+      ConfigError: if there is none, or it is of another version.
+    """
+    path = files / CONFIG
+    try:
+        return reading.load(path)
+    except ConfigError as error:
+        if not path.exists():
+            raise
+        _, first, *_ = [*str(error).splitlines(), str(error)]
+        raise ConfigError(
+            f"{path}: was written by another version of embark_jax, which must be "
+            f"taken for this run ({first.strip()})"
+        ) from None
 
 
 class RunFolder:
@@ -83,21 +102,14 @@ class RunFolder:
             return []
         before, now = (
             each.model_dump(mode="json", exclude_none=True)
-            for each in (reading.load(self.files / CONFIG), config)
+            for each in (config_of(self.files), config)
         )
         return differences(before, now, "in the run so far")
 
-    def save_config(self, config: ExperimentConfig, step: int) -> None:
-        """Saves the config that trains a run from ``step`` on. If it changes, the one
-        before stays beside it."""
-        path, text = self.files / CONFIG, reading.dump_yaml(config)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        before = self.files / f"config-until-{step}.yaml"
-        changed = step and path.exists() and path.read_bytes() != text.encode()
-        if changed and not before.exists():  # else a process was killed soon after
-            shutil.copyfile(path, before)
-        with replacing(path) as scratch:
-            scratch.write_text(text, "utf-8")
+    def save_config(self, config: ExperimentConfig) -> None:
+        """Saves the config that trains the run from now on."""
+        with replacing(self.files / CONFIG) as scratch:
+            reading.save(config, scratch)
 
     def _keep_out(self) -> None:
         """Keeps other runs of this machine from writing to the copy, until this object

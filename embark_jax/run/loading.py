@@ -9,7 +9,7 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading, trusted
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.run import experiment, initial
-from embark_jax.run.early_stopping import Plateau
+from embark_jax.run.early_stopping import Improvement
 from embark_jax.run.experiment import Experiment, named_code
 from embark_jax.run.folder import CONFIG, PLAN
 from embark_jax.run.saved import SavedRun
@@ -58,7 +58,7 @@ def load_run(
     trainer = setup.trainer()
     with Checkpointer(run.checkpoints, setup.identity, keep=None) as checkpoints:
         trainer.load(checkpoints, run.step)
-        plateau = Plateau(config.train.plateau, checkpoints.evaluations)
-    if plateau.factor < 1:  # the rates that the run had at this step
-        trainer.use_optimizers(setup.optimizers(plateau.factor))
+        factor = Improvement(config.train, checkpoints.evaluations).factor
+    if factor < 1:  # the rates that the run had at this step
+        trainer.use_optimizers(setup.optimizers(factor))
     return setup, trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tensorboardX import SummaryWriter
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import replacing
 from embark_jax._base.storage import local
-from embark_jax.run.trackers import Tracker
 
 FILE_NAME = "metrics.jsonl"
 
@@ -39,21 +38,13 @@ class MetricsLog:
       workdir: folder of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
       resume_at: step from which training continues; 0 begins anew.
       writes: False leaves no trace: in a run of several processes only one writes.
-      trackers: services that get all numbers, too; they are closed with the log.
 
     Raises:
       LogError: if a line of a log that is continued is no record.
     """
 
-    def __init__(
-        self,
-        workdir: Path,
-        resume_at: int = 0,
-        writes: bool = True,
-        trackers: Sequence[Tracker] = (),
-    ):
+    def __init__(self, workdir: Path, resume_at: int = 0, writes: bool = True):
         workdir = local(workdir)
-        self._trackers = trackers
         path = workdir / FILE_NAME if writes else Path(os.devnull)
         if writes:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -86,15 +77,11 @@ class MetricsLog:
         self._file.flush()
         for key, value in numbers.items():
             self._events.add_scalar(key, value, step)
-        for tracker in self._trackers:
-            tracker.log(numbers, step)
 
     def close(self) -> None:
-        """Closes both files, and the trackers."""
+        """Closes both files."""
         self._file.close()
         self._events.close()
-        for tracker in self._trackers:
-            tracker.close()
 
     def __enter__(self) -> MetricsLog:
         return self

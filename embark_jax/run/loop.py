@@ -19,7 +19,7 @@ from embark_jax.data import DataError
 from embark_jax.launch.agreement import total
 from embark_jax.launch.stopping import Stop, StoppedError
 from embark_jax.report.display import say, split_text, step_progress, step_text
-from embark_jax.run.early_stopping import EarlyStopping, Plateau
+from embark_jax.run.early_stopping import Improvement
 from embark_jax.run.evaluation import (
     counts,
     held_out,
@@ -62,11 +62,10 @@ class Loop:
         self._folder, self._log, self._console = folder, log, console
         self._stop, self._profile = stop, profile
         options, past = setup.config.train, checkpoints.evaluations
-        self._early = EarlyStopping(options.early_stopping, past)
-        self._plateau = Plateau(options.plateau, past)
-        if self._plateau.factor < 1:
-            trainer.use_optimizers(setup.optimizers(self._plateau.factor))
-        checkpoints.best_step = self._early.best_step
+        self._improvement = Improvement(options, past)
+        if self._improvement.factor < 1:
+            trainer.use_optimizers(setup.optimizers(self._improvement.factor))
+        checkpoints.best_step = self._improvement.best_step
         self._figures = Figures(tasks_of(setup.config.model), options.hot_batches)
         self._progress = step_progress(console=console)
         self._bar = self._progress.add_task(
@@ -84,7 +83,7 @@ class Loop:
         with self._progress, self._profile:
             # A run that was stopped in an evaluation begins with it when it is resumed.
             self._evaluate_if_due()
-            while not self._early.ended and trainer.step < setup.steps:
+            while not self._improvement.ended and trainer.step < setup.steps:
                 ends = {setup.steps}
                 if windows is not None:
                     ends.add(windows.at(trainer.step).end)
@@ -92,16 +91,17 @@ class Loop:
                 self._train_to(goal)
                 if windows is None:  # its record is kept by the checkpoint
                     self._evaluate_if_due()
-                is_last, is_best = self._early.ended, goal == self._early.best_step
-                if (every and goal % every == 0) or goal in ends or is_last or is_best:
+                is_last = goal in ends or self._improvement.ended
+                is_best = goal == self._improvement.best_step
+                if (every and goal % every == 0) or is_last or is_best:
                     self._save()
                 if windows is not None:
                     self._evaluate_if_due()
                 self._figures.stop()
-        if self._early.ended:
+        if self._improvement.ended:
             say(
                 self._console,
-                f"{self._early}: training ends at step {trainer.step:,}",
+                f"{self._improvement}: training ends at step {trainer.step:,}",
             )
 
     def test(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Loop:
           StoppedError: if the run is asked to end.
         """
         setup, trainer, last = self._setup, self._trainer, self._trainer.step
-        best = self._early.best_step
+        best = self._improvement.best_step
         if best not in (None, last):
             trainer.load(self._checkpoints, best)
         if setup.windows is None:
@@ -220,10 +220,10 @@ class Loop:
         self._log.write(step, record)
         evaluation = {"step": step, **record}
         self._checkpoints.evaluations.append(evaluation)
-        self._early.add(evaluation)
-        self._checkpoints.best_step = self._early.best_step
-        if self._plateau.add(evaluation):
-            factor = self._plateau.factor
+        is_lowered = self._improvement.add(evaluation)
+        self._checkpoints.best_step = self._improvement.best_step
+        if is_lowered:
+            factor = self._improvement.factor
             trainer.use_optimizers(setup.optimizers(factor))
             rates = f"{factor:.3g} of what they were"
             say(show, f"step {step:,}: learning rates: {rates}")

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import jax
 
-from embark_jax.report.page import plan_html, runs_page
+from embark_jax.report.page import run_page
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import PLAN, RunFolder
 from embark_jax.run.logs import MetricsLog, read_metrics
 from embark_jax.run.profile import traces
-from embark_jax.run.trackers import open_tracker
 
 REPORT = "report.html"
 
@@ -29,13 +28,11 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
         with MetricsLog(folder.files, writes=False) as log:
             yield log
         return
-    files, config = folder.files, setup.config
-    folder.save_config(config, step)
+    files = folder.files
+    folder.save_config(setup.config)
     setup.save_encoding(files)
     (files / PLAN).write_text(setup.plan.to_json())
-    settings = config.model_dump(mode="json")
-    trackers = [open_tracker(name, files, settings) for name in config.train.trackers]
-    with folder.published(), MetricsLog(files, step, trackers=trackers) as log:
+    with folder.published(), MetricsLog(files, step) as log:
         write_report(files, setup)
         yield log
         write_report(files, setup)
@@ -43,10 +40,9 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
 
 def write_report(workdir: Path, setup: Experiment) -> None:
     """Writes the page of a run, with what its log has so far."""
-    plans = {workdir.name: plan_html(setup.plan, in_full=True)}
     links = [path.relative_to(workdir).as_posix() for path in traces(workdir)]
-    runs = {workdir.name: read_metrics(workdir)}
-    text = runs_page(runs, plans, links, _about(setup))
+    records, about = read_metrics(workdir), _about(setup)
+    text = run_page(workdir.name, records, setup.plan, links, about)
     (workdir / REPORT).write_text(text, "utf-8")
 
 

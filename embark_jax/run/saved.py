@@ -15,10 +15,9 @@ from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.checkpoint import CheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents, in_threads
-from embark_jax.config import reading
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.run.folder import CHECKPOINTS, RunFolder
+from embark_jax.run.folder import CHECKPOINTS, RunFolder, config_of
 from embark_jax.run.logs import LogError, read_metrics
 
 
@@ -55,7 +54,7 @@ class SavedRun:
         self.checkpoints = run.checkpoints
         if not self.folder.is_dir():
             raise ConfigError(f"{where}: is not a folder, must be the folder of a run")
-        self.config = reading.load(self.folder / "config.yaml")
+        self.config = config_of(self.folder)
         self.step = _best_step(self.folder) if step is None else step
 
     def checkpoint(self) -> SavedCheckpoint:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import statistics
 import warnings
 from pathlib import Path
 from typing import Any
 
+import filelock
 import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
@@ -22,24 +22,21 @@ from rich.console import Console
 from rich.table import Table
 
 from embark_jax._base.agreement import differences
-from embark_jax._base.config import ConfigError
+from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.files import replacing
 from embark_jax.config import ExperimentConfig, SearchedConfig, reading
 from embark_jax.launch.processes import make_host_devices
-from embark_jax.metrics.deciding import DECIDING, MetricName
+from embark_jax.metrics.deciding import DECIDING
 from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.run import training
-from embark_jax.run.folder import CONFIG as RUN_CONFIG
 from embark_jax.run.logs import read_metrics
 from embark_jax.train.outcome import NonFiniteLossError
 
-BEST, CONFIG, TRIALS = "best.yaml", "search.yaml", "search.db"
-"""Files of a search: config of the best trial so far, its own config, its trials."""
+CONFIG, TRIALS = "search.yaml", "search.db"
+"""Files of a search: its own config, its trials."""
 DEFAULT_TRIALS = 20
 SHOWN = 20
 """Lines of the table: the best ones."""
-REPEATS = "seed"
-"""Trials that differ only in this key share a line, with mean and spread."""
 HEARTBEAT_S, LOST_S = 30, 120
 """A trial whose process is silent for LOST_S is run again."""
 FINISHED = (TrialState.COMPLETE, TrialState.FAIL)
@@ -50,23 +47,22 @@ def search(
     path: Path,
     overrides: list[str],
     trials: int | None,
-    metric: MetricName,
+    metric: str,
     workdir: Path,
     console: Console,
 ) -> optuna.Study:
     """Trains the trials of a search, each in a folder of its own in ``workdir``.
 
     Where the config lists all values and no number of trials is given, each combination
-    is tried, in order. Else Optuna's TPE (https://arxiv.org/abs/2304.11127) prefers
-    what did well before. The metric is that of the validation set's best evaluation:
-    the test set decides nothing, but orders the table of a grid whose data have no
-    validation set.
+    is tried. Else Optuna's TPE (https://arxiv.org/abs/2304.11127) prefers what did well
+    before. The metric is that of the validation set's best evaluation: the test set
+    decides nothing, but orders the table of a grid whose data have no validation set.
 
     Args:
       path, overrides: as in ``reading.load``; the config has ``search``.
       trials: number of trials, finished ones included; None is each combination, or 20
         where a value has a range.
-      metric: metric that decides.
+      metric: metric that decides, a key of ``DECIDING``.
       workdir: folder of the search; one that holds the same search is continued.
       console: console that shows the runs and, at the end, a table of the best.
 
@@ -78,6 +74,8 @@ def search(
         or the folder holds another search.
       DataError, CheckpointError: as in ``training.train``.
     """
+    if metric not in DECIDING:
+        raise ConfigError(f"--metric is {metric!r}; {nearest(metric, DECIDING)}")
     config = reading.load(path, overrides)
     searched = config.search or {}
     if not searched:
@@ -85,24 +83,23 @@ def search(
             f"{path}: search has no values, must be such as search: "
             "{seed: [0, 1, 2], dense_optimizer.learning_rate: {low: 1e-4, high: 0.1}}"
         )
-    lists = [values.choose or () for values in searched.values()]
-    is_grid = all(lists) and trials is None
+    # As texts, since a value may be a list.
+    lists = {k: [*map(json.dumps, v.choose or ())] for k, v in searched.items()}
+    is_grid = all(lists.values()) and trials is None
     if not is_grid and config.train.eval_every is None:
         raise ConfigError(
             f"{path}: train.eval_every is not set, but a search compares metrics of "
             "the validation set: set it"
         )
-    combinations = [
-        dict(zip(searched, values, strict=True))
-        for values in (itertools.product(*lists) if is_grid else ())
-    ]
-    for values in combinations:
-        reading.load(path, overrides, values)
+    combinations = [*itertools.product(*lists.values())] if is_grid else []
+    for texts in combinations:  # each must be a config, before any is trained
+        values = map(json.loads, texts)
+        reading.load(path, overrides, dict(zip(searched, values, strict=True)))
     make_host_devices(config.mesh.devices)
     study = _open(config, metric, workdir)
-    for values in combinations:
-        texts = {key: json.dumps(value) for key, value in values.items()}
-        study.enqueue_trial(texts, {"listed": True}, skip_if_exists=True)
+    for texts in combinations:  # GridSampler would give two commands the same ones
+        listed = dict(zip(searched, texts, strict=True))
+        study.enqueue_trial(listed, {"listed": True}, skip_if_exists=True)
 
     def objective(trial: optuna.Trial) -> float:
         if is_grid and "listed" not in trial.user_attrs:  # others took the last ones
@@ -125,57 +122,53 @@ def search(
             trial.set_user_attr(key, record.get(key))
         return _best_evaluation(folder, metric, or_test=is_grid)
 
-    def keep_best(study: optuna.Study, trial: FrozenTrial) -> None:
-        if trial.state == TrialState.COMPLETE and study.best_trial == trial:
-            best = workdir / trial.user_attrs["folder"]
-            with replacing(workdir / BEST) as scratch:
-                shutil.copyfile(best / RUN_CONFIG, scratch)
-
     wanted = len(combinations) or trials or DEFAULT_TRIALS
     if len(study.get_trials(deepcopy=False, states=FINISHED)) < wanted:
         study.optimize(
             objective,
             catch=(NonFiniteLossError, NonFiniteLogitError),
-            callbacks=[keep_best, optuna.study.MaxTrialsCallback(wanted, FINISHED)],
+            callbacks=[optuna.study.MaxTrialsCallback(wanted, FINISHED)],
         )
-    console.print(_summary(study, metric))
+    ended = study.get_trials(states=(TrialState.COMPLETE,))
+    console.print(_summary(ended, metric))
+    if ended:
+        best = workdir / study.best_trial.user_attrs["folder"] / "config.yaml"
+        console.print(f"the best config: {best}", soft_wrap=True, markup=False)
     return study
 
 
-def _summary(study: optuna.Study, metric: MetricName) -> Table:
+def _summary(ended: list[FrozenTrial], metric: str) -> Table:
     """Returns a table of the best trials, the best one first; several seeds of the same
     values share a line, with mean ± standard deviation."""
-    ended = [each for each in study.trials if each.state == TrialState.COMPLETE]
-    diverged = sum(each.state == TrialState.FAIL for each in study.trials)
-    keys = sorted({key for trial in ended for key in trial.params} - {REPEATS})
-    table = Table(caption=f"{diverged} diverged" if diverged else None)
-    table.add_column("trial")
-    for key in keys:
-        table.add_column(key, overflow="fold")  # shown whole, however narrow
-    for heading in (metric, *TEST_METRICS):
-        table.add_column(heading.replace("_", " "), justify="right", no_wrap=True)
     lines: dict[tuple[str, ...], list[FrozenTrial]] = {}
+    keys = sorted({key for trial in ended for key in trial.params} - {"seed"})
     for trial in ended:
         values = (trial.params.get(key) for key in keys)
         texts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
         lines.setdefault(tuple(texts), []).append(trial)
-
-    def mean(line: tuple[tuple[str, ...], list[FrozenTrial]]) -> float:
-        return statistics.fmean(trial.values[0] for trial in line[1])
-
-    best_is_high = study.direction == optuna.study.StudyDirection.MAXIMIZE
-    ordered = sorted(lines.items(), key=mean, reverse=best_is_high)
-    for texts, trials in ordered[:SHOWN]:
-        name = trials[0].user_attrs["folder"] + (" …" if len(trials) > 1 else "")
+    table = Table("trial", *keys, metric, *TEST_METRICS)
+    sign = -1 if DECIDING[metric].higher_is_better else 1
+    means = {k: statistics.fmean(t.values[0] for t in ts) for k, ts in lines.items()}
+    for texts in sorted(lines, key=lambda texts: sign * means[texts])[:SHOWN]:
+        trials = lines[texts]
         columns = [
             [trial.values[0] for trial in trials],
             *([trial.user_attrs[key] for trial in trials] for key in TEST_METRICS),
         ]
+        name = trials[0].user_attrs["folder"] + (" …" if len(trials) > 1 else "")
         table.add_row(name, *texts, *map(_mean_and_spread, columns))
     return table
 
 
-def _open(config: ExperimentConfig, metric: MetricName, workdir: Path) -> optuna.Study:
+def _mean_and_spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    spread = f" ± {statistics.stdev(known):.5f}" if len(known) > 1 else ""
+    return f"{statistics.fmean(known):.5f}{spread}"
+
+
+def _open(config: ExperimentConfig, metric: str, workdir: Path) -> optuna.Study:
     """Opens the study in a folder, which must be of the same config."""
     workdir.mkdir(parents=True, exist_ok=True)
     own = workdir / CONFIG
@@ -196,24 +189,24 @@ def _open(config: ExperimentConfig, metric: MetricName, workdir: Path) -> optuna
         reading.save(config, scratch)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    return optuna.create_study(
-        storage=RDBStorage(
-            f"sqlite:///{workdir / TRIALS}",
-            heartbeat_interval=HEARTBEAT_S,
-            grace_period=LOST_S,
-            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
-        ),
-        study_name=f"{config.name}, {metric}",
-        sampler=optuna.samplers.TPESampler(seed=config.seed, constant_liar=True),
-        direction="maximize" if DECIDING[metric].higher_is_better else "minimize",
-        load_if_exists=True,
-    )
+    with filelock.FileLock(workdir / f"{TRIALS}.lock"):  # two would make its tables
+        return optuna.create_study(
+            storage=RDBStorage(
+                f"sqlite:///{workdir / TRIALS}",
+                heartbeat_interval=HEARTBEAT_S,
+                grace_period=LOST_S,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+            ),
+            study_name=f"{config.name}, {metric}",
+            sampler=optuna.samplers.TPESampler(seed=config.seed, constant_liar=True),
+            direction="maximize" if DECIDING[metric].higher_is_better else "minimize",
+            load_if_exists=True,
+        )
 
 
 def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
     low, high = searched.low, searched.high
     if searched.choose is not None or low is None or high is None:
-        # As text, since a choice may be a list.
         choices = [json.dumps(value) for value in searched.choose or ()]
         return json.loads(trial.suggest_categorical(key, choices))
     if isinstance(low, int) and isinstance(high, int):
@@ -221,7 +214,7 @@ def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
     return trial.suggest_float(key, low, high, log=searched.log)
 
 
-def _best_evaluation(folder: Path, metric: MetricName, or_test: bool) -> float:
+def _best_evaluation(folder: Path, metric: str, or_test: bool) -> float:
     """Best value of a metric in the evaluations of a run."""
     records = read_metrics(folder)
     for split in ("validation", "test")[: 1 + or_test]:
@@ -233,11 +226,3 @@ def _best_evaluation(folder: Path, metric: MetricName, or_test: bool) -> float:
         f"{folder}: its evaluations have no validation_{metric}; a search needs data "
         "with a validation set, whose labels are 0 and 1"
     )
-
-
-def _mean_and_spread(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    spread = f" ± {statistics.stdev(known):.5f}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):.5f}{spread}"

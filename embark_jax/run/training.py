@@ -31,7 +31,7 @@ from embark_jax.train.trainer import Trainer
 
 def train(
     config: ExperimentConfig,
-    workdir: Path,
+    workdir: str | Path,
     resume: bool,
     console: Console,
     plan_file: Path | None = None,
@@ -86,7 +86,7 @@ def train(
         if not (resume and _resumed(setup, trainer, folder, checkpoints, tell)):
             initial.start(setup, trainer, folder.files, tell)
         profile.check(trainer.step, setup.steps)
-        tell(f"the plan with reasons, later curves: {workdir / REPORT}")
+        tell(f"the plan with reasons, later curves: {folder.path / REPORT}")
         with (
             outputs(folder, setup, trainer.step) as log,
             stopping(functools.partial(say_at_end, console)) as stop,

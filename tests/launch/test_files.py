@@ -46,7 +46,7 @@ def understood(arguments: list[str], workdir: str) -> dict:
     params = group.commands["train"].make_context("train", arguments[2:]).params
     assert params["distributed"]
     assert params["resume"]
-    assert params["workdir"] == Path(workdir)
+    assert params["workdir"] == workdir
     return params
 
 
@@ -97,7 +97,7 @@ def test_jobset():
     assert mesh(params) == (pods["completions"], gpus)
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert mounted.keys() == {each["name"] for each in spec["volumes"]}
-    for path in (params["config_file"], params["workdir"]):
+    for path in (params["config_file"], Path(params["workdir"])):
         assert path.is_relative_to(mounted["runs"])
     # What JAX asks the API server to find out who is who.
     assert spec["serviceAccountName"] == account["metadata"]["name"]

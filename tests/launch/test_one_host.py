@@ -109,6 +109,23 @@ while True: time.sleep(0.05)
     assert ended(process) == (0, "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prctl")
+def test_a_parent_that_is_killed_ends_its_processes_with_a_checkpoint(launch, tmp_path):
+    program = """
+def end(*_):
+    pathlib.Path(f"told{number}").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(f"ready{number}").touch()
+while True: time.sleep(0.05)
+"""
+    process = launch(program)
+    for name in ("ready", "told"):
+        while len(list(tmp_path.glob(f"{name}*"))) < 2:
+            time.sleep(0.02)
+        process.kill()
+
+
 def test_a_second_ctrl_c_ends_at_once(launch, tmp_path):
     program = """
 signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(f"told{number}").touch())

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from embark_jax._base.config import ConfigError
-from embark_jax.config import EarlyStoppingConfig, PlateauConfig
+from embark_jax.config import TrainConfig
 from embark_jax.data import SyntheticClicks
 from embark_jax.export import load_id_scorer
 from embark_jax.report.curves import MARKERS, run_curves
-from embark_jax.run.early_stopping import EarlyStopping, Plateau
+from embark_jax.run.early_stopping import Improvement
 from embark_jax.run.loading import load_run
 from embark_jax.run.logs import read_metrics
 from tests import runs
@@ -34,7 +34,8 @@ from tests.runs import done, embark
 def test_made_up_curves(config, curve, best_step, ended_at):
     key = f"validation_{config['metric']}"
     records = [{"step": step, key: value} for step, value in enumerate(curve, 1)]
-    stopping, ended = EarlyStopping(EarlyStoppingConfig(**config)), None
+    train = TrainConfig.model_validate({"early_stopping": config, "eval_every": 1})
+    stopping, ended = Improvement(train), None
     for record in records:
         stopping.add(record)
         if stopping.ended:
@@ -43,7 +44,7 @@ def test_made_up_curves(config, curve, best_step, ended_at):
     assert (stopping.best_step, ended) == (best_step, ended_at)
     # A run that resumes anywhere between goes on as if it had never been interrupted.
     for cut in range(ended or len(curve)):
-        resumed = EarlyStopping(EarlyStoppingConfig(**config), records[:cut])
+        resumed = Improvement(train, records[:cut])
         for record in records[cut : ended or len(curve)]:
             resumed.add(record)
         assert str(resumed) == str(stopping)
@@ -62,7 +63,8 @@ def test_made_up_curves(config, curve, best_step, ended_at):
     ],
 )
 def test_rates_are_lowered_on_a_plateau(config, curve, factors):
-    plateau = Plateau(PlateauConfig(**config))
+    train = TrainConfig.model_validate({"plateau": config, "eval_every": 1})
+    plateau = Improvement(train)
     key = f"validation_{config.get('metric', 'auc')}"
     records = [{"step": step, key: value} for step, value in enumerate(curve, 1)]
     found, before = [], 1.0
@@ -71,15 +73,16 @@ def test_rates_are_lowered_on_a_plateau(config, curve, factors):
         found.append(before := plateau.factor)
     assert found == pytest.approx(factors)
     for cut in range(len(curve)):  # resumed
-        resumed = Plateau(PlateauConfig(**config), records[:cut])
+        resumed = Improvement(train, records[:cut])
         for record in records[cut:]:
             resumed.add(record)
         assert resumed.factor == pytest.approx(factors[-1])
 
 
 def test_a_metric_without_a_value_is_refused():
+    train = TrainConfig.model_validate({"early_stopping": {}, "eval_every": 1})
     with pytest.raises(ConfigError, match="auc has no value for these labels"):
-        EarlyStopping(EarlyStoppingConfig()).add({"step": 1, "validation_auc": None})
+        Improvement(train).add({"step": 1, "validation_auc": None})
 
 
 OPTIONS = (
@@ -129,7 +132,7 @@ def test_the_best_step_is_kept_and_evaluated(tmp_path, monkeypatch):
     exported = done("export", workdir, "--no-onnx", "--out", tmp_path / "export").out
     assert "model of step 2 written" in exported
     # The mark of the test set lies where its step is.
-    curves = run_curves({"run": read_metrics(workdir)})
+    curves = run_curves(read_metrics(workdir))
     (mark,) = [
         line for line in curves.axes[1].lines if line.get_marker() == MARKERS["test"]
     ]

@@ -85,21 +85,6 @@ def test_the_rest_of_a_record():
     }
 
 
-def test_records_of_a_stopped_run_add_up_to_those_of_an_undisturbed_one():
-    """A stop cuts a figures in two; its steps say how much each record weighs."""
-    losses = [0.5 + step for step in range(1, 11)]
-    records = []
-    for steps in (range(1, 4), range(4, 11)):
-        figures = Figures()
-        for step in steps:
-            figures.add(result(step))
-        records.append(figures.close())
-    weights = [record["window_steps"] for record in records]
-    assert weights == [3, 7]
-    mean = np.average([record["loss"] for record in records], weights=weights)
-    assert mean == pytest.approx(np.mean(losses))
-
-
 def test_the_auc_of_training_is_weighted_and_of_the_last_samples(monkeypatch):
     monkeypatch.setattr(figures_module, "MOST_SAMPLES", 6)
     rng, figures = np.random.default_rng(0), Figures(["a", "b"])
@@ -138,9 +123,3 @@ def test_steps_of_hot_batches_are_timed_apart(log_every):
     else:  # too few steps to time those of a kind
         assert set(shares) == {2 / 7, 3 / 7}
         assert set(times) == {(None, None)}
-
-
-def test_without_hot_batches_nothing_is_said_of_them():
-    figures = Figures()
-    figures.add(result(1))
-    assert not any("hot" in key or "mixed" in key for key in figures.close())

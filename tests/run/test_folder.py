@@ -1,11 +1,13 @@
-"""The configs of a run that is resumed with others."""
+"""The config of a run that is resumed with another."""
 
 from pathlib import Path
 
 import pytest
 
+from embark_jax._base.config import ConfigError
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.run.folder import RunFolder
+from embark_jax.run.saved import SavedRun
 from tests import runs
 
 
@@ -17,36 +19,8 @@ def config(folder: Path, *overrides: str) -> ExperimentConfig:
 def run(tmp_path) -> RunFolder:
     """A run at its beginning."""
     folder = RunFolder(tmp_path)
-    folder.save_config(config(tmp_path), 0)
+    folder.save_config(config(tmp_path))
     return folder
-
-
-def rates(run: RunFolder) -> dict[str, float]:
-    """The learning rate of each config in the folder."""
-    return {
-        path.name: reading.load(path).dense_optimizer.learning_rate
-        for path in run.files.glob("config*.yaml")
-    }
-
-
-def save(run: RunFolder, rate: float, *, at: int) -> None:
-    changed = config(run.files, f"dense_optimizer.learning_rate={rate}")
-    run.save_config(changed, at)
-
-
-def test_the_config_before_a_change_stays(run):
-    save(run, 0.01, at=5)  # nothing is new
-    assert rates(run) == {"config.yaml": 0.01}
-    save(run, 0.5, at=5)
-    save(run, 0.2, at=9)
-    save(run, 0.2, at=12)
-    assert rates(run) == {
-        "config-until-5.yaml": 0.01,
-        "config-until-9.yaml": 0.5,
-        "config.yaml": 0.2,
-    }
-    save(run, 0.1, at=9)  # killed before it came to a checkpoint
-    assert rates(run)["config-until-9.yaml"] == 0.5
 
 
 def test_what_changes_is_said(run):
@@ -60,3 +34,10 @@ def test_what_changes_is_said(run):
     ]
     (run.files / "config.yaml").unlink()
     assert run.changes(changed) == []
+
+
+def test_a_run_of_another_version_is_refused_with_a_sentence(run):
+    path = run.files / "config.yaml"
+    path.write_text(path.read_text() + "ragged: true\n")
+    with pytest.raises(ConfigError, match=r"another version .*ragged: unknown key"):
+        SavedRun(run.path)

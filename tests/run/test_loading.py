@@ -96,19 +96,6 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, tmp_path):
     assert newest.exists()
 
 
-def test_the_index_of_a_table_finds_its_largest_products(whole):
-    _, trainer = ej.load_run(whole)
-    items = trainer.table("item").rows.astype(np.float64)
-    index = ej.ItemIndex(*trainer.table("item"), trainer.embeddings.mesh)
-    users = np.random.default_rng(0).normal(size=(5, items.shape[1]))
-    found, products = index.search(users, 7)
-    scores = users.astype(np.float32).astype(np.float64) @ items.T
-    best = -np.sort(-scores, axis=1)[:, :7]
-    np.testing.assert_allclose(products, best, rtol=1e-5, atol=1e-7)
-    there = np.take_along_axis(scores, found, axis=1)
-    np.testing.assert_allclose(there, best, rtol=1e-5, atol=1e-7)
-
-
 def test_a_folder_s_code_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
     (tmp_path / "totalling.py").write_text(OWN)
     config = runs.write_config(
@@ -127,22 +114,3 @@ def test_a_folder_s_code_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
     assert not (tmp_path / "was_run").exists()
     assert ej.load_run(run, trust_code=True)[1].step == 1
     assert (tmp_path / "was_run").exists()
-
-
-@pytest.mark.parametrize(
-    ("ids", "vectors"),
-    [
-        (np.arange(3), np.ones((4, 2))),
-        (np.arange(3), np.ones(3)),
-        ([], np.ones((0, 2))),
-    ],
-)
-def test_an_index_of_unlike_shapes_is_refused(ids, vectors):
-    plan = ej.plan(
-        [ej.TableSpec("a", 8, 2)],
-        [ej.FeatureSpec("a")],
-        ej.fleets.this_machine(gpus_per_node=2),
-        batch=8,
-    )
-    with pytest.raises(ValueError, match=r"must be \[items\] and \[items, dim\]"):
-        ej.ItemIndex(np.asarray(ids), vectors, plan.make_mesh())

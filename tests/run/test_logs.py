@@ -3,9 +3,6 @@
 import json
 import math
 import pathlib
-import signal
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -78,26 +75,6 @@ def test_resume_drops_what_came_later_and_only_that(tmp_path):
     assert [path.name for path in tmp_path.glob("metrics*")] == ["metrics.jsonl"]
 
 
-def test_step_zero_begins_anew(tmp_path):
-    write_steps(tmp_path, 10, 20)
-    write_steps(tmp_path, 10)
-    assert [line["step"] for line in lines(tmp_path)] == [10]
-
-
-def test_lines_survive_a_kill(tmp_path):
-    script = f"""
-import os, signal
-from embark_jax.run.logs import MetricsLog
-log = MetricsLog({str(tmp_path)!r})
-for step in range(1, 101):
-    log.write(step, {{"loss": 1.0}})
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", script], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 101))
-
-
 @pytest.mark.parametrize("cut", range(1, 24))
 def test_a_line_torn_by_a_kill_is_dropped(tmp_path, cut):
     write_steps(tmp_path, 10, 20)
@@ -133,21 +110,6 @@ def test_a_kill_while_rewriting_leaves_the_old_log(tmp_path, monkeypatch):
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     write_steps(tmp_path, 30, resume_at=20)
     assert [line["step"] for line in lines(tmp_path)] == [10, 20, 30]
-
-
-def test_tensorboard_gets_the_numbers(tmp_path):
-    with MetricsLog(tmp_path) as log:
-        log.write(5, {"loss": 0.5, "auc": None, "note": "x", "final": True, "n": 3})
-        log.write(6, {"loss": math.nan})
-    scalars = [
-        (event.step, value.tag, value.simple_value)
-        for event in events(tmp_path)
-        for value in event.summary.value
-    ]
-    assert scalars[:2] == [(5, "loss", 0.5), (5, "n", 3)]
-    assert scalars[2][:2] == (6, "loss")
-    assert math.isnan(scalars[2][2])
-    assert len(scalars) == 3
 
 
 def test_tensorboard_hides_what_came_after_the_step_of_resume(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import optuna
@@ -91,10 +92,11 @@ def test_a_grid_tries_each_combination_once(config, trained, tmp_path):
     workdir = tmp_path / "grid"
     outcome = done("search", config, *GRID, "--workdir", workdir)
     expected = [(seed, rate) for seed in (0, 1) for rate in (0.5, 1e-3)]
-    assert values_of(workdir) == expected
+    assert sorted(values_of(workdir)) == sorted(expected)
     assert "0.68010 ± 0.07071" in outcome.out, "two seeds share a line"
-    assert "1 diverged" in outcome.out
-    assert reading.load(workdir / "best.yaml").seed == 1
+    best = re.search(r"the best config: (.*)", outcome.out)
+    assert best is not None
+    assert reading.load(best[1]).seed == 1
     del trained[:]
     again = done("search", config, *GRID, "--workdir", workdir)
     assert not trained, "the same command has nothing left to do"
@@ -114,7 +116,7 @@ def test_a_search_prefers_what_did_well_and_goes_on(ranges, trained, tmp_path):
     assert all(1e-4 <= rate <= 1 for rate in rates)
     far = [abs(math.log10(rate / BEST_RATE)) for rate in rates]
     assert sum(far[15:]) / 10 < sum(far[:10]) / 10
-    best = reading.load(workdir / "best.yaml")
+    best = reading.load(workdir / study.best_trial.user_attrs["folder"] / "config.yaml")
     assert best.search is None
     nearest = min(rates, key=lambda rate: abs(math.log10(rate / BEST_RATE)))
     assert best.embedding.optimizer.learning_rate == nearest
