@@ -84,10 +84,10 @@ def start(*args: str | Path, **options) -> subprocess.Popen:
 
 def shown_results(monkeypatch) -> dict:
     """What the command is going to show, once ``embark evaluate`` has run."""
-    from embark_jax.cli import train
+    from embark_jax.report import display
 
     found: dict = {}
-    monkeypatch.setattr(train, "show_result", lambda record, _: found.update(record))
+    monkeypatch.setattr(display, "show_result", lambda record, _: found.update(record))
     return found
 
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import sys
 from typing import Annotated
 
-import absl.logging
 import typer
 
 from embark_jax.cli import (
@@ -19,15 +18,13 @@ from embark_jax.cli import (
     keys,
     launch,
     plan,
-    plot,
     predict,
     search,
     simulate,
     train,
 )
-from embark_jax.cli.paths import Commands
 
-app = Commands(
+app = typer.Typer(
     help="Sharded embedding tables and recommendation models, in JAX.\n\n"
     "For a first run on any computer: embark init first.yaml\n\n"
     "Then: embark train first.yaml",
@@ -59,27 +56,28 @@ def options(
     """Takes the options that come before the name of a command."""
 
 
-app.command()(init.init)
-app.command(buckets=["workdir"])(train.train)
+for command in (
+    init.init,
+    train.train,
+    plan.plan,
+    simulate.simulate,
+    search.search,
+    train.evaluate,
+    export.export,
+    predict.predict,
+    keys.keys,
+    doctor.doctor,
+):
+    app.command()(command)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )(launch.launch)
-app.command(writes=["out", "html"])(plan.plan)
-app.command(writes=["trace"])(simulate.simulate)
-app.command()(search.search)
-app.command(buckets=["run"])(train.evaluate)
-app.command(buckets=["workdirs"], writes=["out"])(plot.plot)
-app.command(buckets=["workdir", "out"])(export.export)
-app.command(buckets=["folder"], writes=["out"])(predict.predict)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
-app.command()(keys.keys)
-app.command()(doctor.doctor)
 
 
 def main() -> None:
     """Runs the command; an error that a user can fix gives a message, no traceback."""
-    absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax logs each of its steps
     try:
         app()
     except (KeyboardInterrupt, SystemExit) as end:  # Typer turns the former into 130

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
 
 from embark_jax.cli.errors import printable
+
+if TYPE_CHECKING:
+    from embark_jax.config import ExperimentConfig
 
 PIPED_COLUMNS = 120
 """Width of what is shown where no terminal, and no COLUMNS, says another."""
@@ -79,6 +73,14 @@ Rounds = Annotated[
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Shows a bar for each stage of some work on a terminal. The function that it gives
     takes the stage, how far it is, and where it ends."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description:6}"),
         BarColumn(),
@@ -106,6 +108,9 @@ def show_table(
       formats: heading of each column, and the format of its numbers, such as ",".
       rows: values of each row; texts are shown as they are.
     """
+    from rich.markup import escape
+    from rich.table import Column, Table
+
     first, *others = formats
     table = Table(Column(first, overflow="fold"), title=title)
     for heading in others:
@@ -116,6 +121,32 @@ def show_table(
             *(escape(x) if isinstance(x, str) else format(x, spec) for x, spec in cells)
         )
     console.print(table)
+
+
+def load(config_file: Path, overrides: Sequence[str] | None) -> ExperimentConfig:
+    """Reads a config as ``reading.load`` does."""
+    from embark_jax.config import reading
+
+    return reading.load(config_file, overrides or ())
+
+
+def check_outputs(inputs: Iterable[Path | None], **outputs: Path | None) -> None:
+    """Raises ``ConfigError`` if a file to write is a folder, or is read: itself, by a
+    link, or as a file of a folder."""
+    from embark_jax._base.config import ConfigError
+
+    for name, out in outputs.items():
+        if out is None or not out.exists():
+            continue
+        if out.is_dir():
+            raise ConfigError(f"--{name} {out}: is a folder, must be a file")
+        for path in inputs:
+            if path is None or not path.exists():
+                continue
+            if out.samefile(path) or path.resolve() in out.resolve().parents:
+                raise ConfigError(
+                    f"--{name} {out}: is read, as {path}; name another file"
+                )
 
 
 def say(text: str) -> None:

@@ -15,14 +15,12 @@ from embark_jax.cli.arguments import (
     Overrides,
     Rounds,
     console,
+    load,
     say,
 )
-from embark_jax.cli.host_memory import keep_freed_memory
-from embark_jax.cli.paths import Commands
-from embark_jax.cli.xla_setup import set_up_xla
-from embark_jax.config import reading
+from embark_jax.cli.jax_setup import set_up_jax
 
-app = Commands(
+app = typer.Typer(
     help="Measure this machine. Figures are medians after a warm-up.",
     no_args_is_help=True,
 )
@@ -37,9 +35,8 @@ def step(
     as_json: AsJson = False,
 ) -> None:
     """Time the train step of an experiment, and its lookups and updates alone."""
-    config = reading.load(config_file, overrides or ())
-    keep_freed_memory()
-    set_up_xla(say)
+    config = load(config_file, overrides)
+    set_up_jax(say)
     from embark_jax.bench.step import draw_batches, measure_step
     from embark_jax.launch.processes import make_host_devices
     from embark_jax.run import experiment
@@ -64,8 +61,8 @@ def input_pipeline(
     as_json: AsJson = False,
 ) -> None:
     """Time the input pipeline alone, to compare with the train step."""
-    config = reading.load(config_file, overrides or ())
-    keep_freed_memory()
+    config = load(config_file, overrides)
+    set_up_jax(say)
     from embark_jax.bench.input import measure_input
 
     with Console(stderr=True).status("reading"):
@@ -73,7 +70,7 @@ def input_pipeline(
     _show(result, as_json)
 
 
-@app.command(writes=["out"])
+@app.command()
 def calibrate(
     out: Annotated[
         Path | None,
@@ -94,7 +91,7 @@ def calibrate(
     ] = 1.0,
 ) -> None:
     """Measure the cost model's figures: memory, links, matrix products, sorts."""
-    keep_freed_memory()
+    set_up_jax(say)
     import jax
 
     with contextlib.suppress(RuntimeError):  # JAX was used already

@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import track
 
 from embark_jax.cli import prepare
-from embark_jax.cli.arguments import Overrides, console, say, show_table
-from embark_jax.cli.paths import Commands, check_outputs
-from embark_jax.config import ExperimentConfig, PreparedConfig, reading
+from embark_jax.cli.arguments import (
+    Overrides,
+    check_outputs,
+    console,
+    load,
+    say,
+    show_table,
+)
 
 if TYPE_CHECKING:
+    from embark_jax.config import ExperimentConfig
     from embark_jax.statistics.accesses import Statistics
 
-app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
+app = typer.Typer(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)
 app.command("synth")(prepare.synth)
 
@@ -41,7 +46,7 @@ def movielens_100k(
     say(f"MovieLens-100k is in {folder}")
 
 
-@app.command("stats", writes=["out", "plot"])
+@app.command("stats")
 def stats(
     config_file: Annotated[
         Path,
@@ -70,13 +75,17 @@ def stats(
 ) -> None:
     """Show how often rows are looked up, how long bags are, and how many samples need
     hot rows alone."""
+    check_outputs([config_file], out=out, plot=plot)
+    from rich.progress import track
+
+    from embark_jax.config import ExperimentConfig, PreparedConfig
+
     if config_file.is_dir():
         if overrides:
             raise typer.BadParameter("a folder of prepared data takes no KEY=VALUE")
         config = ExperimentConfig(data=PreparedConfig(path=config_file))
     else:
-        config = reading.load(config_file, overrides or ())
-    check_outputs({"out": out, "plot": plot}, config)
+        config = load(config_file, overrides)
     from embark_jax.run.accesses import sample_accesses
 
     statistics = sample_accesses(

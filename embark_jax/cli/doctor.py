@@ -6,21 +6,21 @@ import importlib.metadata
 import platform
 from typing import Any
 
-from rich.table import Table
-
 from embark_jax.cli.arguments import console, say
-from embark_jax.cli.xla_setup import GPU_FLAGS, set_up_xla, xla_flags
+from embark_jax.cli.jax_setup import GPU_FLAGS, set_up_jax, xla_flags
 
 
 def doctor() -> None:
     """Show versions, devices, compiler settings, and which kernels run here."""
+    from rich.table import Table
+
     versions = Table("package", "version", title="Versions")
     versions.add_row("python", platform.python_version())
     for package in ("embark_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
         versions.add_row(package, importlib.metadata.version(package))
     console.print(versions)
 
-    set_up_xla(say)
+    set_up_jax(say)
     import embark_kernels
     import jax
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import track
 
 from embark_jax.cli.arguments import Step, TrustCode, console, say
 from embark_jax.plans.tables import TableSpec
 
 
 def export(
-    workdir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path, typer.Option(help="New folder for the export.")],
+    workdir: Annotated[str, typer.Argument(help="Folder of a run.")],
+    out: Annotated[
+        str, typer.Option(metavar="FOLDER", help="New folder for the export.")
+    ],
     step: Step = None,
     onnx: Annotated[
         bool,
@@ -26,6 +26,8 @@ def export(
     trust_code: TrustCode = False,
 ) -> None:
     """Export a trained model: rows as safetensors, dense layers in ONNX and in JAX."""
+    from rich.progress import track
+
     from embark_jax.export.writing import export_run
 
     def show(tables: Sequence[TableSpec]) -> Iterable[TableSpec]:

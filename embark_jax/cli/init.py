@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from embark_jax._base.config import ConfigError, nearest
 from embark_jax.cli.arguments import say
-from embark_jax.config import reading
 
 
 def init(
@@ -28,6 +26,9 @@ def init(
     ] = "quickstart",
 ) -> None:
     """Write a config to start from: a copy of one that comes with the package."""
+    from embark_jax._base.config import ConfigError, nearest
+    from embark_jax.config import reading
+
     shipped = reading.shipped()
     if example not in shipped:
         raise ConfigError(f"--example is {example!r}; {nearest(example, shipped)}")

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.padding import Padding
-from rich.text import Text
 
-from embark_jax._base.config import Config, ConfigError, each_section, kind_of, nearest
 from embark_jax.cli.arguments import console
-from embark_jax.config import ExperimentConfig
 
 
 def keys(
@@ -23,6 +19,18 @@ def keys(
     ] = "",
 ) -> None:
     """Show the keys of a config with their defaults and meanings."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from embark_jax._base.config import (
+        Config,
+        ConfigError,
+        each_section,
+        kind_of,
+        nearest,
+    )
+    from embark_jax.config import ExperimentConfig
+
     sections = list(each_section(ExperimentConfig))
     found = False
     for outer, section in sections:

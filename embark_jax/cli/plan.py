@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from embark_jax._base.config import ConfigError, read_text
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     ConfigOrList,
     Overrides,
+    check_outputs,
     console,
     say,
 )
-from embark_jax.cli.paths import check_outputs
-from embark_jax.config import reading
 
 
 def plan(
@@ -50,6 +48,9 @@ def plan(
     For example: embark plan t180 fleet=dgx-h100 mesh.nodes=16
     embedding.wire.rows=bfloat16
     """
+    check_outputs([config_file, stats], out=out, html=html)
+    from embark_jax._base.config import ConfigError, read_text
+    from embark_jax.config import reading
     from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
     for path in (out, html):  # before a long search
@@ -65,7 +66,6 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
     config, listed = reading.load_with_list(config_file, overrides or ())
-    check_outputs({"out": out, "html": html}, config)
     start = time.perf_counter()
     without_data = False
     if listed is not None:

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from embark_jax.cli.arguments import Step, TrustCode, say
+from embark_jax.cli.arguments import Step, TrustCode, check_outputs, say
 from embark_jax.cli.errors import printable
 
 
 def predict(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN|EXPORT", help="Folder of a trained model.")
+        str, typer.Argument(metavar="RUN|EXPORT", help="Folder of a trained model.")
     ],
     rows: Annotated[
         Path,
@@ -38,6 +38,7 @@ def predict(
 ) -> None:
     """Score raw rows: print the probability of label 1 (of each label), one line per
     row."""
+    check_outputs([rows], out=out)
     from embark_jax._base.config import ConfigError
     from embark_jax.export import load_scorer
 

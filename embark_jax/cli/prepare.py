@@ -10,25 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embark_jax._base import yaml_text
-from embark_jax._base.config import ConfigError, config_error_at, nearest, read_text
-from embark_jax._base.validation import validated
 from embark_jax.cli.arguments import (
     ConfigOrList,
     Overrides,
+    load,
     progress_bars,
     say,
     show_table,
 )
-from embark_jax.config import (
-    OWN_FILES,
-    RECIPES,
-    YAMBDA,
-    PreparedConfig,
-    SyntheticConfig,
-    reading,
-)
-from embark_jax.plans.options import OnBadLine, SplitBy
+from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
@@ -162,6 +152,7 @@ def prepare(
     For files of your own: embark data prepare csv label=clicked dense.price=log
     --raw clicks.csv --out prepared
     """
+    from embark_jax._base.config import ConfigError, nearest
     from embark_jax.data.pipeline import Workers, cores
     from embark_jax.data.prepare import run
 
@@ -224,6 +215,7 @@ def _prepare_yambda(
     workers: int | None,
 ) -> None:
     """Prepares events of users, without the options for columns."""
+    from embark_jax._base.validation import validated
     from embark_jax.data.pipeline import Workers, cores
     from embark_jax.data.prepare import yambda
 
@@ -250,11 +242,13 @@ def synth(
 
     For example: embark data synth t7 data.train_samples=1000000 --out data/t7
     """
+    from embark_jax._base.config import ConfigError, config_error_at
+    from embark_jax.config import PreparedConfig, SyntheticConfig, reading
     from embark_jax.data.pipeline import Workers, cores
     from embark_jax.data.prepare import synthetic_files
     from embark_jax.data.synthetic import SyntheticSource
 
-    config = reading.load(config_file, overrides or ())
+    config = load(config_file, overrides)
     section = config.data
     if not isinstance(section, SyntheticConfig):
         raise ConfigError(f"data.kind is {section.kind!r}, must be 'synthetic'")
@@ -289,6 +283,8 @@ def _hashed(options: Iterable[str]) -> dict[str, int | None]:
     Raises:
       ConfigError: if a number of rows is none.
     """
+    from embark_jax._base.config import ConfigError
+
     hashed: dict[str, int | None] = {}
     for name, rows in map(_halves, options):
         if rows is None:
@@ -315,6 +311,9 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
     Raises:
       ConfigError: if the file cannot be read, or a key or value breaks a rule.
     """
+    from embark_jax._base import yaml_text
+    from embark_jax._base.config import ConfigError, read_text
+    from embark_jax._base.validation import validated
     from embark_jax.data.prepare.columns import Columns
 
     text = "" if file is None else read_text(file)

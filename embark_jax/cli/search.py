@@ -8,12 +8,8 @@ from typing import Annotated
 
 import typer
 
-from embark_jax._base.config import ConfigError
-from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
-from embark_jax.cli.host_memory import keep_freed_memory
-from embark_jax.cli.xla_setup import set_up_xla
-from embark_jax.config import reading
-from embark_jax.metrics.deciding import MetricName
+from embark_jax.cli.arguments import ConfigFile, Overrides, console, load, say
+from embark_jax.cli.jax_setup import set_up_jax
 
 
 def search(
@@ -28,9 +24,10 @@ def search(
         ),
     ] = None,
     metric: Annotated[
-        MetricName,
+        str,
         typer.Option(
-            help="Metric of the validation set that decides which trial is best."
+            help="Metric of the validation set that decides which trial is best, such "
+            "as auc, log_loss or hr@10."
         ),
     ] = "auc",
     workdir: Annotated[
@@ -46,16 +43,17 @@ def search(
     List values in the config or as KEY=VALUE, search.seed=[0,1,2], or give a range:
     search: {dense_optimizer.learning_rate: {low: 1e-4, high: 0.1, log: true}}
     """
+    from embark_jax._base.config import ConfigError
+
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(
             "embark search needs Optuna, which is not installed: "
             "pip install 'embark_jax[search]'"
         )
-    config = reading.load(config_file, overrides or ())
+    config = load(config_file, overrides)
     workdir = workdir or Path("runs") / f"{config.name}-search"
-    keep_freed_memory()
-    set_up_xla(say)
+    set_up_jax(say)
     from embark_jax.run import search as searching
 
     searching.search(config_file, overrides or [], trials, metric, workdir, console)
-    say(f"everything is in {workdir}; the best config: {workdir / searching.BEST}")
+    say(f"everything is in {workdir}")

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     ConfigOrList,
     Overrides,
+    check_outputs,
     console,
     say,
 )
-from embark_jax.cli.paths import check_outputs
-from embark_jax.config import reading
 
 if TYPE_CHECKING:
     from embark_jax.simulator import Simulation
@@ -52,11 +50,13 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate how a train step runs over time, on any fleet."""
+    check_outputs([config_file], trace=trace)
     from embark_jax import simulator
+    from embark_jax._base.config import ConfigError
+    from embark_jax.config import reading
     from embark_jax.report.summary import assumptions
 
     config, listed = reading.load_with_list(config_file, overrides or ())
-    check_outputs({"trace": trace}, config)
     notes = []
     with Console(stderr=True).status("planning"):
         if listed is not None:

@@ -9,30 +9,28 @@ from typing import Annotated
 
 import typer
 
-from embark_jax._base.config import ConfigError
 from embark_jax.cli.arguments import (
     ConfigFile,
     Overrides,
     Step,
     TrustCode,
     console,
+    load,
     say,
 )
 from embark_jax.cli.errors import show
-from embark_jax.cli.host_memory import keep_freed_memory
-from embark_jax.cli.xla_setup import set_up_xla
-from embark_jax.config import reading
-from embark_jax.report.display import show_result
+from embark_jax.cli.jax_setup import set_up_jax
 
 
 def train(
     config_file: ConfigFile,
     overrides: Overrides = None,
     workdir: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
+            metavar="FOLDER",
             help="Folder that the run writes to, also s3:// or gs://; runs/NAME-TIME "
-            "by default."
+            "by default.",
         ),
     ] = None,
     resume: Annotated[
@@ -88,19 +86,20 @@ def train(
             if resume
             else "--distributed needs a --workdir, the same for all processes"
         )
+    from embark_jax._base.config import ConfigError
+
     profile_steps = None if profile is None else _steps_of(profile)
-    config = reading.load(config_file, overrides or ())
+    config = load(config_file, overrides)
     if config.search:
         raise ConfigError(
             f"search has values of {', '.join(config.search)}: run embark search, or "
             "add search=null to train without them"
         )
-    keep_freed_memory()
-    set_up_xla(say)
+    set_up_jax(say)
     from embark_jax.run import training
 
     if workdir is None:
-        workdir = Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        workdir = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not distributed:
         training.train(config, workdir, resume, console, plan, profile_steps)
     else:
@@ -118,19 +117,17 @@ def train(
 def _steps_of(text: str) -> tuple[int, int]:
     """Returns the first and the last step of FROM:TO."""
     numbers = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
-    if numbers is None:
+    first, last = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= first <= last:
+        from embark_jax._base.config import ConfigError
+
         raise ConfigError(f"--profile {text}: must be FROM:TO, such as 20:29")
-    first, last = map(int, numbers.groups())
-    if first < 1:
-        raise ConfigError(f"--profile {text}: FROM is {first}, but steps count from 1")
-    if last < first:
-        raise ConfigError(f"--profile {text}: TO is below FROM; must be FROM or more")
     return first, last
 
 
 def evaluate(
     run: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="RUN", help="The folder of a run, or one of its checkpoints."
         ),
@@ -152,7 +149,8 @@ def evaluate(
     trust_code: TrustCode = False,
 ) -> None:
     """Evaluate a checkpoint on the test set; KEY=VALUE may name another mesh."""
-    set_up_xla(say)
+    set_up_jax(say)
+    from embark_jax.report.display import show_result
     from embark_jax.run import evaluation
     from embark_jax.run.loading import load_run
 

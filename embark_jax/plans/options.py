@@ -33,8 +33,6 @@ OnBadLine = Literal["error", "skip"]
 left out and counted."""
 SplitBy = Literal["time", "random", "none"]
 """Samples that are held out: the latest, a random fifth, or none."""
-Service = Literal["wandb", "mlflow"]
-"""Services that get the metrics, too."""
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
 """Layout of the dense layers on the devices:
 
@@ -48,6 +46,22 @@ DenseParallelism = Literal["replicated", "zero1", "tensor"]
 
 An array with no axis that divides by the devices stays replicated.
 """
+RECIPES = {
+    "criteo-kaggle": "embark_jax.data.prepare.criteo:kaggle",
+    "criteo-1tb": "embark_jax.data.prepare.criteo:terabyte",
+    "criteo-1tb-multi-hot": "embark_jax.data.prepare.criteo:terabyte_multi_hot",
+    "avazu": "embark_jax.data.prepare.avazu:avazu",
+    "taobao": "embark_jax.data.prepare.taobao:taobao",
+}
+"""The registry of data sets that ``embark data prepare`` reads: a function that makes a
+recipe of the folder that users download."""
+OWN_FILES = {
+    "csv": "embark_jax.data.prepare.own_files:csv",
+    "parquet": "embark_jax.data.prepare.own_files:parquet",
+}
+"""The same for a user's own files, whose columns the user describes."""
+YAMBDA = "yambda"
+"""A data set of users' events, which ``embark data prepare`` reads without a recipe."""
 DENSE_OPTIMIZERS = {
     "sgd": {"weight_decay": 0.0},
     "adagrad": {"eps": 1e-8, "weight_decay": 0.0},

@@ -9,7 +9,7 @@ import numpy as np
 from timing import ROUNDS, OtherCores
 
 from embark_jax.bench.step import measure_step
-from embark_jax.cli.host_memory import keep_freed_memory
+from embark_jax.cli.jax_setup import keep_freed_memory
 from embark_jax.config import reading
 from embark_jax.data import Batch
 from embark_jax.run import experiment

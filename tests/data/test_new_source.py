@@ -76,13 +76,13 @@ def embark(tmp_path):
     """Runs commands of a package to which the source and the recipe were added."""
     copy = shutil.copytree(PACKAGE, tmp_path / "embark_jax", symlinks=True)
     (copy / "data" / "counting.py").write_text(FILE)
-    registries = copy / "config" / "data.py"
-    text = registries.read_text()
-    sources, recipes = "SOURCES: dict[type[Config], str] = {\n", "RECIPES = {\n"
-    assert text.count(sources) == text.count(recipes) == 1
-    text = text.replace(sources, SECTION)
-    text = text.replace(recipes, recipes + RECIPE)
-    registries.write_text(text)
+    for file, line, lines in (
+        ("config/data.py", "SOURCES: dict[type[Config], str] = {\n", SECTION),
+        ("plans/options.py", "RECIPES = {\n", "RECIPES = {\n" + RECIPE),
+    ):
+        text = (copy / file).read_text()
+        assert text.count(line) == 1
+        (copy / file).write_text(text.replace(line, lines))
     path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent / "kernels")])
 
     def run(*arguments: str) -> subprocess.CompletedProcess:

@@ -1,4 +1,4 @@
-"""Flags of XLA, and the folder of compiled programs."""
+"""Flags of XLA, memory on CPU, and the folder of compiled programs."""
 
 import os
 import stat
@@ -7,8 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from embark_jax.cli import xla_setup
-from embark_jax.cli.xla_setup import program_folder, set_up_xla, xla_flags
+from embark_jax._base import devices
+from embark_jax.cli import jax_setup
+from embark_jax.cli.jax_setup import program_folder, set_up_jax, xla_flags
 from tests.runs import done
 
 SCHEDULER = "--xla_gpu_enable_latency_hiding_scheduler"
@@ -18,7 +19,8 @@ SCHEDULER = "--xla_gpu_enable_latency_hiding_scheduler"
 def home(monkeypatch, tmp_path):
     """Of a user who has set nothing, without a GPU."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(xla_setup, "has_gpu", lambda: False)
+    monkeypatch.setattr(jax_setup, "has_gpu", lambda: False)
+    monkeypatch.setattr(jax_setup, "keep_freed_memory", lambda: None)
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     yield tmp_path
@@ -40,15 +42,43 @@ def test_flags_of_the_user_stay(monkeypatch, given, expected):
 
 def test_flags_are_for_gpus(monkeypatch, home):
     monkeypatch.setenv("XLA_FLAGS", "")
-    set_up_xla(pytest.fail)
+    set_up_jax(pytest.fail)
     assert os.environ["XLA_FLAGS"] == ""
-    monkeypatch.setattr(xla_setup, "has_gpu", lambda: True)
-    set_up_xla(pytest.fail)
+    monkeypatch.setattr(jax_setup, "has_gpu", lambda: True)
+    set_up_jax(pytest.fail)
     assert os.environ["XLA_FLAGS"] == f"{SCHEDULER}=true"
 
 
+@pytest.mark.parametrize(
+    ("platforms", "device", "expected"),
+    [
+        (None, None, False),
+        (None, "nvidia0", True),
+        (None, "kfd", True),
+        (None, "nvidiactl", False),
+        ("cpu", "nvidia0", False),
+        ("cuda,cpu", None, True),
+    ],
+)
+def test_freed_memory_is_kept_where_there_is_no_gpu(
+    home, monkeypatch, tmp_path, platforms, device, expected
+):
+    monkeypatch.setattr(jax_setup, "has_gpu", devices.has_gpu)
+    monkeypatch.setattr(devices, "DEVICES", tmp_path)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    if platforms is not None:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    if device is not None:
+        (tmp_path / device).touch()
+    kept = []
+    monkeypatch.setattr(jax_setup, "keep_freed_memory", lambda: kept.append(True))
+    set_up_jax(pytest.fail)
+    assert bool(kept) is not expected
+
+
 def test_programs_are_kept_in_a_folder_that_is_private(home):
-    set_up_xla(pytest.fail)
+    set_up_jax(pytest.fail)
     folder = Path(jax.config.jax_compilation_cache_dir)
     assert folder == program_folder()
     assert home in folder.parents
@@ -59,7 +89,7 @@ def test_not_in_a_folder_that_others_can_write_to(home):
     program_folder().mkdir(parents=True)
     program_folder().chmod(0o777)
     said = []
-    set_up_xla(said.append)
+    set_up_jax(said.append)
     assert jax.config.jax_compilation_cache_dir is None
     assert said == [
         "warning: compiled programs are not cached in "
@@ -70,7 +100,7 @@ def test_not_in_a_folder_that_others_can_write_to(home):
 def test_a_folder_of_the_user_stays(home):
     mine = str(home / "mine")
     jax.config.update("jax_compilation_cache_dir", mine)
-    set_up_xla(pytest.fail)
+    set_up_jax(pytest.fail)
     assert jax.config.jax_compilation_cache_dir == mine
 
 
@@ -79,7 +109,7 @@ def test_other_cpus_have_other_folders(home, monkeypatch, tmp_path):
     for flags in ("fma avx2", "fma avx2 avx512f"):
         info = tmp_path / "cpuinfo"
         info.write_text(f"processor : 0\nflags : {flags}\n")
-        monkeypatch.setattr(xla_setup, "CPU_INFO", info)
+        monkeypatch.setattr(jax_setup, "CPU_INFO", info)
         folders.add(program_folder())
     assert len(folders) == 2
 

@@ -1,7 +1,9 @@
-"""Sets up XLA for ``embark``: its flags, and the cache of compiled programs."""
+"""Sets up JAX for ``embark``: memory of steps on CPU, XLA's flags, and the cache of
+compiled programs."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -18,10 +20,14 @@ GPU_FLAGS = {
     "--xla_gpu_enable_latency_hiding_scheduler": "true",
 }
 CPU_INFO = Path("/proc/cpuinfo")
+# From glibc's malloc.h: https://sourceware.org/glibc/manual/latest/html_node/
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+NEVER = 2**31 - 1
 
 
-def set_up_xla(say: Callable[[str], None]) -> None:
-    """Sets XLA's flags and the cache of compiled programs. Call it before using JAX.
+def set_up_jax(say: Callable[[str], None]) -> None:
+    """Sets what JAX reads at its start. Call it before using JAX, and before any thread
+    starts.
 
     The user's settings stay: any flag in ``XLA_FLAGS``, the folder that
     ``JAX_COMPILATION_CACHE_DIR`` names, and ``JAX_ENABLE_COMPILATION_CACHE=false``,
@@ -32,8 +38,12 @@ def set_up_xla(say: Callable[[str], None]) -> None:
     """
     if has_gpu():
         os.environ["XLA_FLAGS"] = xla_flags()
+    else:
+        keep_freed_memory()
+    import absl.logging
     import jax
 
+    absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax logs each of its steps
     settings: Any = jax.config  # type checkers do not know its attributes
     if settings.jax_compilation_cache_dir is None:
         folder = program_folder()
@@ -43,6 +53,20 @@ def set_up_xla(say: Callable[[str], None]) -> None:
             say(f"warning: compiled programs are not cached in {folder}: {error}")
         else:
             jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def keep_freed_memory() -> None:
+    """Lets this process use freed memory again instead of asking for fresh pages.
+
+    A step on CPU allocates its temporaries anew. By default glibc unmaps the large ones
+    at the end of the step, and touching their fresh pages costs more than the
+    arithmetic. With this the process stays as large as it has ever been.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, NEVER)
+        mallopt(M_ARENA_MAX, 1)
 
 
 def xla_flags() -> str:
