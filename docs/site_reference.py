@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -97,7 +97,7 @@ def config_keys() -> str:
     return "\n".join([*lines, ""])
 
 
-def _sections(sections_: Iterator[tuple[str, type[Config]]]) -> list[str]:
+def _sections(sections_: Iterable[tuple[str, type[Config]]]) -> list[str]:
     """The lines of a table for each section."""
     lines = []
     for prefix, section in sections_:

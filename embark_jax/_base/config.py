@@ -84,18 +84,20 @@ def sections(annotation: Any) -> list[Any]:
     return [section for inner in get_args(annotation) for section in sections(inner)]
 
 
-def each_section(
-    section: type[Config], prefix: str = ""
-) -> Iterator[tuple[str, type[Config]]]:
-    """Yields a section and all in it, each with its dotted key, outermost first; NAME
+def each_section(section: type[Config]) -> list[tuple[str, type[Config]]]:
+    """Returns a section and all in it, each with its dotted key, outermost first; NAME
     stands for a name of the user's choice."""
+    return list(dict.fromkeys(_walk(section, "")))  # several kinds may share some
+
+
+def _walk(section: type[Config], prefix: str) -> Iterator[tuple[str, type[Config]]]:
     yield prefix, section
     for name, field in section.model_fields.items():
         key = f"{prefix}.{name}".lstrip(".")
         mapping = "Mapping" in str(field.annotation)
         for found in sections(field.annotation):
             for inner in found.of_all_kinds():
-                yield from each_section(inner, f"{key}.NAME" if mapping else key)
+                yield from _walk(inner, f"{key}.NAME" if mapping else key)
 
 
 def kind_of(section: type[Config]) -> str:

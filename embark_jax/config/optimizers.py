@@ -161,15 +161,17 @@ DECAY = Annotated[
 ]
 
 
-def _section(base: type[Config], kind: str, types: Mapping[str, Any], defaults: Any):
+def _section(
+    base: type[Config], kind: str, about: Any, types: Mapping[str, Any], defaults: Any
+):
     """Returns the section of a kind, with the keys of ``base`` and these."""
     fields: dict[str, Any] = {"kind": (Literal[kind], kind)}
     for name, annotation in types.items():
-        (doc,) = (x for x in annotation.__metadata__ if isinstance(x, Doc))
-        text = f"{doc.documentation[:-1]}, for ``{kind}``."
-        fields[name] = annotation, Field(defaults[name], description=text)
+        *rules, doc = annotation.__metadata__
+        annotation = Annotated[(annotation.__origin__, *rules)]
+        fields[name] = annotation, Field(defaults[name], description=doc.documentation)
     name = f"{kind}_{base.__name__}"
-    return create_model(name, __base__=base, __doc__=base.__doc__, **fields)
+    return create_model(name, __base__=base, __doc__=about, **fields)
 
 
 def _defaults(rule: type) -> dict[str, Any]:
@@ -177,7 +179,9 @@ def _defaults(rule: type) -> dict[str, Any]:
 
 
 ROW_RULES: dict[str, Any] = {
-    kind: _section(EmbeddingOptimizerConfig, kind, parameters(rule), _defaults(rule))
+    kind: _section(
+        EmbeddingOptimizerConfig, kind, rule.__doc__, parameters(rule), _defaults(rule)
+    )
     for kind, rule in ROW_OPTIMIZERS.items()
 }
 """The section of each rule, whose parameters are those of its class."""
@@ -185,6 +189,7 @@ DENSE_RULES: dict[str, Any] = {
     kind: _section(
         DenseOptimizerConfig,
         kind,
+        DenseOptimizerConfig.__doc__,
         {name: {"eps": EPS, "weight_decay": DECAY}[name] for name in defaults},
         defaults,
     )

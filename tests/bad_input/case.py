@@ -107,7 +107,7 @@ def message_of(case: Case) -> str:
     """
     if case.in_python:
         try:
-            found = eval(case.call, vars(python))
+            found = eval(case.call, dict(vars(python)))
         except (ValueError, OSError) as error:
             return str(error)
         raise AcceptedError(f"gave {found!r:.200}")
@@ -166,7 +166,7 @@ def write(path: str, content: str | bytes) -> None:
     Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _damage(how: dict[str, Any], file: str) -> Callable[[], None] | None:
+def _damage(how: dict[str, Any], file: str) -> Callable[[], Any] | None:
     """What becomes of the world, by the keys of a case."""
     path = how.pop("file", file)
     match how:
@@ -174,7 +174,7 @@ def _damage(how: dict[str, Any], file: str) -> Callable[[], None] | None:
             content = text.encode(how.get("encoding", "utf-8")).replace(b"JUNK", JUNK)
             return lambda: write(path, content)
         case {"write": texts}:
-            return lambda: [*map(write, texts.keys(), texts.values())] and None
+            return lambda: [write(*each) for each in texts.items()]
         case {"compress": text}:
             return lambda: write(path, gzip.compress(text.encode())[:-9])
         case {"cut": size}:

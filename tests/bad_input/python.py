@@ -61,7 +61,7 @@ def batch(samples: int = SIZE, **changes: Any) -> ej.Batch:
 
 USER, LABELS, DENSE = batch().ids["user"], batch().labels, batch().dense
 FLOATS = np.zeros((SIZE, 1), np.float32)
-ON_DEVICE = {name: each.astype(np.int32) for name, each in batch().ids.items()}
+ON_DEVICE = {name: np.asarray(x, np.int32) for name, x in batch().ids.items()}
 
 
 def ids(**changes: Any) -> ej.Batch:

@@ -1,6 +1,7 @@
 """Dense optimizers against NumPy float64, step by step; schedules against formulas."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ def test_steps_equal_numpy(kind, weight_decay):
     eps = {"eps": EPS} if "eps" in DENSE_OPTIMIZERS[kind] else {}
     config = dense(kind, learning_rate=LEARNING_RATE, weight_decay=weight_decay, **eps)
     optimizer = build_dense_optimizer(config, STEPS)
-    params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), start)
+    params: Any = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), start)
     state = optimizer.init(params)
     expected = {
         name: list(numpy_steps(kind, p, gradients[name], weight_decay))
@@ -119,8 +120,9 @@ def test_gradients_are_clipped_and_the_rate_follows_its_schedule():
 
 def test_any_of_optax_by_name():
     """AdamW as optax has it equals Adam with decoupled decay as it is built in."""
-    keys = {"learning_rate": 0.1, "clip_norm": 1.5, "weight_decay": 0.2}
-    keys["schedule"] = {"kind": "cosine", "warmup_steps": 2}
+    schedule = {"kind": "cosine", "warmup_steps": 2}
+    rates = {"learning_rate": 0.1, "clip_norm": 1.5, "weight_decay": 0.2}
+    keys = {"schedule": schedule, **rates}
     gradients = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
     of_optax, built_in = dense("optax.adamw", **keys), dense("adam", **keys)
     found, expected = (list(moved(each, gradients)) for each in (of_optax, built_in))
@@ -185,7 +187,7 @@ def cosine(part: float) -> float:
     ],
 )
 def test_factors_are_those_of_the_formula(keys, expected):
-    schedule = build_schedule(schedule_of(keys), 12)
+    schedule: Any = build_schedule(schedule_of(keys), 12)
     assert schedule is not None
     assert [float(schedule(t)) for t in range(12)] == pytest.approx(expected, abs=1e-6)
 
