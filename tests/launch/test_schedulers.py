@@ -93,11 +93,12 @@ def config(tmp_path, monkeypatch) -> Path:
     return runs.write_config(tmp_path, text)
 
 
-def wait_for_step(workdir: Path, step: int) -> None:
+def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
     end = time.monotonic() + SECONDS
     while not (workdir / "metrics.jsonl").exists() or step > max(
         runs.losses(workdir), default=0
     ):
+        assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -118,9 +119,9 @@ def test_slurm_starts_a_step_again(slurm, config, tmp_path):
     options += f" --output={tmp_path}/job.log {LAUNCH / 'slurm.sbatch'}"
     train = [str(config), str(workdir), "train.steps=4000"]
     job = subprocess.Popen(["sbatch", *options.split(), *train])
-    wait_for_step(workdir, 4)
+    wait_for_step(workdir, 4, job)
     kill_one(f"embark train {config}", -1)
-    wait_for_step(workdir, 20)
+    wait_for_step(workdir, 20, job)
     (name,) = subprocess.check_output(
         ["squeue", "--noheader", "--format=%A"], text=True
     ).split()
@@ -143,7 +144,7 @@ def test_ray_starts_workers_again(config, tmp_path):
     command = [sys.executable, LAUNCH / "ray_train.py", *map(str, arguments)]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    wait_for_step(workdir, 4)
+    wait_for_step(workdir, 4, process)
     kill_one("ray::.*RayTrainWorker", -1)
     assert process.wait(SECONDS) == 0, log.read_text()
     said = log.read_text()
