@@ -92,7 +92,10 @@ class Figures:
             **{f"train_auc/{task}": aucs[i] for i, task in enumerate(self._tasks)},
             **self._times(steps),
             **{
-                f"capacity_used/{name}": max(step.used[name] for step in steps)
+                # TensorBoard has no blanks in names.
+                f"capacity_used/{name}".replace(" ", "_"): max(
+                    step.used[name] for step in steps
+                )
                 for name in steps[0].used
             },
         }
