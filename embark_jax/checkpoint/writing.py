@@ -141,7 +141,9 @@ class Part(NamedTuple):
         data, rows = self.data, self.rows
         if rows is None:
             values = np.asarray(data)
-        elif isinstance(data, np.ndarray) or data.device.platform == "cpu":
+        elif (
+            isinstance(data, np.ndarray) or next(iter(data.devices())).platform == "cpu"
+        ):
             values = np.asarray(data)[rows]
         else:
             # The first row is an operand: two programs copy all parts of an array.
