@@ -25,7 +25,7 @@ from embark_jax.data import sample_files
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.event_lists import EVENTS, Histories
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.data.manifest import MEND, SPLITS, SampleFile
+from embark_jax.data.manifest import MEND, SPLITS
 from embark_jax.data.pipeline import cores
 from embark_jax.data.prepare import raw_rows
 from embark_jax.data.source import Description
@@ -78,7 +78,7 @@ class PreparedData:
         self.manifest = manifests.load(self.folder)
         if window is not None:
             self.manifest = self.manifest.of_window(window)
-        self._seed = seed
+        self._is_shuffled, self._seed = seed is not None, seed or 0
         self.table_rows = self.manifest.table_rows
         self.features = tuple(
             feature.spec(name) for name, feature in self.manifest.features.items()
@@ -183,7 +183,7 @@ class PreparedData:
         """Returns rows of the training samples from a position on: as many, or as there
         are up to the end of their group or epoch, in ascending order."""
         epoch, first = divmod(position, self.train_samples)
-        if self._seed is None:
+        if not self._is_shuffled:
             return range(first, min(first + count, self.train_samples))
         _, starts = self._epoch(epoch)
         group = int(np.searchsorted(starts, first, side="right")) - 1
@@ -208,12 +208,12 @@ class PreparedData:
 
     def _read(self, split: str, rows: Rows) -> dict[str, np.ndarray]:
         """Returns the matrices of samples."""
-        starts, files = self._file_starts[split], self.manifest.files[split]
+        starts = self._file_starts[split]
         if isinstance(rows, range):
             number = bisect.bisect_right(starts, rows.start) - 1
             if rows.stop <= starts[number + 1]:
                 first, stop = rows.start - starts[number], rows.stop - starts[number]
-                matrices = self._open(files[number])
+                matrices = self._open(split, number)
                 return {name: matrix[first:stop] for name, matrix in matrices.items()}
             rows = np.asarray(rows)
         file = np.searchsorted(starts, rows, side="right") - 1
@@ -225,9 +225,9 @@ class PreparedData:
 
         def copy(part: tuple[int, int]) -> None:
             begin, end = part
-            number = file[begin]
+            number = int(file[begin])
             inside = rows[begin:end] - starts[number]
-            for name, matrix in self._open(files[number]).items():
+            for name, matrix in self._open(split, number).items():
                 values = matrix.view(gathered[name].dtype)[:, 0]
                 # "clip": NumPy buffers the whole result if it checks indices.
                 values.take(inside, out=gathered[name][begin:end], mode="clip")
@@ -243,7 +243,8 @@ class PreparedData:
             for name, values in gathered.items()
         }
 
-    def _open_file(self, file: SampleFile) -> dict[str, np.ndarray]:
+    def _open_file(self, split: str, number: int) -> dict[str, np.ndarray]:
+        file = self.manifest.files[split][number]
         path = self.folder / file.file
         try:
             return sample_files.read(path, self._types, file.rows, file.xxh3)
