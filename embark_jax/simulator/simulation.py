@@ -170,9 +170,11 @@ def report(simulations: Sequence[Simulation]) -> Table:
     row("exposed communication", lambda each: f"{each.exposed_share:.1%}")
     row("waiting for slower devices", lambda each: f"{each.waiting_share:.1%}")
     table.add_section()
-    for phase in simulations[0].timeline.phase_ms():
-        all_ms = [each.timeline.phase_ms().get(phase, 0.0) for each in simulations]
-        if np.any(all_ms):
-            table.add_row(f"{phase}, ms", *(f"{np.mean(ms):.3f}" for ms in all_ms))
+    none = np.zeros(simulations[0].timeline.devices)
+    phases = [simulation.timeline.phase_ms() for simulation in simulations]
+    for phase in phases[0]:
+        all_ms = np.stack([phase_ms.get(phase, none) for phase_ms in phases])
+        if all_ms.any():
+            table.add_row(f"{phase}, ms", *(f"{ms.mean():.3f}" for ms in all_ms))
     table.caption = "Phases are those of an average device; they overlap"
     return table

@@ -16,6 +16,7 @@ from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.wire import Wire
 from embark_jax.simulator import (
     chrome_trace,
+    report,
     schedule,
     serial,
     simulate_hot_batches,
@@ -146,6 +147,7 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
     assert not [name for name in names if name.startswith(("rb_", "ub_"))]
     assert [span for span in mixed.timeline.spans if span.task.name.startswith("rb_")]
     assert all_hot.timeline.step_ms < own.timeline.step_ms < mixed.timeline.step_ms
+    assert report([own, all_hot, mixed]).row_count > 6  # some lack phases of others
     use = table_uses(TABLES[:1], FEATURES[:1], made.workload)[0]
     cold_share = 1 - use.skew.share(use.rows, 0, 1000)
     workload = dataclasses.replace(made.workload, sorted_batch=SortedBatch(0.25, False))

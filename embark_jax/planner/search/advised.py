@@ -196,9 +196,9 @@ def _that_fit(
         ]
     )
     for requests in options:
-        for change, *request, forces in requests:
+        for change, load, others, forces in requests:
             try:
-                yield change, plan_for(*request, features, forced=forces)
+                yield change, plan_for(load, others, features, forced=forces)
                 break
             except ValueError:
                 continue
