@@ -22,8 +22,9 @@ from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, Spli
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from embark_jax.data.manifest import Manifest
-    from embark_jax.data.prepare.column_report import Report
     from embark_jax.data.prepare.columns import Columns
 
 TRAINING = "train.yaml"
@@ -190,7 +191,7 @@ def prepare(
             recipe, out, options, made_from, threads, extend, vocabulary
         )
     manifest = prepared.manifest
-    _show(prepared.report)
+    _show(prepared.summary)
     for warning in prepared.warnings:
         say(f"warning: {warning}")
     _say_what(manifest, out)
@@ -324,30 +325,17 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
     return validated(Columns, described, overrides, str(file or "columns"))
 
 
-def _show(report: Report) -> None:
-    """Prints what the columns hold, and warnings."""
-    positive = f"{report.positive:.2%}"
-    if report.labels:
-        positive = ", ".join(f"{n} {share:.2%}" for n, share in report.labels.items())
-    formats = {"column": "", "values": ",", "share of hottest 1 %": ".1%", "once": ","}
-    formats |= {"per sample": ".2f", "largest": ",", "missing": ".1%"}
-    rows = []
-    for name, bags in list(report.features.items())[:MAX_COLUMNS]:
-        values, samples = report.tables.get(bags.table), max(bags.samples, 1)
-        of_values = ("hashed", "", "")
-        if values:
-            of_values = (values.values, values.hottest, values.once)
-        of_bags = (bags.ids / samples, bags.longest, bags.empty / samples)
-        rows.append((name, *of_values, *of_bags))
-    show_table(f"positive training samples: {positive}", formats, rows)
-    if report.numbers:
-        headings = ("minimum", "median", "maximum", "mean", "deviation")
-        formats = {"column": "", **dict.fromkeys(headings, ".4g"), "missing": ".1%"}
-        rows = [
-            (name, *(getattr(n, key) for key in headings), n.missing_share)
-            for name, n in list(report.numbers.items())[:MAX_COLUMNS]
-        ]
-        show_table(None, formats, rows)
+def _show(summary: pa.Table) -> None:
+    """Prints what the columns of samples hold."""
+    names = ["column_name", "column_type", "approx_unique", "null_percentage"]
+    names += ["min", "max", "avg", "std"]
+    rows = summary.select(names).slice(0, MAX_COLUMNS).to_pylist()
+    for row in rows:
+        for name in ("avg", "std"):
+            row[name] = f"{float(row[name]):.4g}" if row[name] else None
+    cut = [[str("" if v is None else v)[:20] for v in row.values()] for row in rows]
+    headings = ("column", "type", "about unique", "missing %", *names[4:])
+    show_table("the first samples", dict.fromkeys(headings, ""), cut)
 
 
 def _halves(text: str) -> tuple[str, str | None]:

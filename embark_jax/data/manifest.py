@@ -183,6 +183,13 @@ class Manifest(ChecksummedFile):
         return {self.features[name].table for name in names}
 
     @property
+    def tables_with_values(self) -> list[str]:
+        """Returns the tables that have a vocabulary."""
+        exact = {*self.hashed_tables, *self.numbered_tables}
+        named = [f.table for n, f in self.features.items() if n not in self.numbers]
+        return [table for table in dict.fromkeys(named) if table not in exact]
+
+    @property
     def all_files(self) -> list[SampleFile]:
         """Returns the files of all splits."""
         return [file for files in self.files.values() for file in files]

@@ -64,7 +64,7 @@ def recipe(raw):
     return Recipe(
         raw=[TextFile(raw / "a.txt", ("n",))],
         raw_columns=[Column("n", "category", required=True)],
-        query="SELECT *, 1::FLOAT AS label FROM raw",
+        select={"label": "1::FLOAT"},
         dense=(),
         features=(FeatureSpec("n"),),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.recipe import Recipe, find, last_share
 from embark_jax.data.prepare.values import Column
@@ -29,11 +30,6 @@ COLUMNS = (
     *CATEGORIES,
 )
 NAMES = tuple(column.name for column in CATEGORIES)
-# The hour is YYMMDDHH.
-QUERY = f"""
-SELECT "number of the row", click::FLOAT AS label, hour % 100 / 23 AS hour,
-  {", ".join(NAMES)} FROM raw
-"""
 
 
 def avazu(raw: Path) -> Recipe:
@@ -44,7 +40,8 @@ def avazu(raw: Path) -> Recipe:
     return Recipe(
         raw=[TextFile(path, columns, ",", header=True)],
         raw_columns=COLUMNS,
-        query=QUERY,
+        # The hour is YYMMDDHH.
+        select={LABEL: "click::FLOAT", "hour": "hour % 100 / 23"},
         dense=("hour",),
         features=tuple(map(FeatureSpec, NAMES)),
         time_split=last_share(DAYS),

@@ -88,7 +88,7 @@ def _recipe(paths: Sequence[Path], time_split: Split) -> Recipe:
     return Recipe(
         raw=[TextFile(path, names) for path in paths],
         raw_columns=COLUMNS,
-        query="SELECT * REPLACE (label::FLOAT AS label) FROM raw",
+        select={LABEL: "label::FLOAT"},
         dense=COUNTS,
         features=tuple(map(FeatureSpec, CATEGORIES)),
         numbers=dict.fromkeys(COUNTS, NumberColumn(transform="log")),

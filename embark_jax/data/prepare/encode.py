@@ -3,13 +3,12 @@ later go through the same."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embark_jax._base.files import replacing
@@ -20,8 +19,8 @@ from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, SampleFile
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.recipe import WEIGHT, labels_of
-from embark_jax.data.prepare.samples import SampleChunk
+from embark_jax.data.prepare.recipe import SPLIT, WEIGHT, WINDOW
+from embark_jax.data.prepare.samples import IN_FILE
 from embark_jax.data.prepare.vocabulary import (
     FIRST_ID,
     MISSING_ID,
@@ -32,22 +31,47 @@ from embark_jax.data.prepare.vocabulary import (
 )
 from embark_jax.plans.tables import HASHED_KEYS, PADDING_ID
 
+CHUNK_ROWS = 2**18
+"""How many samples are encoded together, and are in a file at most."""
 
-def values_of(column: str, kind: pa.DataType) -> str:
+
+def values_of(column: str, type_: str) -> str:
     """Returns SQL of the single values of a column, which may have lists."""
-    return f"unnest({column})" if pa.types.is_list(kind) else column
+    return f"unnest({column})" if type_.endswith("]") else column
+
+
+def vocabulary_table(table: str) -> str:
+    """Returns the table of a database that has the values of a table, and their ids."""
+    return sql.name(f"values of {table.encode().hex()}")  # DuckDB takes A for a
+
+
+def add_vocabularies(database: sql.Database, manifest: Manifest, folder: Path) -> None:
+    """Makes tables of the vocabularies in a folder, whose files were verified.
+
+    Raises:
+      DataError: if one is another table's.
+    """
+    for table in manifest.tables_with_values:
+        keys, wanted = read_keys(folder, table), manifest.table_rows[table] - FIRST_ID
+        if len(keys) - keys.null_count != wanted:
+            path = folder / manifests.vocabulary_file(table)
+            raise DataError(
+                f"{path}: must have a column 'key' with {wanted:,} values, has "
+                f"{len(keys):,}"
+            )
+        known = pa.table({"key": keys, "id": np.arange(FIRST_ID, FIRST_ID + len(keys))})
+        database.run(
+            f"CREATE TABLE {vocabulary_table(table)} AS FROM known", known=known
+        )
 
 
 class SampleEncoder:
     """Turns samples into batches.
 
     Args:
-      database: for the queries; vocabularies become tables of it.
+      database: for the queries; it has the vocabularies.
       manifest: describes the batches.
-      folder: holds ``vocabulary/``, whose files were verified.
-
-    Raises:
-      DataError: if a vocabulary is another table's.
+      folder: holds the rows of hashes and numbers that are numbered by frequency.
     """
 
     def __init__(self, database: sql.Database, manifest: Manifest, folder: Path):
@@ -58,195 +82,203 @@ class SampleEncoder:
             for name, feature in manifest.features.items()
             if name not in manifest.numbers
         }
-        self._ids = {}
-        for table in {f.table: None for f in self._categories.values()}:
-            rows = manifest.table_rows[table]
-            if table in manifest.numbered_tables:
-                self._ids[table] = "key"
-            elif table in manifest.hashed_tables:
-                self._ids[table] = hash_of("key", rows)
-            else:
-                self._ids[table] = f"coalesce(id, {RARE_ID})"
-                self._add_vocabulary(table, read_keys(folder, table), folder)
         self._rows_of = {
             table: read_row_numbers(folder, table, manifest.table_rows[table])
             for table in manifest.by_frequency
         }
 
-    def _add_vocabulary(self, table: str, keys: pa.Array, folder: Path) -> None:
-        wanted = self._manifest.table_rows[table] - FIRST_ID
-        if len(keys) - keys.null_count != wanted:
-            path = folder / manifests.vocabulary_file(table)
-            raise DataError(
-                f"{path}: must have a column 'key' with {wanted:,} values, has "
-                f"{len(keys):,}"
-            )
-        ids = np.arange(FIRST_ID, FIRST_ID + len(keys))
-        values = pa.table({"key": keys, "id": ids})
-        query = f"CREATE OR REPLACE TABLE {_vocabulary(table)} AS FROM known"
-        self._database.run(query, known=values)
+    def of_samples(
+        self, samples: str, types: Mapping[str, str]
+    ) -> tuple[Batch, pa.Table]:
+        """Returns samples as a batch, and all their columns but categories.
 
-    def __call__(self, samples: pa.Table) -> Batch:
-        """Returns the samples as a batch; labels are 0 and weights 1 if samples have
-        none."""
+        Args:
+          samples: a query that gives some samples of a file.
+          types: types of their columns.
+        """
+        others = [name for name in types if name not in self._categories]
+        facts = self._database.table(
+            f"SELECT {', '.join(map(sql.name, others))} FROM ({samples}) "
+            f"ORDER BY {sql.name(IN_FILE)}"
+        ).combine_chunks()
+        places = facts[IN_FILE].to_numpy()
+        first, count = (int(places[0]), len(places)) if len(places) else (0, 0)
+
+        def found(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            query = self._ids(samples, name, first, types[name].endswith("]"))
+            columns = self._database.table(query)
+            n, place, ids = (columns[c].to_numpy() for c in ("n", "place", "id"))
+            return n, place, ids
+
+        return self.batch(facts, found, count), facts
+
+    def batch(
+        self,
+        facts: pa.Table,
+        found: Callable[[str], tuple[np.ndarray, np.ndarray, np.ndarray]],
+        count: int,
+    ) -> Batch:
+        """Returns a batch; labels are 0 and weights 1 if samples have none.
+
+        Args:
+          facts: labels, weights and numbers of the samples, in their order.
+          found: returns, for a feature, the sample, place and id of each value.
+          count: number of samples.
+        """
         manifest = self._manifest
-        batch = Batch.of(self._layout, self._layout.padding(len(samples)))
-        if LABEL in samples.column_names:
-            batch.labels[...] = labels_of(samples)
-        if batch.sample_weights is not None:
-            weighed = WEIGHT in samples.column_names
-            batch.sample_weights[...] = samples[WEIGHT].to_numpy() if weighed else 1
+        batch = Batch.of(self._layout, self._layout.padding(count))
+        if LABEL in facts.column_names and not has_nulls(facts[LABEL]):
+            label = facts[LABEL].combine_chunks()
+            if pa.types.is_fixed_size_list(label.type):
+                batch.labels[...] = label.flatten().to_numpy().reshape(count, -1)
+            else:
+                batch.labels[...] = label.to_numpy()
+        if batch.sample_weights is not None and WEIGHT in facts.column_names:
+            weights = facts[WEIGHT].combine_chunks().fill_null(1)
+            batch.sample_weights[...] = weights.to_numpy(zero_copy_only=False)
         as_it_is = FittedNumber()
         for column, name in enumerate(manifest.dense):
             number = manifest.numbers.get(name, as_it_is)
-            values = number.values(samples[name].combine_chunks())
-            batch.dense[:, column] = values
-        for name in self._manifest.features.keys() & manifest.numbers.keys():
-            values = samples[name].combine_chunks()
-            ids: Any = batch.ids[name]
-            ids[...] = manifest.numbers[name].ranges(values)[:, None]
-        if self._categories:
-            self._encode(samples, batch.ids)
+            batch.dense[:, column] = number.values(facts[name].combine_chunks())
+        of_features: Mapping[str, Any] = batch.ids
+        for name in manifest.features.keys() & manifest.numbers.keys():
+            values = facts[name].combine_chunks()
+            of_features[name][...] = manifest.numbers[name].ranges(values)[:, None]
+        for name, feature in self._categories.items():
+            ids = np.full((count, feature.stored_hotness), PADDING_ID, np.int64)
+            n, place, id_ = found(name)
+            ids[n, place] = id_
+            if feature.table in self._rows_of:
+                ids = np.where(ids < 0, ids, self._rows_of[feature.table][ids])
+            of_features[name][...] = ids
         return batch
 
-    def _encode(self, samples: pa.Table, of_features: Mapping[str, Any]) -> None:
-        """Fills the ids of categories: one query gives each value's sample, place among
-        all ids of a sample, and id."""
-        queries = []
-        ends = np.cumsum([f.stored_hotness for f in self._categories.values()])
-        ids = np.full((len(samples), ends[-1]), PADDING_ID, np.int64)
-        columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-        starts = np.append(0, ends[:-1])
-        for (name, feature), first in zip(
-            self._categories.items(), starts, strict=True
-        ):
-            column, hotness = f"c{len(columns)}", feature.stored_hotness
-            columns[column] = samples[name]
-            kind = samples.schema.field(name).type
-            has_missing = feature.table not in self._manifest.numbered_tables
-            if pa.types.is_list(kind):
-                # The padding of a sequence is in front, and its last events are kept.
-                at_end = feature.pooling == "none"
-                kept = f"{column}[{f'-{hotness}:' if at_end else f':{hotness}'}]"
-                pad = f"{hotness} - len({kept})" if at_end else "0"
-                place = f"{first} + {pad} + generate_subscripts({kept}, 1) - 1"
-                values = (
-                    f"SELECT n, unnest({kept}) AS key, {place} AS place FROM samples"
-                )
-            else:
-                values = f"SELECT n, {column} AS key, {first} AS place FROM samples"
-                if has_missing:
-                    ids[:, first] = MISSING_ID
-            id_ = self._ids[feature.table]
-            if has_missing and pa.types.is_list(kind):
-                id_ = f"CASE WHEN key IS NULL THEN {MISSING_ID} ELSE {id_} END"
-            else:
-                values += f" WHERE {column} IS NOT NULL"
-            if feature.table not in self._vocabularies:
-                queries.append(f"SELECT n, place, {id_} AS id FROM ({values})")
-            else:
-                queries.append(
-                    f"SELECT n, place, {id_} AS id FROM ({values}) LEFT JOIN "
-                    f"{_vocabulary(feature.table)} USING (key)"
-                )
-        columns["n"] = pa.array(np.arange(len(samples)))
-        query = " UNION ALL ".join(queries)
-        found = self._database.table(query, samples=pa.table(columns))
-        ids[found["n"].to_numpy(), found["place"].to_numpy()] = found["id"].to_numpy()
-        for (name, feature), first, end in zip(
-            self._categories.items(), starts, ends, strict=True
-        ):
-            mine = ids[:, first:end]
-            if feature.table in self._rows_of:
-                mine = np.where(mine < 0, mine, self._rows_of[feature.table][mine])
-            of_features[name][...] = mine
+    def _ids(self, samples: str, name: str, first: int, is_list: bool) -> str:
+        """Returns SQL of the sample, place and id of each value of a feature."""
+        feature, manifest = self._categories[name], self._manifest
+        table, hotness = feature.table, feature.stored_hotness
+        column, n = sql.name(name), f"{sql.name(IN_FILE)} - {first} AS n"
+        if is_list:
+            # The padding of a sequence is in front, and its last events are kept.
+            at_end = feature.pooling == "none"
+            kept = f"{column}[{f'-{hotness}:' if at_end else f':{hotness}'}]"
+            pad = f"{hotness} - len({kept})" if at_end else "0"
+            values = (
+                f"SELECT {n}, unnest({kept}) AS key, {pad} + "
+                f"generate_subscripts({kept}, 1) - 1 AS place FROM ({samples})"
+            )
+        else:
+            values = f"SELECT {n}, {column} AS key, 0::BIGINT AS place FROM ({samples})"
+        if table in manifest.numbered_tables:
+            return f"SELECT n, place, key AS id FROM ({values}) WHERE key IS NOT NULL"
+        if table in manifest.hashed_tables:
+            id_ = hash_of("key", manifest.table_rows[table])
+        else:
+            id_ = f"coalesce(id, {RARE_ID})"
+            known = vocabulary_table(table)
+            values = f"SELECT * FROM ({values}) LEFT JOIN {known} USING (key)"
+        id_ = f"CASE WHEN key IS NULL THEN {MISSING_ID} ELSE {id_} END"
+        return f"SELECT n, place, {id_} AS id FROM ({values})"
 
-    @property
-    def _vocabularies(self) -> set[str]:
-        exact = {*self._manifest.hashed_tables, *self._manifest.numbered_tables}
-        return self._ids.keys() - exact
-
-    def shared_values(self, samples: pa.Table, batch: Batch) -> pa.Table:
+    def shared_values(
+        self, samples: str, types: Mapping[str, str], batch: Batch
+    ) -> pa.Table:
         """Returns for each feature of one id a sample, whose table may have rows of
         several values, the values of the samples with such a row, and null of others.
 
         Args:
-          samples, batch: the samples, before and after.
+          samples, types: a query that gives samples of a file, and its types.
+          batch: these samples.
         """
         manifest, columns = self._manifest, {}
         exact = {*manifest.numbers, *manifest.numbered_tables}
+        shared = {}
         for name, feature in manifest.features.items():
-            rows = manifest.table_rows[feature.table]
-            if (
-                feature.hotness > 1
-                or {name, feature.table} & exact
-                or rows == HASHED_KEYS
-            ):
+            is_key = manifest.table_rows[feature.table] == HASHED_KEYS
+            if feature.hotness > 1 or {name, feature.table} & exact or is_key:
                 continue
             ids = batch.ids[name][:, 0]
             is_hashed = feature.table in manifest.hashed_tables
-            is_shared = ids >= RARE_ID if is_hashed else ids == RARE_ID
-            values = samples[name].combine_chunks()
-            if pa.types.is_list(values.type):  # of one value at most
-                is_there = pc.call_function("equal", [values.value_lengths(), 1])
-                starts = pc.call_function(
-                    "if_else", [is_there, values.offsets[:-1], None]
-                )
-                values = values.values.take(starts)
-            nothing = pa.scalar(None, values.type)
-            columns[name] = pc.call_function(
-                "if_else", [pa.array(is_shared), values, nothing]
-            )
-        return pa.table(columns)
+            column = f"shared.s{len(columns)}"
+            shared[f"s{len(columns)}"] = ids >= RARE_ID if is_hashed else ids == RARE_ID
+            value = f"samples.{sql.name(name)}" + "[1]" * types[name].endswith("]")
+            columns[name] = f"if({column}, {value}, NULL) AS {sql.name(name)}"
+        if not columns:
+            return pa.table({})
+        return self._database.table(
+            f"SELECT {', '.join(columns.values())} FROM (SELECT *, row_number() OVER "
+            f"(ORDER BY {sql.name(IN_FILE)}) - 1 AS n FROM ({samples})) AS samples "
+            "JOIN shared USING (n) ORDER BY n",
+            shared=pa.table({**shared, "n": np.arange(len(batch))}),
+        )
 
 
-def _vocabulary(table: str) -> str:
-    return sql.name(f"values of {table.encode().hex()}")  # DuckDB takes A for a
+def has_nulls(labels: pa.ChunkedArray) -> bool:
+    """Says whether any label is missing."""
+    values = labels.combine_chunks()
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    return values.null_count > 0
 
 
 def encode(
     database: sql.Database,
-    chunks: Sequence[SampleChunk],
-    splits: Sequence[np.ndarray],
-    windows: Sequence[np.ndarray] | None,
+    rows: Sequence[int],
+    types: Mapping[str, str],
     out: Path,
     manifest: Manifest,
     held_out: Collection[str],
     workers: Workers,
 ) -> Iterator[tuple[str, SampleFile]]:
-    """Writes the files of each chunk, and yields each with its split.
+    """Writes files of samples, and yields each with its split.
 
     Args:
-      database: for the queries.
-      chunks: the samples of the data set.
-      splits: the split of each sample of each chunk.
-      windows: the begin of the time window of each, if data are cut into windows.
-      out: folder for the files, with the vocabularies that ``count`` wrote.
+      database: has samples and vocabularies.
+      rows: number of samples of each raw file.
+      types: types of the columns of samples.
+      out: folder for the files.
       manifest: the manifest, complete but for the files.
       held_out: splits whose shared values are kept, for metrics by groups.
-      workers: progress is a number of chunks.
+      workers: progress is a number of samples.
     """
-    encoder = SampleEncoder(database, manifest, out)
-    for number, chunk in enumerate(chunks):
-        name, samples = chunk.path.stem, chunk.read()
-        batch = encoder(samples)
+    encoder, done = SampleEncoder(database, manifest, out), 0
+    chunks = [
+        (file, first)
+        for file, n in enumerate(rows)
+        for first in range(0, n, CHUNK_ROWS)
+    ]
+    place = sql.name(IN_FILE)
+    for file, first in chunks:
+        samples = (
+            f"SELECT * FROM {sql.name(f'samples {file}')} WHERE {place} >= {first} AND "
+            f"{place} < {first + CHUNK_ROWS}"
+        )
+        batch, facts = encoder.of_samples(samples, types)
+        splits, windows = facts[SPLIT].to_numpy(), None
+        if WINDOW in types:
+            windows = facts[WINDOW].to_numpy()
         for split, split_name in enumerate(SPLITS):
-            chosen = np.flatnonzero(splits[number] == split)
-            window_of = None if windows is None else windows[number]
-            for window, rows in _by_window(window_of, chosen):
+            chosen = np.flatnonzero(splits == split)
+            for window, mine in _by_window(windows, chosen):
                 folder = split_name if window is None else f"{split_name}/{window}"
-                part = batch.take(rows)
-                file = manifests.write_samples(
-                    out, f"{folder}/{name}.arrow", part, manifest, window
+                name = f"{folder}/{file:03}-{first // CHUNK_ROWS:06}"
+                part = batch.take(mine)
+                written = manifests.write_samples(
+                    out, f"{name}.arrow", part, manifest, window
                 )
                 if split_name in held_out:
-                    values = encoder.shared_values(samples.take(rows), part)
-                    kept = f"{VALUES}/{folder}/{name}.parquet"
+                    some = f"{samples} AND {sql.name(SPLIT)} = {split}"
+                    if window is not None:
+                        some += f" AND {sql.name(WINDOW)} = {window}"
+                    values = encoder.shared_values(some, types, part)
+                    kept = f"{VALUES}/{name}.parquet"
                     with replacing(out / kept) as scratch:
                         pq.write_table(values, scratch)
-                    file = file.model_copy(update={"values": HashedFile.of(out, kept)})
-                yield split_name, file
-        workers.progress("encode", number + 1, len(chunks))
+                    values_file = HashedFile.of(out, kept)
+                    written = written.model_copy(update={"values": values_file})
+                yield split_name, written
+        done += len(batch)
+        workers.progress("encode", done, sum(rows))
 
 
 def _by_window(

@@ -100,7 +100,7 @@ class Earlier:
             database.run("ALTER TABLE counted ALTER key TYPE VARCHAR")
         places = pa.array(np.arange(len(before)))
         database.run(
-            "CREATE OR REPLACE TEMP TABLE kept AS SELECT key, count, row_number() OVER "
+            "CREATE OR REPLACE TABLE kept AS SELECT key, count, row_number() OVER "
             "(ORDER BY place NULLS LAST, count DESC, key) AS place FROM ("
             "SELECT coalesce(before.key, counted.key) AS key, before.place AS place, "
             "coalesce(before.count, 0) + coalesce(counted.count, 0) AS count "

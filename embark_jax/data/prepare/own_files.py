@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL
@@ -16,17 +13,14 @@ from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import CategoryColumn, Columns, check_there
 from embark_jax.data.prepare.raw_files import (
     ParquetFile,
-    PartitionedFiles,
     RawFile,
     TextFile,
-    first_line,
     header_names,
     parquet_names,
 )
 from embark_jax.data.prepare.recipe import (
-    ROW,
+    GIVEN_TIME,
     SPLIT,
-    TIME,
     WEIGHT,
     Recipe,
     given_split,
@@ -39,133 +33,112 @@ HELD_OUT_SHARES = 10
 """A split by time holds out one of this many parts; files are in the order of names."""
 TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
 PARQUET_FILES = ("*.parquet",)
-
-
-class OwnFiles(NamedTuple):
-    """A user's own files.
-
-    Attributes:
-      paths: the files, in the order of their names.
-      names: names of the columns, which all files have.
-      separator: separator of the columns; None if the files are Parquet.
-      partitions: for each file in folders that an engine wrote, the values of columns
-        that their names give.
-    """
-
-    paths: list[Path]
-    names: list[str]
-    separator: str | None
-    partitions: Sequence[Mapping[str, Any]] = ()
-
-    @classmethod
-    def find(cls, raw: Path, columns: Columns, patterns: Sequence[str]) -> OwnFiles:
-        """Finds the files, and reads the columns of the first.
-
-        Raises:
-          DataError: if there are no files, or the first names no columns.
-        """
-        if patterns is PARQUET_FILES and raw.is_dir():
-            files = PartitionedFiles.find(raw)
-            if files.paths:
-                return cls(files.paths, files.names, None, files.partitions)
-        if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
-            paths = [raw]
-        else:
-            paths = sorted(path for pattern in patterns for path in raw.glob(pattern))
-        if not paths:
-            verb = "has" if raw.is_dir() else "is"
-            problem = f"{verb} no {' or '.join(patterns)}"
-            if not raw.exists():
-                raise DataError(f"{raw}: no such file or folder")
-            raise DataError(
-                f"{raw}: {problem}; name such a file, or a folder of such files"
-            )
-        if patterns is PARQUET_FILES:
-            return cls(paths, parquet_names(paths[0]), None)
-        by_suffix = "\t" if ".tsv" in paths[0].name else ","
-        separator = columns.separator or by_suffix
-        line = first_line(paths[0])
-        if not line.strip():
-            raise DataError(f"{paths[0]}, line 1: is empty, must name the columns")
-        return cls(paths, header_names(paths[0], line, separator), separator)
-
-    @classmethod
-    def of_rows(cls, path: Path, columns: Columns, wanted: Sequence[str]) -> OwnFiles:
-        """Finds files with rows to score, which must have the wanted columns.
-
-        Raises:
-          DataError: if there are no files, or a column is missing.
-        """
-        has_parquet = path.is_dir() and any(path.glob(PARQUET_FILES[0]))
-        is_parquet = path.suffix == ".parquet" or has_parquet
-        files = cls.find(path, columns, PARQUET_FILES if is_parquet else TEXT_FILES)
-        check_there(wanted, files.names, str(files.paths[0]))
-        return files
-
-    def readers(self, used: Sequence[str]) -> list[RawFile]:
-        """Returns what reads the files; of Parquet the used columns alone."""
-        if self.separator is not None:
-            return [
-                TextFile(path, tuple(self.names), self.separator, True, True)
-                for path in self.paths
-            ]
-        partitions = self.partitions or [{} for _ in self.paths]
-        return [
-            ParquetFile(path, tuple(used), partition)
-            for path, partition in zip(self.paths, partitions, strict=True)
-        ]
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 def csv(raw: Path, columns: Columns) -> Recipe:
     """Reads a .csv or .tsv file, plain or gzip, or all of a folder, with one header."""
-    return _recipe(OwnFiles.find(raw, columns, TEXT_FILES), columns)
+    return _recipe(raw, _find(raw, TEXT_FILES), columns)
 
 
 def parquet(raw: Path, columns: Columns) -> Recipe:
-    """Reads a .parquet file, or all of a folder, with the same columns."""
-    return _recipe(OwnFiles.find(raw, columns, PARQUET_FILES), columns)
+    """Reads a .parquet file, or all of a folder, with the same columns, as an engine
+    such as Spark writes it: also in folders that give columns (``day=2024-05-01``)."""
+    return _recipe(raw, _find(raw, PARQUET_FILES), columns)
 
 
-def as_they_are(path: Path, columns: Columns, wanted: Sequence[str]) -> pa.Table:
-    """Reads columns of files with rows to score, of text files as their texts.
+def files_of_rows(path: Path, columns: Columns, wanted: Sequence[str]) -> list[RawFile]:
+    """Returns files with rows to score, which have the wanted columns.
 
     Raises:
-      DataError: if there are no files, or a column is missing, or a line is bad.
+      DataError: if there are no files, or a column is missing.
     """
-    from embark_jax.data.prepare.samples import typed_samples
-
-    files = OwnFiles.of_rows(path, columns, wanted)
-    read = [Column(name, "as it is") for name in wanted]
-    tables = []
-    with contextlib.closing(sql.Database()) as database:
-        for file in files.readers(wanted):
-            for chunk in file.chunks():
-                table, bad = typed_samples(
-                    database, file, chunk, read, "SELECT * FROM raw"
-                )
-                if bad:
-                    raise DataError(bad[0])
-                tables.append(table.drop_columns([ROW]))
-    if not tables:
-        return pa.table({name: [] for name in wanted})
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(f"{path}: columns differ between files: {error}") from None
+    has_parquet = path.is_dir() and any(path.rglob(PARQUET_FILES[0]))
+    is_parquet = path.suffix == ".parquet" or has_parquet
+    paths = _find(path, PARQUET_FILES if is_parquet else TEXT_FILES)
+    names = _names(path, paths[0], columns)
+    optional = {*columns.targets, columns.weight} & {*names}
+    check_there([*wanted, *sorted(optional)], names, str(paths[0]))
+    return _readers(path, paths, columns, names, [*wanted, *sorted(optional)])
 
 
-def _recipe(files: OwnFiles, columns: Columns) -> Recipe:
-    paths = files.paths
-    columns = columns.completed(files.names, str(paths[0]))
+def _find(raw: Path, patterns: Sequence[str]) -> list[Path]:
+    """Returns a file, or the files of a folder in the order of their paths, those of
+    Parquet also in folders below it, but for what is hidden or begins with _, as
+    engines name their notes.
+
+    Raises:
+      DataError: if there are none.
+    """
+    if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
+        return [raw]
+    if patterns is PARQUET_FILES:
+        paths = [
+            path
+            for path in raw.rglob(patterns[0])
+            if not any(p.startswith((".", "_")) for p in path.relative_to(raw).parts)
+        ]
+    else:
+        paths = [path for pattern in patterns for path in raw.glob(pattern)]
+    if paths:
+        return sorted(paths)
+    if not raw.exists():
+        raise DataError(f"{raw}: no such file or folder")
+    raise DataError(
+        f"{raw}: {'has' if raw.is_dir() else 'is'} no {' or '.join(patterns)}; name "
+        "such a file, or a folder of such files"
+    )
+
+
+def _separator(path: Path, columns: Columns) -> str:
+    return columns.separator or ("\t" if ".tsv" in path.name else ",")
+
+
+def _names(raw: Path, path: Path, columns: Columns) -> list[str]:
+    """Returns the names of the columns of a file."""
+    if path.suffix == ".parquet":
+        names = parquet_names(path)
+        return [*names, *(n for n in _partition(raw, path) if n not in names)]
+    return header_names(path, _separator(path, columns))
+
+
+def _partition(raw: Path, path: Path) -> dict[str, str | None]:
+    """Returns the values that folders below ``raw``, such as ``day=2024-05-01``, give
+    to columns."""
+    named = (folder.partition("=") for folder in path.relative_to(raw).parts[:-1])
+    return {
+        urllib.parse.unquote(name): None if v == _NO_VALUE else urllib.parse.unquote(v)
+        for name, equals, v in named
+        if equals
+    }
+
+
+def _readers(
+    raw: Path,
+    paths: Sequence[Path],
+    columns: Columns,
+    names: Sequence[str],
+    used: Sequence[str],
+) -> list[RawFile]:
+    """Returns what reads the files; of Parquet the used columns alone."""
+    if paths[0].suffix == ".parquet":
+        return [ParquetFile(p, tuple(used), _partition(raw, p)) for p in paths]
+    separator = _separator(paths[0], columns)
+    return [TextFile(path, tuple(names), separator, True, True) for path in paths]
+
+
+def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
+    names = _names(raw, paths[0], columns)
+    columns = columns.completed(names, str(paths[0]))
     of_files = None if columns.time or columns.split else _splits_of_files(paths)
     ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
     is_given = columns.split or of_files is not None
     in_order = None if columns.time else last_share(HELD_OUT_SHARES)
     read = [*label_columns(columns), *input_columns(columns), *_others(columns)]
     return Recipe(
-        raw=files.readers(columns.named),
+        raw=_readers(raw, paths, columns, names, columns.named),
         raw_columns=read,
-        query=samples_query(columns, read),
+        select={LABEL: label_of(columns)},
         dense=tuple(name for name in columns.dense if name not in ranges),
         features=(
             *(_feature(name, column) for name, column in columns.features.items()),
@@ -201,7 +174,7 @@ def _others(columns: Columns) -> list[Column]:
     """Returns how the columns are read that say when a sample was, or its split."""
     others = []
     if columns.time:
-        others.append(Column(columns.time, "time", required=True, alias=TIME))
+        others.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
     if columns.split:
         others.append(Column(columns.split, "split", alias=SPLIT))
     return others
@@ -221,22 +194,14 @@ def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[
     ]
 
 
-def samples_query(columns: Columns, read: Sequence[Column]) -> str:
-    """Returns SQL that makes samples of these of the columns; without all labels, they
-    have none."""
-    aliases = {column.alias for column in read} - {None}
-    marks = [name for column in read if (name := column.alias or "").startswith(LABEL)]
-    marks = [sql.name(mark) for mark in marks]
+def label_of(columns: Columns) -> str:
+    """Returns SQL of the label, or of a list of the labels."""
+    marks = [sql.name(f"{LABEL} of {name}") for name in columns.targets]
     if columns.positive_from is not None:
         marks = [f"({mark} >= {columns.positive_from!r})" for mark in marks]
-    made = [ROW, *columns.inputs, *sorted({WEIGHT, TIME, SPLIT} & aliases)]
-    made = list(map(sql.name, made))
-    if len(marks) == len(columns.targets):
-        label = f"{marks[0]}::FLOAT"
-        if columns.labels:
-            label = f"[{', '.join(marks)}]::FLOAT[{len(marks)}]"
-        made.append(f"{label} AS {sql.name(LABEL)}")
-    return f"SELECT {', '.join(made)} FROM raw"
+    if columns.labels:
+        return f"[{', '.join(marks)}]::FLOAT[{len(marks)}]"
+    return f"{marks[0]}::FLOAT"
 
 
 def _category(name: str, column: CategoryColumn, is_text: bool | None) -> Column:

@@ -12,7 +12,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,17 @@ from embark_jax._base.files import confined
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.manifest import LABEL, SPLITS, VOCABULARY, Manifest
-from embark_jax.data.prepare import own_files, sql
-from embark_jax.data.prepare.encode import SampleEncoder
-from embark_jax.data.prepare.raw_files import Chunk, Columns, RawFile, by_position
-from embark_jax.data.prepare.recipe import ROW
-from embark_jax.data.prepare.samples import typed_samples
+from embark_jax.data.prepare import own_files, raw_files, reading, sql
+from embark_jax.data.prepare.columns import check_there
+from embark_jax.data.prepare.encode import (
+    CHUNK_ROWS,
+    SampleEncoder,
+    add_vocabularies,
+    has_nulls,
+)
+from embark_jax.data.prepare.recipe import WEIGHT
+from embark_jax.data.prepare.row_queries import RowQueries
+from embark_jax.data.prepare.samples import IN_FILE
 from embark_jax.data.prepare.values import define
 from embark_jax.data.prepare.vocabulary import RARE_ID, is_text, read_keys
 
@@ -69,15 +75,11 @@ def read_encoding(folder: Path) -> Manifest:
     for file in manifest.vocabularies:
         file.verified(folder, mend)
     listed = {file.file for file in manifest.vocabularies}
-    for name, feature in manifest.features.items():
-        if name in manifest.numbers or feature.table in manifest.hashed_tables:
-            continue
-        if feature.table in manifest.numbered_tables:
-            continue
-        if manifests.vocabulary_file(feature.table) not in listed:
+    for table in manifest.tables_with_values:
+        if manifests.vocabulary_file(table) not in listed:
             raise DataError(
                 f"{folder / manifests.FILE_NAME}: lists no vocabulary of table "
-                f"{feature.table!r}, which is not hashed"
+                f"{table!r}, which is not hashed"
             )
     return manifest
 
@@ -91,15 +93,12 @@ def copy_encoding(run: Path, out: Path) -> None:
 def _check_kinds(manifest: Manifest, folder: Path) -> None:
     """Raises ``DataError`` unless the values of each vocabulary are texts, or whole
     numbers, as those of a feature that reads it."""
-    kinds: dict[str, set[bool]] = {}
-    for name, feature in manifest.features.items():
-        if name not in manifest.numbers:
-            kinds.setdefault(feature.table, set()).add(name in manifest.text_features)
-    for table in kinds.keys() - {*manifest.hashed_tables} - manifest.numbered_tables:
+    texts = {manifest.features[name].table for name in manifest.text_features}
+    for table in manifest.tables_with_values:
         keys = read_keys(folder, table)
-        if len(keys) and is_text(keys.type) not in kinds[table]:
+        if len(keys) and is_text(keys.type) != (table in texts):
             path = folder / manifests.vocabulary_file(table)
-            wanted = "text" if True in kinds[table] else "integers"
+            wanted = "text" if table in texts else "integers"
             raise DataError(
                 f"{path}: column 'key' has {keys.type}, must have {wanted}, as the "
                 f"features of table {table!r}"
@@ -137,8 +136,10 @@ class RowEncoder:
         self._columns = self._manifest.columns
         self._database = sql.Database()
         define(self._database)
-        self._encoder = SampleEncoder(self._database, self._manifest, encoding)
+        add_vocabularies(self._database, self._manifest, encoding)
         _check_kinds(self._manifest, encoding)
+        self._encoder = SampleEncoder(self._database, self._manifest, encoding)
+        self._rows = RowQueries(self._database, self._manifest, self._columns)
         self.cut = dict.fromkeys(self._manifest.features, 0)
         self.labels = self._manifest.labels
         self.dense = [f"column {name}" for name in self._manifest.dense]
@@ -155,104 +156,105 @@ class RowEncoder:
           DataError: if a column is missing or a value breaks a rule.
         """
         unknown = _UnknownValues(self._manifest)
-        for file in self._files(rows):
-            first = 0  # row of the file's next batch
-            for chunk in file.chunks():
-                batch, has_label = self._batch(file, chunk)
-                unknown.add(batch)
+        made = self._of_files if isinstance(rows, str | Path) else self._of_table
+        for where, first, batch, has_label in made(rows):
+            unknown.add(batch)
 
-                def locate(row: int, path: Path = file.path, at: int = first) -> str:
-                    return f"{path}, row {at + row}"
+            def locate(row: int, where: Any = where, first: int = first) -> str:
+                return f"{where}, row {first + row}"
 
-                first += len(batch)
-                yield dataclasses.replace(batch, locate=locate), has_label
+            yield dataclasses.replace(batch, locate=locate), has_label
         unknown.warn()
 
     def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
-        """Returns columns of the files that ``batches`` reads, as they are there.
+        """Returns columns of the files that ``batches`` reads, of text files as their
+        texts.
 
         Raises:
           DataError: if there is no such column.
         """
-        return own_files.as_they_are(Path(rows), self._columns, names)
+        files = own_files.files_of_rows(Path(rows), self._columns, names)
+        tables = []
+        for file in files:
+            columns = ", ".join(
+                f"{file.column(each)} AS {sql.name(each)}" for each in names
+            )
+            with raw_files.plain(file, self._database.spill) as path:
+                query = f"SELECT {columns} FROM {file.source(path)}"
+                tables.append(self._database.table(query))
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise DataError(f"{rows}: columns differ between files: {error}") from None
 
-    def _files(self, rows: Any) -> Sequence[RawFile]:
-        columns = self._columns
-        optional = {*columns.targets, *filter(None, [columns.weight])}
-        if isinstance(rows, str | Path):
-            files = own_files.OwnFiles.of_rows(Path(rows), columns, columns.inputs)
-            used = [*columns.inputs, *sorted(optional & {*files.names})]
-            own_files.check_there(used, files.names, str(files.paths[0]))
-            return files.readers(used)
-        table = _table(rows)
-        used = [*columns.inputs, *sorted(optional & {*table.column_names})]
-        own_files.check_there(used, table.column_names, "rows")
-        return [_Rows(table.select(used))]
+    def _of_files(self, rows: str | Path) -> Iterator[_Made]:
+        database, columns = self._database, self._columns
+        texts = self._manifest.text_features
+        wanted = own_files.input_columns(columns, texts)
+        for file in own_files.files_of_rows(Path(rows), columns, columns.inputs):
+            optional = own_files.label_columns(columns, required=False)
+            there = [column for column in optional if column.name in file.columns]
+            read = reading.read(database, "given", file, [*there, *wanted])
+            names = [*columns.inputs, *({WEIGHT} & {c.alias for c in there})]
+            made = [sql.name(name) for name in names]
+            targets = [c for c in there if c.alias != WEIGHT]
+            if len(targets) == len(columns.targets):
+                made.append(f"{own_files.label_of(columns)} AS {LABEL}")
+            query = f"SELECT rowid AS {sql.name(IN_FILE)}, {', '.join(made)} FROM given"
+            types = database.types(query)
+            self._count_cut(query, types)
+            for first in range(0, read.good, CHUNK_ROWS):
+                chunk = (
+                    f"{query} WHERE rowid BETWEEN {first} AND {first + CHUNK_ROWS - 1}"
+                )
+                batch, facts = self._encoder.of_samples(chunk, types)
+                yield _Made(file.path, first, batch, _has_labels(facts))
 
-    def _batch(self, file: RawFile, chunk: Chunk) -> tuple[Batch, bool]:
-        manifest, columns = self._manifest, self._columns
-        labels = own_files.label_columns(columns, required=False)
-        read = [column for column in labels if column.name in file.columns]
-        read += own_files.input_columns(columns, manifest.text_features)
-        query = own_files.samples_query(columns, read)
-        samples, bad = typed_samples(self._database, file, chunk, read, query, 1)
-        if bad:
-            raise DataError(bad[0])
-        samples = samples.drop_columns([ROW])
-        for name, feature in manifest.features.items():
-            column = samples[name]
-            if name not in manifest.numbers and feature.hotness > 1:
-                lengths = _lengths(column)
-                self.cut[name] += int(np.maximum(lengths - feature.hotness, 0).sum())
-        label = samples[LABEL] if LABEL in samples.column_names else None
-        has_label = label is not None and not _has_nulls(label)
-        if label is not None and not has_label:
-            samples = samples.drop_columns([LABEL])
-        return self._encoder(samples), has_label
+    def _count_cut(self, query: str, types: Mapping[str, str]) -> None:
+        for name, feature in self._manifest.features.items():
+            if types[name].endswith("]"):
+                length = f"len({sql.name(name)}) - {feature.hotness}"
+                ((cut,),) = self._database.rows(
+                    f"SELECT coalesce(sum(greatest({length}, 0)), 0) FROM ({query})"
+                )
+                self.cut[name] += int(cut)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Rows(Columns):
-    """Rows in memory, read like a file."""
-
-    table: pa.Table
-    path: Path = Path("rows")
-    unit: str = "row"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.table.column_names)
-
-    def chunks(self) -> Iterator[Chunk]:
-        yield Chunk(by_position(self.table, self.path), 0, 0)
-
-
-def _lengths(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns the number of values of each bag."""
-    values = column.combine_chunks()
-    if pa.types.is_list(values.type):
-        return values.value_lengths().fill_null(0).to_numpy()
-    return values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+    def _of_table(self, rows: Any) -> Iterator[_Made]:
+        columns, table = self._columns, _table(rows)
+        optional = {*columns.targets, columns.weight} & {*table.column_names}
+        used = [*columns.inputs, *sorted(optional)]
+        check_there(used, table.column_names, "rows")
+        facts, found, cut = self._rows(table.select(used))
+        for name, values in cut.items():
+            self.cut[name] += values
+        batch = self._encoder.batch(facts, found.__getitem__, len(table))
+        yield _Made("rows", 0, batch, _has_labels(facts))
 
 
-def _has_nulls(labels: pa.ChunkedArray) -> bool:
-    values = labels.combine_chunks()
-    if pa.types.is_fixed_size_list(values.type):
-        values = values.flatten()
-    return values.null_count > 0
+class _Made(NamedTuple):
+    """Some rows, where they come from, the first one's number, and whether
+    they have labels."""
+
+    where: Any
+    first: int
+    batch: Batch
+    has_label: bool
+
+
+def _has_labels(facts: pa.Table) -> bool:
+    return LABEL in facts.column_names and not has_nulls(facts[LABEL])
 
 
 class _UnknownValues:
     """Counts the values that training did not have, or too rarely for a row."""
 
     def __init__(self, manifest: Manifest):
-        self._features = {
-            name: feature.table
+        self._features = [
+            name
             for name, feature in manifest.features.items()
             if name not in manifest.numbers
-            if feature.table not in manifest.hashed_tables
-            if feature.table not in manifest.numbered_tables
-        }
+            if feature.table in manifest.tables_with_values
+        ]
         self._values = dict.fromkeys(self._features, 0)
         self._unknown = dict.fromkeys(self._features, 0)
 

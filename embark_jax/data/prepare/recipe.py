@@ -7,28 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-
 from embark_jax.data.batch import DataError
-from embark_jax.data.hashing import splitmix64
 from embark_jax.data.manifest import LABEL, SPLITS
+from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import Columns, NumberColumn
 from embark_jax.data.prepare.raw_files import RawFile, TextFile
 from embark_jax.data.prepare.values import Column
 from embark_jax.plans.options import SplitBy
 from embark_jax.plans.tables import FeatureSpec
 
-ROW = "number of the row"
-"""A column of samples with the number of each one's line or row in its file."""
+ROW = "number of the sample"
+"""A column of samples with the position of each one among all, from 0."""
 SPLIT = "split"
 """A column of samples with the split of each one, if the data set gives splits."""
 TRAIN, VALIDATION, TEST = range(len(SPLITS))
 TIME = "time of the sample"
-"""A column of samples with the time of each one, a number, if the data set has
-times."""
+"""A column of samples with the time of each one, if the data set has times."""
+GIVEN_TIME = "time as it is given"
+"""A column of raw files, from which that is made."""
 WEIGHT = "weight of the sample"
 """A column of samples with the weight of each one, if the data set has weights."""
+WINDOW = "window of the sample"
+"""A column of samples with the begin of the time window of each one."""
 
 
 class Extent(NamedTuple):
@@ -38,8 +38,8 @@ class Extent(NamedTuple):
     last_file: int
 
 
-Split = Callable[[pa.Table, int, Extent], np.ndarray]
-"""Returns the split of each row, uint8, of a table of samples from a position on."""
+Split = Callable[[Extent], str]
+"""Returns SQL of the split of a sample."""
 
 
 class SideTable(NamedTuple):
@@ -48,14 +48,16 @@ class SideTable(NamedTuple):
     Attributes:
       file: the file, whose bad lines are errors.
       columns: its columns, of which the first is the key, which no two lines have.
+      found_by: the column of samples that has the key.
     """
 
     file: TextFile
     columns: Sequence[Column]
+    found_by: str
 
 
 class History(NamedTuple):
-    """Sequences of what a user met before each sample.
+    """Sequences of what a user met before each sample, of data in one raw file.
 
     Attributes:
       user: a column of samples; a sequence has samples of one user.
@@ -78,14 +80,12 @@ class Recipe:
     Attributes:
       raw: the raw files, in the order of the samples.
       raw_columns: their columns that are read.
-      query: SQL that makes samples of ``raw``, which has those columns and ROW: it
-        gives ROW, the label, the dense features, and for each feature its values:
-        integers, text, or lists of these. Missing values are null; dense ones are
-        counted. It may also give SPLIT, TIME, WEIGHT, and what the history needs.
       dense: names of the dense features.
       features: the features in order; if the data have longer bags than a feature's
         hotness here, its hotness grows.
-      sides: further tables that the query joins, by name.
+      select: SQL of columns of samples that are not columns of the files as they are:
+        the label LABEL, and what a feature is computed from.
+      sides: further files, by name, whose columns samples have, too.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
       usual_split: split that is taken unless the user asks for another.
@@ -100,9 +100,9 @@ class Recipe:
 
     raw: Sequence[RawFile]
     raw_columns: Sequence[Column]
-    query: str
     dense: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
+    select: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sides: Mapping[str, SideTable] = dataclasses.field(default_factory=dict)
     time_split: Split | None = None
     usual_split: SplitBy = "random"
@@ -138,7 +138,7 @@ class Recipe:
     def __post_init__(self):
         where = self.raw[0].path
         names = [*self.dense, *(feature.name for feature in self.features)]
-        if own := sorted({ROW, LABEL, SPLIT, TIME, WEIGHT} & {*names}):
+        if own := sorted({ROW, LABEL, SPLIT, TIME, WEIGHT, WINDOW} & {*names}):
             raise DataError(
                 f"{where}: column {own[0]!r} is a feature, must have another name, "
                 "which prepared data keep for themselves; rename it, or leave it out"
@@ -150,132 +150,69 @@ class Recipe:
                 "capital letters alone"
             )
         for feature in self.features:
-            _check_table(feature, where)
+            table = feature.table  # its vocabulary and its rows are files
+            if not table.strip() or {*table} & {*"/\0"} or len(table.encode()) > 200:
+                raise DataError(
+                    f"{where}: column {feature.name!r} reads a table named "
+                    f"{table!r:.300}, which also names files: must be text of at most "
+                    "200 bytes, without /; rename the column, or give its table a "
+                    "name: features.NAME.table"
+                )
 
 
-def _check_table(feature: FeatureSpec, where: Path) -> None:
-    """Raises ``DataError`` if the name of a table cannot be that of a file, as its
-    vocabulary and its rows have."""
-    table = feature.table
-    if not table.strip() or set(table) & set("/\0") or len(table.encode()) > 200:
-        raise DataError(
-            f"{where}: column {feature.name!r} reads a table named {table!r:.300}, "
-            "which also names files: must be text of at most 200 bytes, without /; "
-            "rename the column, or give its table a name: features.NAME.table"
-        )
-
-
-def labels_of(samples: pa.Table) -> np.ndarray:
-    """Returns the labels of samples, ``[samples]``, or ``[samples, tasks]`` if there
-    are several."""
-    column = samples[LABEL].combine_chunks()
-    if not pa.types.is_fixed_size_list(column.type):
-        return column.to_numpy()
-    return column.flatten().to_numpy().reshape(len(column), -1)
-
-
-def random_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
-    """Splits 8:1:1 by a hash of the position, equal for every run and machine."""
-    positions = np.arange(start, start + len(table), dtype=np.uint64)
-    return _cut(splitmix64(positions) % np.uint64(10), 8, 9)
-
-
-def all_train(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+def all_train(extent: Extent) -> str:
     """Holds out nothing."""
-    return np.full(len(table), TRAIN, np.uint8)
+    return str(TRAIN)
+
+
+def random_split(extent: Extent) -> str:
+    """Splits 8:1:1 by a hash of the position, equal for every run and machine."""
+    tenth = f"md5_number_lower(({sql.name(ROW)})::VARCHAR) % 10"
+    return f"greatest({tenth}::INT - {10 - len(SPLITS)}, {TRAIN})"
 
 
 def last_share(shares: int) -> Split:
     """Holds out the last of ``shares`` equal shares: its first half is the test set,
     its second half the validation set."""
 
-    def split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+    def split(extent: Extent) -> str:
         held_out = extent.total // shares
         begin, middle = extent.total - held_out, extent.total - held_out // 2
-        positions = np.arange(start, start + len(table))
-        return _cut(positions, begin, middle, (TEST, VALIDATION))
+        return _cut(ROW, begin, middle, (TEST, VALIDATION))
 
     return split
 
 
-def last_file(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
+def last_file(extent: Extent) -> str:
     """Holds out the last file: its first half is the validation set, its second half
     the test set."""
     middle = (extent.last_file + extent.total + 1) // 2
-    return _cut(np.arange(start, start + len(table)), extent.last_file, middle)
+    return _cut(ROW, extent.last_file, middle)
 
 
-def times_of(samples: pa.Table) -> np.ndarray:
-    """Returns the TIME of samples as int64 or float64."""
-    times = samples[TIME].combine_chunks()
-    is_timestamp = pa.types.is_timestamp(times.type)
-    return (times.cast(pa.int64()) if is_timestamp else times).to_numpy()
+def given_split(extent: Extent) -> str:
+    """Takes the splits that the samples give themselves."""
+    return sql.name(SPLIT)
 
 
-def as_times(times: pa.Array) -> pa.Array:
-    """Returns times as int64, float64, or timestamps: none loses a digit. Those with a
-    time zone are instants of UTC.
-
-    Raises:
-      ValueError: if a value is no time.
-    """
-    kinds = [pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC")]
-    if pa.types.is_timestamp(times.type):
-        kinds = [pa.timestamp(times.type.unit, times.type.tz and "UTC")]
-    cast = next(filter(None, (_cast(times, kind) for kind in kinds)), None)
-    if cast is None:
-        no_times = (
-            value.as_py()
-            for value in times.unique()
-            if not any(_cast(pa.array([value]), kind) for kind in kinds)
-        )
-        example = next(no_times, times[0].as_py())
-        raise ValueError(
-            f"values such as {example!r} are not times, must be numbers, whole ones "
-            "from -2^63 to 2^63 - 1, or dates such as 2024-05-31 12:30:00, all with a "
-            "time zone or none"
-        )
-    if pa.types.is_floating(cast.type) and not np.isfinite(cast.to_numpy()).all():
-        raise ValueError("has times that are not finite")
-    return cast
-
-
-def _cast(times: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    try:
-        return times.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-
-
-def after_times(validation: float, test: float) -> Split:
+def after_times(validation: str, test: str) -> Split:
     """Splits by TIME: the validation set begins at ``validation``, the test set at
     ``test``."""
-    return lambda table, start, extent: _cut(times_of(table), validation, test)
-
-
-def time_windows(samples: pa.Table, length: int) -> np.ndarray:
-    """Returns the begin of the time window of each sample, int64: multiples of a length
-    in the units of TIME, in seconds if these are dates."""
-    times, kind = times_of(samples), samples.schema.field(TIME).type
-    if pa.types.is_timestamp(kind):
-        times = times // {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
-    return np.floor_divide(times, length).astype(np.int64) * length
-
-
-def given_split(table: pa.Table, start: int, extent: Extent) -> np.ndarray:
-    """Takes the splits that the samples give themselves."""
-    return table[SPLIT].to_numpy()
+    return lambda extent: _cut(TIME, validation, test)
 
 
 def _cut(
-    values: np.ndarray,
-    begin: float,
-    middle: float,
+    column: str,
+    begin: int | str,
+    middle: int | str,
     halves: tuple[int, int] = (VALIDATION, TEST),
-) -> np.ndarray:
+) -> str:
     """Trains on values below ``begin``; ``middle`` begins the second half of others."""
-    conditions = [values < begin, values < middle]
-    return np.select(conditions, [TRAIN, halves[0]], halves[1]).astype(np.uint8)
+    value = sql.name(column)
+    return (
+        f"CASE WHEN {value} < {begin} THEN {TRAIN} WHEN {value} < {middle} THEN "
+        f"{halves[0]} ELSE {halves[1]} END"
+    )
 
 
 def check_folder(raw: Path) -> None:

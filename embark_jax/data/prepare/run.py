@@ -1,22 +1,17 @@
-"""Turns raw files into prepared data, out of core and in stages: parse, group if
-samples have a history, count, encode.
+"""Turns raw files into prepared data by queries, in stages: samples, count, encode.
 
-The folder appears when all is done. Memory grows with a chunk of a file and the
-vocabularies, not with the data.
+The folder appears when all is done. What exceeds the memory of queries goes to disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.config import nearest
@@ -25,36 +20,17 @@ from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.column_report import Report
 from embark_jax.data.prepare.count import Counted, Tables, count, numbered_tables
-from embark_jax.data.prepare.elsewhere import counted_elsewhere
 from embark_jax.data.prepare.encode import encode
 from embark_jax.data.prepare.extension import EXTENDS, Earlier
-from embark_jax.data.prepare.history import with_histories
-from embark_jax.data.prepare.numbers import in_sample
-from embark_jax.data.prepare.recipe import (
-    TIME,
-    TRAIN,
-    Extent,
-    Recipe,
-    Split,
-    after_times,
-    all_train,
-    random_split,
-    time_windows,
-    times_of,
-)
-from embark_jax.data.prepare.samples import (
-    SHOWN,
-    SampleChunk,
-    make_kinds_equal,
-    read_samples,
-)
+from embark_jax.data.prepare.recipe import ROW, TRAIN, Recipe
+from embark_jax.data.prepare.samples import IN_FILE, make_samples
 from embark_jax.data.prepare.values import define
-from embark_jax.data.prepare.vocabulary import is_text
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
 
+SUMMARIZED = 100_000
+"""How many samples are summarized."""
 MOST_HELD_OUT = 0.2
 """A split by time that holds out more is told."""
 
@@ -94,13 +70,13 @@ class Prepared:
 
     Attributes:
       manifest: the folder's manifest.
-      report: what the data hold.
+      summary: what columns of samples hold: DuckDB's SUMMARIZE of SUMMARIZED of them.
       skipped: some of the bad lines that are left out, in words.
       warnings: what is probably a mistake, and what to do about it.
     """
 
     manifest: Manifest
-    report: Report
+    summary: pa.Table
     skipped: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
@@ -123,8 +99,7 @@ def prepare(
       made_from: what else determines the samples; it is kept in the manifest.
       workers: threads, which tell how far the work is; None takes one per core.
       extend: folder of earlier data, whose rows and transforms are kept.
-      vocabulary: folder of values that were counted elsewhere, as
-        ``counted_elsewhere`` describes it.
+      vocabulary: folder of values that were counted elsewhere; see ``Tables``.
 
     Raises:
       DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
@@ -144,22 +119,25 @@ def prepare(
     numbered = numbered_tables(recipe)
     if vocabulary is not None:
         made_from["vocabularies"] = str(vocabulary)
+    tables = Tables(
+        options.min_count,
+        options.max_rows,
+        hashed,
+        numbered,
+        _tables_by_frequency(recipe, options, {*numbered, *hashed}, hashed),
+        vocabulary,
+        earlier,
+    )
     with new_folder(out) as folder:
         work = folder / ".work"
-        work.mkdir()
-        with contextlib.closing(sql.Database(work, workers.count)) as database:
+        database = sql.Database(work, workers.count)
+        with contextlib.closing(database):
             define(database)
-            tables = Tables(
-                options.min_count,
-                options.max_rows,
-                hashed,
-                numbered,
-                _tables_by_frequency(recipe, options, {*numbered, *hashed}, hashed),
-                counted_elsewhere(database, vocabulary, recipe, hashed),
+            prepared = _prepare(
+                database, recipe, folder, options, made_from, workers, tables
             )
-            return _prepare(
-                database, recipe, folder, options, made_from, workers, tables, earlier
-            )
+        shutil.rmtree(work, ignore_errors=True)
+        return prepared
 
 
 def _prepare(
@@ -170,25 +148,19 @@ def _prepare(
     made_from: Mapping[str, Any],
     workers: Workers,
     tables: Tables,
-    earlier: Earlier | None,
 ) -> Prepared:
     """Fills a new folder."""
-    work = out / ".work"
-    read = read_samples(database, recipe, work, options.on_bad_line, workers)
-    samples = raw = list(read)
-    if not sum(chunk.rows for chunk in samples):
-        raise DataError(f"{recipe.raw[0].path}: has no samples")
-    make_kinds_equal(recipe, samples)
-    missing = _missing(recipe, samples)
-    if recipe.history:
-        samples = with_histories(database, recipe.history, samples, work)
-    splits, windows = _split(recipe, options, samples)
-    counted = count(database, recipe, samples, splits, out, tables, earlier, workers)
-    manifest = _manifest(recipe, counted, made_from, tables, missing, samples[0])
+    samples = make_samples(
+        database, recipe, options.split, options.window, options.on_bad_line, workers
+    )
+    types, total = samples.types, sum(samples.rows)
+    counted = count(database, recipe, types, total, out, tables, workers)
+    manifest = _manifest(recipe, counted, made_from, tables, types)
     manifest = manifest.model_copy(
         update={
-            "raw_rows": sum(chunk.raw_rows for chunk in raw),
-            "skipped_lines": sum(chunk.raw_rows - chunk.rows for chunk in raw),
+            "raw_rows": samples.raw_rows,
+            "skipped_lines": samples.skipped,
+            "missing_dense": _missing(database, recipe),
         }
     )
     # Of time windows each is evaluated before it is trained on.
@@ -196,7 +168,7 @@ def _prepare(
     held_out = SPLITS if in_windows else SPLITS[1:]
     files = {split: [] for split in SPLITS}
     for split, file in encode(
-        database, samples, splits, windows, out, manifest, held_out, workers
+        database, samples.rows, types, out, manifest, held_out, workers
     ):
         files[split].append(file)
     if not files[SPLITS[TRAIN]]:
@@ -210,78 +182,22 @@ def _prepare(
         update={"files": {split: tuple(each) for split, each in files.items()}}
     )
     manifest.save(out)
-    shutil.rmtree(work)
-    bad = itertools.islice((line for chunk in raw for line in chunk.bad), SHOWN)
-    warnings = [*counted.report.warnings(), *_of_split(options, recipe, manifest)]
-    return Prepared(manifest, counted.report, list(bad), warnings)
+    own = ", ".join(map(sql.name, (IN_FILE, ROW)))
+    summary = database.table(
+        f"SUMMARIZE (SELECT * EXCLUDE ({own}) FROM samples LIMIT {SUMMARIZED})"
+    )
+    warnings = _of_split(options, recipe, manifest)
+    return Prepared(manifest, summary, samples.told, warnings)
 
 
-def _split(
-    recipe: Recipe, options: Options, samples: Sequence[SampleChunk]
-) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
-    """Returns the split of each sample of each chunk, and the begin of its time window,
-    if there are windows.
-
-    Raises:
-      DataError: if the samples are not in the order of time.
-    """
-    total = sum(chunk.rows for chunk in samples)
-    last_file = sum(c.rows for c in samples if c.file == len(recipe.raw) - 1)
-    extent = Extent(total, total - last_file)
-    splits_by = {"random": random_split, "none": all_train, "time": recipe.time_split}
-    split = splits_by[options.split]
-    if options.split == "time" and recipe.columns and recipe.columns.time:
-        split = _by_time(samples, total)
-    if split is None:
-        raise DataError("these data are not in the order of time; take --split random")
-    windows = None
-    if options.window is not None:
-        if not (recipe.columns and recipe.columns.time):
-            raise DataError(
-                "--window cuts the data by their column of times, must come with one: "
-                "time=NAME"
-            )
-        window = functools.partial(time_windows, length=options.window)
-        windows = [window(chunk.read()) for chunk in samples]
-    splits, start = [], 0
-    for chunk in samples:
-        splits.append(split(chunk.read(), start, extent))
-        start += chunk.rows
-    return splits, windows
-
-
-def _missing(recipe: Recipe, samples: Sequence[SampleChunk]) -> dict[str, int]:
+def _missing(database: sql.Database, recipe: Recipe) -> dict[str, int]:
     """Returns how many values of each dense column are missing, and become 0."""
     with_zeros = [n for n in recipe.dense if recipe.all_numbers[n].missing == "zero"]
-    counts = dict.fromkeys(with_zeros, 0)
-    for chunk in samples:
-        table = chunk.read()
-        for name in with_zeros:
-            counts[name] += table[name].null_count
-    return {name: count for name, count in counts.items() if count}
-
-
-def _by_time(chunks: Sequence[SampleChunk], total: int) -> Split:
-    """Holds out the latest tenth: its first half is the validation set, the second the
-    test set. Samples of one time are in one split: where few times make them the same,
-    the last time is the test set, and the one before it the validation set."""
-    times, kinds = [], set()
-    start = 0
-    for chunk in chunks:
-        sampled, samples = in_sample(start, chunk.rows, total), chunk.read()
-        times.append(times_of(samples)[sampled])
-        kinds.add(samples.schema.field(TIME).type)
-        start += chunk.rows
-    if len(kinds) > 1 and not kinds <= {pa.int64(), pa.float64()}:
-        names = ", ".join(sorted(map(str, kinds)))
-        raise DataError(f"the column of times has several types ({names}), must be one")
-    ordered = np.sort(np.concatenate(times))  # NumPy's quantiles are floats
-    last = len(ordered) - 1
-    validation, test = (ordered[-(-last * share // 20)] for share in (18, 19))
-    before = ordered[ordered < test]
-    if validation == test and len(before) and before[0] < before[-1]:
-        validation = before[-1]
-    return after_times(validation, test)
+    if not with_zeros:
+        return {}
+    counts = ", ".join(f"count(*) - count({sql.name(name)})" for name in with_zeros)
+    (found,) = database.rows(f"SELECT {counts} FROM samples")
+    return {n: count for n, count in zip(with_zeros, found, strict=True) if count}
 
 
 def _of_split(options: Options, recipe: Recipe, manifest: Manifest) -> list[str]:
@@ -356,8 +272,7 @@ def _manifest(
     counted: Counted,
     made_from: Mapping[str, Any],
     tables: Tables,
-    missing: Mapping[str, int],
-    samples: SampleChunk,
+    types: Mapping[str, str],
 ) -> Manifest:
     """Returns the manifest, complete but for the files."""
     bags = recipe.bags_of_one_id
@@ -370,7 +285,6 @@ def _manifest(
         )
         for feature in recipe.features
     }
-    schema = samples.schema()
     return Manifest.of(
         made_from=made_from,
         dense=recipe.dense,
@@ -386,7 +300,6 @@ def _manifest(
         text_features=tuple(
             feature.name
             for feature in (recipe.categories if recipe.columns else ())
-            if is_text(schema.field(feature.name).type)
+            if types[feature.name].startswith("VARCHAR")
         ),
-        missing_dense=missing,
     )

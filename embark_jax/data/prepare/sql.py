@@ -1,4 +1,4 @@
-"""DuckDB, embedded: queries of Arrow tables, and names and texts in its SQL."""
+"""DuckDB, embedded: queries, Arrow tables in them, and names and texts in its SQL."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 _SHARE_OF_MEMORY = 0.5
-"""Of this machine's memory; what is larger goes to disk. Chunks of files and what is
-written of them come on top."""
+"""Of this machine's memory; what is larger goes to disk."""
+Error = duckdb.Error
 
 
 class Database:
-    """A database in memory. Queries see the Arrow tables that they are given by name.
+    """A database in memory, whose tables keep the order in which rows came.
 
     Args:
       spill: folder for what does not fit into memory, made when it is needed; None
@@ -41,39 +40,63 @@ class Database:
         if spill is None:  # which nobody else can read, or know by name before
             spill = Path(tempfile.mkdtemp(prefix="embark-"))
             weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
+        self.spill, self._threads = spill, threads or os.cpu_count() or 1
         self._connection = duckdb.connect(
             config={
                 "memory_limit": f"{limit // 2**20}MiB",
                 "temp_directory": str(spill),
-                "threads": threads or os.cpu_count() or 1,
+                "threads": self._threads,
             }
         )
 
     def run(self, query: str, **tables: pa.Table) -> None:
         """Runs statements."""
-        with self._run(query, tables) as done:
-            done.complete()
+        with self._tables(tables):
+            self._connection.execute(query).fetchall()
 
     def rows(self, query: str, **tables: pa.Table) -> list[tuple]:
         """Returns the rows of a short result."""
-        with self._run(query, tables) as done:
-            return done.fetchall()
+        with self._tables(tables):
+            return self._connection.execute(query).fetchall()
 
     def table(self, query: str, **tables: pa.Table) -> pa.Table:
         """Returns a result."""
-        with self._run(query, tables) as done:
-            return _arrow(done.to_arrow_table)
+        with self._tables(tables), warnings.catch_warnings():
+            # It advises a form that plans a prepared statement anew.
+            warnings.simplefilter("ignore", UserWarning)
+            return self._connection.execute(query).to_arrow_table()
 
-    def batches(
-        self, query: str, rows: int, **tables: pa.Table
-    ) -> Iterator[pa.RecordBatch]:
+    def refill(self, table: str, rows: pa.Table) -> None:
+        """Puts other rows into a table. Queries that are prepared stay planned, as they
+        do not when a name is given to an Arrow table."""
+        self._connection.execute(f"TRUNCATE {table}").fetchall()
+        self._connection.execute(f"INSERT INTO {table} FROM rows").fetchall()
+
+    def batches(self, query: str, rows: int) -> Iterator[pa.RecordBatch]:
         """Yields a large result in pieces of about so many rows."""
-        with self._run(query, tables) as done:
-            yield from _arrow(lambda: done.to_arrow_reader(rows))
+        yield from self._connection.sql(query).to_arrow_reader(rows)
+
+    def types(self, query: str, **tables: pa.Table) -> dict[str, str]:
+        """Returns the type of each column of a result, in DuckDB's words."""
+        described = self.rows(f"DESCRIBE {query}", **tables)
+        return {name: type_ for name, type_, *_ in described}
 
     @contextlib.contextmanager
-    def tables(self, **tables: pa.Table) -> Iterator[None]:
-        """Lets all queries of a block see Arrow tables."""
+    def one_thread(self) -> Iterator[None]:
+        """Runs the queries of a block in one thread: a sum of floats is the same each
+        time, and rows are met in their order."""
+        self._connection.execute("SET threads = 1")
+        try:
+            yield
+        finally:
+            self._connection.execute(f"SET threads = {self._threads}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _tables(self, tables: dict[str, pa.Table]) -> Iterator[None]:
+        """Lets the queries of a block see Arrow tables."""
         for name, table in tables.items():
             self._connection.register(name, table)
         try:
@@ -81,25 +104,6 @@ class Database:
         finally:
             for name in tables:
                 self._connection.unregister(name)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    @contextlib.contextmanager
-    def _run(
-        self, query: str, tables: Mapping[str, pa.Table]
-    ) -> Iterator[duckdb.DuckDBPyConnection]:
-        with self.tables(**tables):
-            try:
-                yield self._connection.execute(query)
-            finally:
-                self._connection.complete()
-
-
-def _arrow(make: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings():  # it advises a form that takes longer to begin
-        warnings.simplefilter("ignore", UserWarning)
-        return make()
 
 
 def name(column: str) -> str:

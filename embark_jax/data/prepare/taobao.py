@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.recipe import (
     TEST,
     TRAIN,
+    Extent,
     History,
     Recipe,
     SideTable,
     find,
-    given_split,
 )
 from embark_jax.data.prepare.values import Column
 from embark_jax.plans.tables import FeatureSpec
@@ -46,12 +47,6 @@ USERS = (
 OF_SAMPLES = ("user", "adgroup_id", "pid")
 OF_ADS = tuple(column.name for column in ADS[1:-1])
 OF_USERS = tuple(column.name for column in USERS[1:])
-QUERY = f"""
-SELECT "number of the row", clk::FLOAT AS label, price, time_stamp,
-  {", ".join(OF_SAMPLES + OF_ADS + OF_USERS)},
-  if(time_stamp >= {LAST_DAY_S}, {TEST}, {TRAIN})::UTINYINT AS split
-FROM raw LEFT JOIN ads USING (adgroup_id) LEFT JOIN users ON user = userid
-"""
 HISTORY = History(
     "user",
     "time_stamp",
@@ -70,7 +65,7 @@ def taobao(raw: Path) -> Recipe:
     return Recipe(
         raw=[_file(raw, "raw_sample.csv", SAMPLES)],
         raw_columns=SAMPLES,
-        query=QUERY,
+        select={LABEL: "clk::FLOAT"},
         dense=("price",),
         features=(
             *map(FeatureSpec, (*OF_SAMPLES, *OF_ADS, *OF_USERS)),
@@ -80,14 +75,19 @@ def taobao(raw: Path) -> Recipe:
             ),
         ),
         sides={
-            "ads": SideTable(_file(raw, "ad_feature.csv", ADS), ADS),
-            "users": SideTable(_file(raw, "user_profile.csv", USERS), USERS),
+            "ads": SideTable(_file(raw, "ad_feature.csv", ADS), ADS, "adgroup_id"),
+            "users": SideTable(_file(raw, "user_profile.csv", USERS), USERS, "user"),
         },
-        time_split=given_split,
+        time_split=last_day,
         usual_split="time",
         numbers={"price": NumberColumn(transform="log")},
         history=HISTORY,
     )
+
+
+def last_day(extent: Extent) -> str:
+    """Holds out the last day."""
+    return f"if(time_stamp >= {LAST_DAY_S}, {TEST}, {TRAIN})"
 
 
 def _file(raw: Path, name: str, columns: tuple[Column, ...]) -> TextFile:

@@ -90,24 +90,26 @@ class Column:
     Attributes:
       name: its name.
       kind: "integer", "number", "hex" (8 digits, as Criteo's: 32 bits), "category",
-        "split", "time" or "as it is". A category may be in lists.
+        "split" or "time". A category may be in lists.
       required: whether every line needs a value.
       bounds: smallest and largest number allowed.
       missing: texts that stand for a missing value, of an integer or hex column; others
         follow the rule above.
       separator: the separator between the values of a list in text, if any.
       is_text: whether training had texts; None takes what the column is.
+      in_lists: whether other files have lists, where this one has nothing at all.
       rule: what its values must be, in words; None takes those of its kind.
       alias: its name in queries, if it is another.
     """
 
     name: str
-    kind: Literal["integer", "number", "hex", "category", "split", "time", "as it is"]
+    kind: Literal["integer", "number", "hex", "category", "split", "time"]
     required: bool = False
     bounds: tuple[float, float] | None = None
     missing: tuple[str, ...] = ("",)
     separator: str | None = None
     is_text: bool | None = None
+    in_lists: bool = False
     rule: str | None = None
     alias: str | None = None
 
@@ -130,7 +132,6 @@ class Column:
             "category": self._category,
             "split": self._split,
             "time": self._time,
-            "as it is": lambda raw, type_: Typed(raw, "true", "must be there"),
         }[self.kind](raw, type_)
         check, rule = made.check, made.rule
         if self.bounds is not None and self.kind != "category":
@@ -161,7 +162,7 @@ class Column:
         value = f"TRY_CAST('0x' || {raw} AS UINTEGER)"
         # The cast takes 0000_00f, too.
         digits = f"strlen({raw}) = 8 AND {value} IS NOT NULL"
-        check = f"({raw} = '' OR {digits} AND NOT contains({raw}, '_'))"
+        check = f"(coalesce({raw}, '') = '' OR {digits} AND NOT contains({raw}, '_'))"
         return Typed(value, check, "must be 8 hexadecimal digits")
 
     def _number(self, raw: str, type_: str) -> Typed:
@@ -192,12 +193,23 @@ class Column:
         return Typed(value, f"{value} IS NOT NULL", rule)
 
     def _time(self, raw: str, type_: str) -> Typed:
-        value = f"present({raw})" if type_ == "VARCHAR" else raw
-        return Typed(value, "true", "must be a time")
+        rule = "must be a time: a number, or a date such as 2024-05-31 12:30:00"
+        if type_ == "VARCHAR":
+            return Typed(f"present({raw})", "true", rule)
+        if type_ in _FLOATS:
+            return Typed(f"({raw})::DOUBLE", f"isfinite({raw})", rule)
+        if type_ in _INTEGERS or type_ == "UBIGINT":
+            value = f"TRY_CAST({raw} AS BIGINT)"
+            return Typed(value, f"{value} IS NOT NULL", rule)
+        if not type_.startswith(("TIMESTAMP", "DATE")):
+            raise DataError(f"type is {type_}, must be times")
+        return Typed(f"({raw})::TIMESTAMP" if type_ == "DATE" else raw, "true", rule)
 
     def _category(self, raw: str, type_: str) -> Typed:
         lists = re.fullmatch(r"(.*)\[\d*\]", type_)
-        if lists:
+        if self.in_lists and type_ == '"NULL"':
+            raw, type_ = "[]::VARCHAR[]", "VARCHAR"
+        elif lists:
             type_ = lists[1]
         elif self.separator is not None and type_ == "VARCHAR":
             raw = f"string_split({raw}, {sql.text(self.separator)})"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,9 +32,8 @@ from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 from embark_jax.data.manifest import Manifest, PreparedFeature, SampleFile
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.columns import check_there
-from embark_jax.data.prepare.raw_files import ParquetFile, parquet_names
-from embark_jax.data.prepare.samples import typed_samples
+from embark_jax.data.prepare.raw_files import ParquetFile
+from embark_jax.data.prepare.reading import read
 from embark_jax.data.prepare.values import Column, define
 
 DAY_S, HOUR_S = 86_400, 3_600
@@ -55,16 +55,11 @@ COLUMNS = (
     Column("played_ratio_pct", "number"),
 )
 # A null, as likes have it, is no long listen.
-TYPED = f"""
-SELECT "number of the row", uid::BIGINT AS uid, timestamp::BIGINT AS timestamp,
-  item_id::BIGINT AS item, is_organic::BIGINT AS is_organic, event_type,
+IN_ORDER = f"""
+SELECT uid, timestamp, item_id AS item, is_organic,
   list_position({sql.texts(EVENT_TYPES)}, event_type) - 1 AS kind,
   coalesce(played_ratio_pct >= {LONG_PERCENT}, false) AS is_long
-FROM raw
-"""
-IN_ORDER = """
-SELECT uid, timestamp, item, is_organic, kind, is_long FROM events
-ORDER BY uid, timestamp, n
+FROM events ORDER BY uid, timestamp, events.rowid
 """
 DENSE = ("hour_cos", "hour_sin", "weekday_cos", "weekday_sin")
 CROSSES: Mapping[str, tuple[tuple[str, ...], int]] = {
@@ -126,7 +121,9 @@ def prepare(
     sizes = {str(path): path.stat().st_size for path in files}
     made_from = {**made_from, **options.model_dump(), "raw": sizes}
     with new_folder(out) as folder:
-        return _prepare(files, folder, options, made_from, workers or Workers())
+        manifest = _prepare(files, folder, options, made_from, workers or Workers())
+        shutil.rmtree(folder / ".work", ignore_errors=True)
+        return manifest
 
 
 def _prepare(
@@ -137,17 +134,15 @@ def _prepare(
     workers: Workers,
 ) -> Manifest:
     """Fills a new folder."""
-    spill = out / ".work"
-    with contextlib.closing(sql.Database(spill, workers.count)) as database:
+    database = sql.Database(out / ".work", workers.count)
+    with contextlib.closing(database):
         define(database)
-        events = _events(database, files.events, workers)
-        total = len(events)
-        item, user = (int(np.max(events[n].to_numpy())) for n in ("item", "uid"))
+        total, user, item = _read_events(database, files.events)
         items = _items(database, files, 1 + item)
         write_arrow(out / "items.arrow", pa.table(items))
         manifest = _manifest(out, made_from, options, items, user, total)
         writer = _Writer(out, manifest, options, items)
-        in_order = database.batches(IN_ORDER, 2**17, events=events)
+        in_order = database.batches(IN_ORDER, 2**17)
         event_files, samples = [], []
         for number, group in enumerate(_by_users(in_order)):
             file, of_group = writer.write(number, group)
@@ -198,30 +193,27 @@ def _find(raw: Path) -> _Raw:
     return _Raw(event_files[0], *sides)
 
 
-def _events(database: sql.Database, path: Path, workers: Workers) -> pa.Table:
-    """Returns all events, numbered.
+def _read_events(database: sql.Database, path: Path) -> tuple[int, int, int]:
+    """Makes a table of all events; returns how many there are, and the largest user and
+    item.
 
     Raises:
       DataError: if a column or a value is missing, or a value is unknown.
     """
     names = tuple(column.name for column in COLUMNS)
-    check_there(names, parquet_names(path), str(path))
-    file, tables = ParquetFile(path, names), []
-    for chunk in file.chunks():
-        table, bad = typed_samples(database, file, chunk, COLUMNS, TYPED, 1)
-        if bad:
-            raise DataError(bad[0])
-        if table["kind"].null_count:
-            row = table["kind"].is_null().to_numpy().argmax()
-            raise DataError(
-                f"{path}, row {chunk.first + row}: event_type is "
-                f"{table['event_type'][row].as_py()!r}, must be one of "
-                f"{', '.join(EVENT_TYPES)}"
-            )
-        tables.append(table.drop_columns(["number of the row", "event_type"]))
-        workers.progress("read", chunk.progress, path.stat().st_size)
-    events = pa.concat_tables(tables)
-    return events.append_column("n", pa.array(np.arange(len(events))))
+    read(database, "events", ParquetFile(path, names), COLUMNS)
+    known = sql.texts(EVENT_TYPES)
+    unknown = database.rows(
+        f"SELECT rowid, event_type FROM events WHERE NOT list_contains({known}, "
+        "event_type) ORDER BY rowid LIMIT 1"
+    )
+    for row, kind in unknown:
+        raise DataError(
+            f"{path}, row {row}: event_type is {kind!r}, must be one of "
+            f"{', '.join(EVENT_TYPES)}"
+        )
+    (found,) = database.rows("SELECT count(*), max(uid), max(item_id) FROM events")
+    return found
 
 
 def _items(database: sql.Database, files: _Raw, least: int) -> dict[str, np.ndarray]:
@@ -233,24 +225,11 @@ def _items(database: sql.Database, files: _Raw, least: int) -> dict[str, np.ndar
     """
     found = {}
     for path, name in ((files.artists, "artist"), (files.albums, "album")):
-        columns = [
-            Column(column, "integer", required=True, bounds=_ID)
-            for column in (f"{name}_id", "item_id")
-        ]
-        file, tables = ParquetFile(path, (f"{name}_id", "item_id")), []
-        for chunk in file.chunks():
-            table, bad = typed_samples(
-                database, file, chunk, columns, "SELECT * FROM raw", 1
-            )
-            if bad:
-                raise DataError(bad[0])
-            tables.append(table)
-        table = pa.concat_tables(tables)
-        ids, items = (
-            table[column].to_numpy().astype(np.int64)
-            for column in (f"{name}_id", "item_id")
-        )
-        found[name] = ids, items
+        names = (f"{name}_id", "item_id")
+        columns = [Column(n, "integer", required=True, bounds=_ID) for n in names]
+        read(database, name, ParquetFile(path, names), columns)
+        table = database.table(f"SELECT * FROM {name} ORDER BY {name}.rowid")
+        found[name] = [table[n].to_numpy().astype(np.int64) for n in names]
     size = max(least, *(int(items.max(initial=0)) + 1 for _, items in found.values()))
     sides = {name: np.zeros(size, np.uint32) for name in found}
     for name, (ids, items) in found.items():

@@ -11,7 +11,7 @@ import pytest
 
 from embark_jax.data import BatchChecker, DataError, PreparedData
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare import criteo, raw_files
+from embark_jax.data.prepare import criteo, encode
 from embark_jax.data.prepare.run import Options, prepare
 from tests.data.prepare.raw_files import criteo_lines
 
@@ -55,7 +55,7 @@ def assert_holds(data: PreparedData, split: str, expected, lines) -> None:
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("min_count", [1, 3])
 def test_kaggle_by_days(tmp_path, monkeypatch, compressed, min_count):
-    monkeypatch.setattr(raw_files, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
     lines = criteo_lines(500)
     text = "".join(f"{line}\n" for line in lines).encode()
     if compressed:

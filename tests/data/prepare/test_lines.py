@@ -1,18 +1,18 @@
 """Strange lines: each becomes what is said here, or is named, with its column."""
 
 import contextlib
+import csv
+import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from embark_jax.data import DataError
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import own_files, sql
 from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.raw_files import Chunk, TextFile, _lines
-from embark_jax.data.prepare.samples import typed_samples
+from embark_jax.data.prepare.raw_files import TextFile
+from embark_jax.data.prepare.reading import read
 from embark_jax.data.prepare.values import Column, define
 from tests.data.prepare.raw_files import prepared
 from tests.runs import done, embark
@@ -32,8 +32,6 @@ BAD_HEX = "column key: value is '{}', must be 8 hexadecimal digits"
 STRANGE = [
     # A line, and what it becomes: the values, or what is wrong with it.
     (b"1\t7\tDEADBEEF\t1\tx\n", (1, 7, 0xDEADBEEF, 1.0, "x")),
-    (b"1\t7\tdeadbeef\t1\tx\r\n", (1, 7, 0xDEADBEEF, 1.0, "x")),
-    (b"1\t7\tdeadbeef\t1\tx", (1, 7, 0xDEADBEEF, 1.0, "x")),
     (b"0\t\t\t\t\n", (0, None, None, None, None)),
     (b"1\t007\t00000000\t1e3\t007\n", (1, 7, 0, 1000.0, "7")),
     (b"1\t-0\t00000000\t.5\t-0\n", (1, 0, 0, 0.5, "0")),
@@ -47,10 +45,8 @@ STRANGE = [
         b"1\t9223372036854775807\t\t\t18446744073709551616\n",
         (1, 2**63 - 1, None, None, "18446744073709551616"),
     ),
-    (b"\n", "has 1 columns, must have 5"),
-    (b"\r\n", "has 1 columns, must have 5"),
     (b"1\t7\tdeadbeef\t1\n", "has 4 columns, must have 5: '1\\t7\\tdeadbeef\\t1'"),
-    (b"1\t7\tdeadbeef\t1\ta\tb\n", "has 6 columns, must have 5"),
+    (b"1\t7\tdeadbeef\t1\ta\tb\tc\n", "has 7 columns, must have 5"),
     (b"\t7\tdeadbeef\t1\ta\n", "column label: is empty, must have a value"),
     (b"2\t7\tdeadbeef\t1\ta\n", "column label: value is '2', must be from 0 to 1"),
     (b"1\t5.7\tdeadbeef\t1\ta\n", "column count: value is '5.7', must be an integer"),
@@ -69,110 +65,147 @@ STRANGE = [
     (b"1\t7\t\t1e39\ta\n", "column price: value is '1e39', must be a number, fin"),
     (b"1\t7\t\tcheap\ta\n", "column price: value is 'cheap', must be a number, fin"),
     (b"1\t7\tdeadbeef\t1\t\xff\n", "is no UTF-8 text"),
-    (b"1\t7\tdeadbeef\t1\ta\rb\n", "a carriage return is inside this line"),
 ]
 
 
-def read(text: bytes, file: TextFile, columns=COLUMNS) -> tuple[list[tuple], list[str]]:
-    """Values of the good lines, and what is wrong with the bad ones."""
+def rows_of(database, file: TextFile, columns, on_bad_line="error"):
+    """What was read, and the values in the order of the file."""
+    define(database)
+    found = read(database, "rows", file, columns, on_bad_line)
     names = ", ".join(sql.name(column.name) for column in columns)
-    query = f'SELECT {names}, "number of the row" FROM raw'
-    with contextlib.closing(sql.Database(threads=2)) as database:
-        define(database)
-        chunk = Chunk(sql.pa.table({"line": _lines(text)}), 11, 0)
-        table, bad = typed_samples(database, file, chunk, columns, query, 99)
-    rows = [tuple(row.values())[: len(columns)] for row in table.to_pylist()]
-    return rows, bad
+    return found, database.rows(f"SELECT {names} FROM rows ORDER BY rowid")
 
 
-def test_strange_lines_between_good_ones():
-    text = b"".join(GOOD_LINE + line.removesuffix(b"\n") + b"\n" for line, _ in STRANGE)
-    text += STRANGE[2][0]  # the last line has no newline
+@pytest.fixture
+def database(tmp_path):
+    with contextlib.closing(sql.Database(tmp_path / "spill", threads=2)) as database:
+        yield database
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
+def test_strange_lines_between_good_ones(database, tmp_path, monkeypatch, ends):
+    monkeypatch.setattr("embark_jax.data.prepare.reading.SHOWN", 99)
+    path = tmp_path / "some.txt"
+    empty = b"\n"  # does not count
+    text = b"".join(GOOD_LINE + empty + line for line, _ in STRANGE)
+    path.write_bytes((text + GOOD_LINE.removesuffix(b"\n")).replace(b"\n", ends))
     cases = [each for _, each in STRANGE]
-    rows, bad = read(text, TextFile(Path("some.txt"), NAMES))
-    assert [row for row in rows if row != GOOD] == [
-        *(each for each in cases if isinstance(each, tuple)),
-        STRANGE[2][1],
-    ]
-    told = dict(line.split(": ", 1) for line in bad)
-    assert told.keys() == {
-        f"some.txt, line {11 + 2 * place + 1}"
+    found, rows = rows_of(database, TextFile(path, NAMES), COLUMNS, "skip")
+    kept = [row for row in rows if row != GOOD]
+    assert kept == [each for each in cases if isinstance(each, tuple)]
+    bad = {
+        f"{path}, line {3 * place + 3}": each
         for place, each in enumerate(cases)
         if isinstance(each, str)
     }
-    for place, each in enumerate(cases):
-        if isinstance(each, str):
-            assert told[f"some.txt, line {11 + 2 * place + 1}"].startswith(each)
+    assert (found.good, found.bad) == (len(rows), len(bad))
+    told = dict(line.split(": ", 1) for line in found.told)
+    assert told.keys() == bad.keys()
+    for where, each in bad.items():
+        assert told[where].startswith(each)
+    with pytest.raises(DataError, match=r"some\.txt, line 36: has 4 columns, must"):
+        rows_of(database, TextFile(path, NAMES), COLUMNS)
 
 
-def quoted_reference(line: bytes) -> list[str] | None:
-    """The values of a line with quotes, one character at a time; None if a quote stays
-    open, if text follows one that closes, or if a carriage return is elsewhere than at
-    the end."""
-    text, values, quoted = line.decode().removesuffix("\n"), [""], False
-    text = text.removesuffix("\r")
-    characters = iter(enumerate(text))
-    start = 0
-    for place, each in characters:
-        if quoted:
-            if each != '"':
-                values[-1] += each
-            elif text[place + 1 : place + 2] == '"':
-                values[-1] += '"'
-                next(characters)
-            elif text[place + 1 : place + 2] in ("", ","):
-                quoted = False
-            else:
-                return None
-        elif each == '"' and place == start:
-            quoted = True
-        elif each == ",":
-            values.append("")
-            start = place + 1
-        else:
-            values[-1] += each
-    return None if quoted or "\r" in text else values
+QUOTED = [
+    # Lines of two columns with quotes, and their values; None where one is refused.
+    ([b'"a,b",c'], [("a,b", "c")]),
+    ([b'"a""b",c'], [('a"b', "c")]),
+    ([b'a"b,c'], [('a"b', "c")]),
+    ([b'"a', b'b",c', b"d,e"], [("a\nb", "c"), ("d", "e")]),
+    ([b'"a"b,c', b"d,e"], [("d", "e")]),
+    ([b',""a""', b"d,e"], [("d", "e")]),
+    ([b"d,e", b'x,"a'], [("d", "e")]),
+    ([b"d,e", b'"a', b"b,c", b'd"', b"f,g"], [("d", "e"), ("f", "g")]),
+]
 
 
-@given(st.lists(st.text('",a\r', max_size=7).map(str.encode), max_size=12))
-@settings(max_examples=30)
-@example([b'""",', b',""a""'])
-def test_a_value_ends_on_its_line(lines):
-    """A quote that is left open takes no other line with it."""
-    lines = [line + b"\n" for line in lines]
-    columns = (Column("a", "as it is", required=True), Column("b", "as it is"))
-    expected = [quoted_reference(line) for line in lines]
-    file = TextFile(Path("some.txt"), ("a", "b"), ",", quotes=True)
-    rows, bad = read(b"".join(lines), file, columns)
-    assert rows == [tuple(row) for row in expected if row and len(row) == 2]
-    assert len(rows) + len(bad) == len(lines)
+@pytest.mark.parametrize(("lines", "expected"), QUOTED)
+def test_quotes(database, tmp_path, lines, expected):
+    """What is refused counts all of its lines."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    file = TextFile(path, ("a", "b"), ",", quotes=True)
+    columns = (Column("a", "category"), Column("b", "category"))
+    found, rows = rows_of(database, file, columns, "skip")
+    assert rows == expected
+    used = sum(1 + a.count("\n") for a, _ in expected)
+    assert found.bad == len(lines) - used
+    if found.bad:
+        first = next(n for n, line in enumerate(lines, 1) if b'"' in line)
+        assert found.told[0].startswith(f"{path}, line {first}: a quote is not closed")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_rows_are_in_the_order_of_the_file(tmp_path, threads):
+    """Also those of many buffers that several threads read, and their numbers."""
+    path, bad = tmp_path / "a.csv", {77_777, 200_000, 390_001}
+    with path.open("w") as file:
+        for i in range(400_000):
+            file.write(f"{i}\n" if i in bad else f"{i},{'x' * (i * 7919 % 60)}\n")
+    file = TextFile(path, ("a", "b"), ",", quotes=True)
+    columns = (Column("a", "integer"), Column("b", "category"))
+    with contextlib.closing(sql.Database(threads=threads)) as database:
+        found, rows = rows_of(database, file, columns, "skip")
+    assert [a for a, _ in rows] == [i for i in range(400_000) if i not in bad]
+    lines = [int(line.split("line ")[1].split(":")[0]) for line in found.told]
+    assert lines == [i + 1 for i in sorted(bad)]
+
+
+@pytest.mark.parametrize("text", [b"1,a\n0,b\r\n1,c\n", b"1,a\n0,b\rc\n1,d\n"])
+def test_line_ends_of_two_kinds_are_refused(database, tmp_path, text):
+    path = tmp_path / "a.csv"
+    path.write_bytes(text)
+    columns = (Column("a", "integer"), Column("b", "category"))
+    for on_bad_line in ("error", "skip"):
+        with pytest.raises(DataError, match=r"a.csv, line 2: a carriage return is in"):
+            rows_of(database, TextFile(path, ("a", "b"), ","), columns, on_bad_line)
+
+
+def test_a_damaged_compressed_file_is_refused(database, tmp_path):
+    """DuckDB itself compares no checksum."""
+    text = b"".join(b"%d,%d\n" % (i % 2, i) for i in range(50_000))
+    path, columns = tmp_path / "a", (Column("a", "integer"), Column("b", "integer"))
+    data = gzip.compress(text)
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    file = TextFile(path, ("a", "b"), ",")
+    assert rows_of(database, file, columns)[0].good == 50_000
+    for wrong in (data[: len(data) // 3], data[:-4], bytes(damaged)):
+        path.write_bytes(wrong)
+        with pytest.raises(DataError, match="compressed data are cut or damaged"):
+            rows_of(database, file, columns, "skip")
+    assert not list((tmp_path / "spill").glob("lines*"))
 
 
 def test_an_open_quote_is_told(tmp_path):
     path = tmp_path / "a.csv"
-    names = [f'"shop {i}"' for i in range(302)]
-    names[100], names[201] = '"shop 100', '"shop 201'
-    rows = [f"{i % 2},{name}\n" for i, name in enumerate(names)]
+    rows = [f"{i % 2},shop {i}\n" for i in range(302)]
+    rows[100], rows[201] = '0,"shop 100\n', '1,"shop" 201\n'
     path.write_text("".join(["label,name\n", *rows]))
     command = ("data", "prepare", "csv", "--raw", path, "--out", tmp_path / "out")
     refused = embark(*command)
     assert refused.code == 1
-    assert "a.csv, line 102: a quote is not closed on this line" in refused.err
+    assert "a.csv, line 102: a quote is not closed" in refused.err
     skipped = done(*command[:-1], tmp_path / "skipped", "--on-bad-line", "skip")
-    assert (
-        "of 302 lines or rows of the raw files 300 are samples, 2 are left out"
-    ) in skipped.out
     manifest = manifests.load(tmp_path / "skipped")
-    assert (manifest.raw_rows, manifest.skipped_lines) == (302, 2)
-    assert sum(map(manifest.rows, manifest.files)) == 300
+    kept = sum(map(manifest.rows, manifest.files))
+    assert (manifest.raw_rows, manifest.skipped_lines) == (302, 302 - kept)
+    assert f"{kept} are samples, {302 - kept} are left out" in skipped.out
 
 
-def test_names_in_quotes_may_hold_separators(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text('label,"size, in cm"\r\n' + "1,7\r\n0,8\r\n" * 10)
-    recipe = own_files.csv(path, Columns())
-    assert [feature.name for feature in recipe.features] == ["size, in cm"]
-    assert len(prepared(recipe, tmp_path / "out", "random").table_rows) == 1
+def test_names_and_paths_of_any_characters(tmp_path):
+    path = tmp_path / "a[1]*?'.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "size, in cm", "A", 'a"'])
+        writer.writerows([[i % 2, f"{i},{i}", "x", i] for i in range(20)])
+    recipe = own_files.csv(path, Columns(ignore=('a"',)))
+    assert [feature.name for feature in recipe.features] == ["size, in cm", "A"]
+    data = prepared(recipe, tmp_path / "out", "none")
+    assert data.table_rows == {"size, in cm": 22, "A": 3}
     path.write_text('label,"size\n1,7\n')
     with pytest.raises(DataError, match=r"line 1: is 'label,\"size' \(unexpected end"):
         own_files.csv(path, Columns())
+    assert Path(path).exists()

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import numbers, own_files, raw_files, raw_rows
+from embark_jax.data.prepare import count, encode, own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.numbers import Moments, NumberFit
 from tests.data.prepare.raw_files import (
     everything,
     prepared,
@@ -48,7 +47,7 @@ def rows() -> list[dict]:
 
 def test_lists_and_sequences_of_one_table(rows, tmp_path, monkeypatch):
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(raw_files, "CHUNK_BYTES", path.stat().st_size // 5)
+    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
     columns = {
         "label": "stars",
         "positive_from": 4,
@@ -91,7 +90,7 @@ def test_several_labels_and_weights(rows, tmp_path, monkeypatch):
         row["stars"] = int(row["stars"] >= 4) * 3
         row["w"] = f"{i / 8}"
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(raw_files, "CHUNK_BYTES", path.stat().st_size // 5)
+    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
     columns = {"labels": ["stars", "like"], "positive_from": 2, "split": "fold"}
     columns["weight"] = "w"
     data = of(path, tmp_path / "out", features={"film": {}}, others=False, **columns)
@@ -145,7 +144,7 @@ def test_files_say_the_split(tmp_path):
 @pytest.mark.parametrize("missing", ["zero", "mean"])
 def test_numbers(rows, tmp_path, monkeypatch, transform, missing):
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(raw_files, "CHUNK_BYTES", path.stat().st_size // 5)
+    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
     column = {"transform": transform, "missing": missing, "quantiles": 5}
     data = of(
         path,
@@ -193,59 +192,16 @@ def test_numbers(rows, tmp_path, monkeypatch, transform, missing):
         assert counts[1:].max() - counts[1:].min() <= 1
 
 
-def test_moments_of_pieces_are_those_of_the_whole():
-    values = 1e6 + np.random.default_rng(0).normal(size=1000)
-    moments = Moments()
-    for piece in np.split(values, [3, 4, 500]):
-        moments.add(piece)
-    assert moments.mean == pytest.approx(values.mean(), rel=1e-14)
-    assert moments.deviation == pytest.approx(values.std(), rel=1e-9)
-
-
-def test_quantiles_of_a_sample_are_near_those_of_all(monkeypatch):
+def test_quantiles_of_a_sample_are_near_those_of_all(tmp_path, monkeypatch):
     values = np.random.default_rng(0).lognormal(size=40_000)
-    monkeypatch.setattr(numbers, "SAMPLED", 10_000)
-    fit = NumberFit(numbers.NumberColumn(transform="quantiles", quantiles=10))
-    for start in range(0, len(values), 7_000):
-        piece = values[start : start + 7_000]
-        fit.add(pa.array(piece), numbers.in_sample(start, len(piece), len(values)))
-    shares = [(values < edge).mean() for edge in fit.fitted().edges]
+    monkeypatch.setattr(count, "SAMPLED", 10_000)
+    table = pa.table({"label": np.arange(40_000) % 2, "x": values})
+    pq.write_table(table, tmp_path / "a.parquet")
+    columns = Columns(dense={"x": {"transform": "quantiles", "quantiles": 10}})
+    recipe = own_files.parquet(tmp_path, columns)
+    numbers = prepared(recipe, tmp_path / "out", "none").manifest.numbers
+    shares = [(values < edge).mean() for edge in numbers["x"].edges]
     np.testing.assert_allclose(shares, np.arange(1, 10) / 10, atol=0.02)
-
-
-def test_what_a_person_would_say(tmp_path):
-    rng = np.random.default_rng(0)
-    rows = [
-        {
-            "label": i % 2,
-            "tags": "|".join(map(str, rng.integers(90, size=3))),
-            "row": f"r{i}",
-            "ratio": f"{rng.random():.4f}",
-            "same": "x",
-            "rare": f"v{rng.integers(2000)}",
-            "city": f"c{rng.integers(20)}",
-            "gap": "" if i % 4 else f"y{i % 3}",
-            "count": int(rng.pareto(0.5) * 10),
-        }
-        for i in range(1000)
-    ]
-    path, out = write_table(tmp_path / "rows.csv", rows), tmp_path / "out"
-    command = ("data", "prepare", "csv", "--raw", path, "--out", out)
-    outcome = done(*command, "dense.count=none")
-    said = [line for line in outcome.out.splitlines() if line.startswith("warning: ")]
-    start = "warning: column {}: ".format
-    for name, text in {
-        "tags": "say so in --columns: features: {tags: {separator: '|'}}",
-        "row": "differs in every sample, like an id of samples: leave it out",
-        "ratio": "values are numbers: give dense.ratio=standardize",
-        "same": "has one value, which tells nothing",
-        "rare": "are in one training sample alone: --min-count 2",
-        "gap": "of the training samples have no value",
-        "count": "give dense.count=log",
-    }.items():
-        (mine,) = [line for line in said if line.startswith(start(repr(name)))]
-        assert text in mine
-    assert not [line for line in said if "'city'" in line]
 
 
 def test_arguments_and_a_file_say_the_same(rows, tmp_path):

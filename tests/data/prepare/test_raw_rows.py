@@ -39,7 +39,7 @@ def encoding(folder: Path, raw: Path, **options) -> Path:
     read = own_files.parquet if raw.suffix == ".parquet" else own_files.csv
     columns = Columns(**options) if options else COLUMNS
     prepared = folder / "prepared"
-    manifest = prepare(read(raw, columns), prepared, Options(), {}).manifest
+    manifest = prepare(read(raw, columns), prepared, Options("none"), {}).manifest
     raw_rows.save_encoding(prepared, manifest, folder / raw_rows.FOLDER)
     return folder
 
@@ -139,7 +139,7 @@ def test_ids_of_64_bits(tmp_path):
         "label,user\n" + "".join(f"{i % 2},{known[i % 3]}\n" for i in range(9))
     )
     folder = encoding(tmp_path, tmp_path / "raw.csv", label="label")
-    vocabulary = {BIG: FIRST_ID, BIG + 1: FIRST_ID + 1, 2**64 - 1: FIRST_ID + 2}
+    vocabulary = {2**64 - 1: FIRST_ID, BIG: FIRST_ID + 1, BIG + 1: FIRST_ID + 2}
     for rows in (known, np.array(known, np.uint64), pa.array(known, pa.uint64())):
         ((batch, _),) = RowEncoder(folder).batches({"user": rows})
         assert batch.ids["user"][:, 0].tolist() == [vocabulary[id] for id in known]
@@ -228,8 +228,8 @@ def test_an_encoding_names_files_of_its_folder_alone(folder):
 def test_arrow_files_are_validated(folder):
     """Offsets of texts that lead out of their buffer are refused, not followed."""
     path = folder / "encoding/vocabulary/member.arrow"
-    data, offsets = path.read_bytes(), np.array([0, 4, 9], np.int32).tobytes()
-    assert data.count(offsets) == 1  # of "true" and "false"
+    data, offsets = path.read_bytes(), np.array([0, 5, 9], np.int32).tobytes()
+    assert data.count(offsets) == 1  # of "false" and "true"
     path.unlink()  # it may be a hard link
     path.write_bytes(data.replace(offsets, np.array([0, 2**30, 9], np.int32).tobytes()))
 

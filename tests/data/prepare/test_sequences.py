@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark_jax._base.files import write_arrow
 from embark_jax.config.reading import load
 from embark_jax.data import PreparedData
 from embark_jax.data.pipeline import Workers
-from embark_jax.data.prepare import history, raw_files, sql, taobao
-from embark_jax.data.prepare.history import with_histories
+from embark_jax.data.prepare import encode, sql, taobao
 from embark_jax.data.prepare.recipe import History
 from embark_jax.data.prepare.run import Options, prepare
-from embark_jax.data.prepare.samples import SampleChunk
+from embark_jax.data.prepare.samples import _add_history
 from embark_jax.run import experiment
 from tests.data.prepare.raw_files import samples, write_rows
 
@@ -29,66 +27,32 @@ HISTORY = History("user", "time", {"past": "value", "past_number": "number"}, le
 # Few users and times, so that many meet; each sample has a number of its own.
 SAMPLES = st.lists(
     st.tuples(st.integers(-2, 2), st.integers(0, 6), st.sampled_from([None, 7, 8])),
+    min_size=1,
     max_size=40,
 )
 
 
-def table_of(rows) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) or [(), (), ()]
-    types = {"user": pa.int64(), "time": pa.int64(), "value": pa.int64()}
-    table = pa.table(columns, pa.schema(list(types.items())))
-    return table.append_column("number", pa.array(np.arange(len(rows))))
-
-
-def expected(rows) -> dict[int, list[int]]:
-    """For each sample the numbers of its events, found one by one."""
-    found = {}
-    for number, (user, time, _) in enumerate(rows):
+@given(SAMPLES)
+@settings(max_examples=20)
+def test_events_are_the_last_of_the_same_user_at_earlier_times(rows):
+    columns = list(zip(*rows, strict=True))
+    table = pa.table(columns, ["user", "time", "value"])
+    table = table.append_column("number", pa.array(range(len(rows))))
+    with contextlib.closing(sql.Database(threads=2)) as database:
+        database.run("CREATE TABLE samples AS FROM given", given=table)
+        _add_history(database, HISTORY, "samples")
+        found = database.table("FROM samples").to_pylist()
+    assert [each["number"] for each in found] == list(range(len(rows)))
+    for each, (user, time, value) in zip(found, rows, strict=True):
         earlier = [
-            (when, other)
-            for other, (who, when, _) in enumerate(rows)
+            (when, number)
+            for number, (who, when, _) in enumerate(rows)
             if who == user and when < time
         ]
-        found[number] = [other for _, other in sorted(earlier)][-HISTORY.length :]
-    return found
-
-
-def check(found: list[dict], rows) -> None:
-    """Each sample is there once, with the events it should have."""
-    assert {each["number"]: each["past_number"] for each in found} == expected(rows)
-    assert len(found) == len(rows)
-    for each in found:
-        user, time, value = rows[each["number"]]
+        events = [number for _, number in sorted(earlier)][-HISTORY.length :]
+        assert each["past_number"] == events
+        assert each["past"] == [rows[event][2] for event in events]
         assert (each["user"], each["time"], each["value"]) == (user, time, value)
-        assert each["past"] == [rows[event][2] for event in each["past_number"]]
-        for event in each["past_number"]:
-            assert rows[event][0] == user
-            assert rows[event][1] < time
-
-
-@given(SAMPLES, st.integers(1, 9), st.integers(1, 9))
-@settings(max_examples=20)
-def test_events_are_the_last_of_the_same_user_at_earlier_times(
-    tmp_path_factory, rows, piece, size
-):
-    """Whatever the chunks are."""
-    folder, whole, chunks = tmp_path_factory.mktemp("chunks"), table_of(rows), []
-    for number, first in enumerate(range(0, len(rows), piece)):
-        path = folder / f"{number}.arrow"
-        cut = whole.slice(first, piece)
-        write_arrow(path, cut)
-        chunks.append(SampleChunk(path, 0, len(cut)))
-    if not chunks:
-        return
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.closing(sql.Database(folder)) as database,
-    ):
-        patch.setattr(history, "CHUNK_SAMPLES", size)
-        made = with_histories(database, HISTORY, chunks, folder)
-        found = [each for chunk in made for each in chunk.read().to_pylist()]
-    assert [each["number"] for each in found] == list(range(len(rows)))
-    check(found, rows)
 
 
 @pytest.fixture
@@ -123,8 +87,7 @@ def raw(tmp_path):
 
 
 def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(raw_files, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(history, "CHUNK_SAMPLES", 80)
+    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
     out = tmp_path / "out"
     prepare(taobao.taobao(raw), out, Options(split="time"), {}, Workers(2))
     data = PreparedData(out)

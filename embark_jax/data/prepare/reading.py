@@ -1,0 +1,234 @@
+"""Reads raw files into tables of typed values, and tells what is wrong with lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from embark_jax._base.errors import DataError
+from embark_jax.data.prepare import sql
+from embark_jax.data.prepare.raw_files import RawFile, TextFile, plain, shown
+from embark_jax.data.prepare.values import Column, Typed
+from embark_jax.plans.options import OnBadLine
+
+SHOWN = 5
+"""How many bad lines are told in words."""
+_REJECTS = ", store_rejects = true, rejects_limit = 0"
+_FORGET = "DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans"
+
+
+class Rows(NamedTuple):
+    """What was read of a file.
+
+    Attributes:
+      good: number of rows of the table.
+      bad: number of lines or rows that were left out.
+      told: some of these, in words.
+    """
+
+    good: int
+    bad: int
+    told: list[str]
+
+
+def read(
+    database: sql.Database,
+    table: str,
+    file: RawFile,
+    columns: Sequence[Column],
+    on_bad_line: OnBadLine = "error",
+) -> Rows:
+    """Makes a table of a file's good rows, in their order, with each column under its
+    alias or its name.
+
+    Args:
+      database: has the functions of ``values``.
+      table: name of the table.
+      file: the file.
+      columns: the columns that are read.
+      on_bad_line: "error" stops at a bad line, "skip" leaves bad lines out.
+
+    Raises:
+      DataError: if the file cannot be read, a column is of a type that it may not have,
+        or a line is bad and is not skipped: the first one is told.
+    """
+    try:
+        if isinstance(file, TextFile):
+            file.check_header()
+        with plain(file, database.spill) as path:
+            return _read(database, table, file, path, columns, on_bad_line)
+    except OSError as error:
+        raise DataError(f"{file.path}: {error.strerror or error}") from None
+
+
+def _read(
+    database: sql.Database,
+    table: str,
+    file: RawFile,
+    path: Path,
+    columns: Sequence[Column],
+    on_bad_line: OnBadLine,
+) -> Rows:
+    made = _typed(columns, file, types_of(database, file, columns))
+    checks = " AND ".join(f"({typed.check})" for _, typed in made)
+    good = f"coalesce({checks}, false)"
+    values = [f"{t.value} AS {sql.name(c.alias or c.name)}" for c, t in made]
+    into, skips = sql.name(table), on_bad_line == "skip"
+    flag = good if skips else f"CASE WHEN {good} THEN true ELSE error('bad row') END"
+    options = _REJECTS if skips and file.unit == "line" else ""
+    try:
+        # Tables made by CREATE TABLE AS are in the order of the file.
+        database.run(
+            f"CREATE OR REPLACE TABLE {into} AS SELECT {', '.join(values)}, "
+            f'{flag} AS "is good" FROM {file.source(path, options)}'
+        )
+    except sql.Error as error:
+        told = _bad_rows(database, file, path, made, good, 1)
+        raise DataError(told[0] if told else f"{file.path}: {error}") from None
+    rejected = sum(lines for *_, lines in _rejected(database)) if options else 0
+    ((rows, good_rows),) = database.rows(
+        f'SELECT count(*), count(*) FILTER ("is good") FROM {into}'
+    )
+    bad, told = rejected + rows - good_rows, []
+    if bad:
+        told = _bad_rows(database, file, path, made, good, SHOWN)
+    if rows > good_rows:
+        database.run(
+            f'CREATE OR REPLACE TABLE {into} AS SELECT * FROM {into} WHERE "is good"'
+        )
+    database.run(f'ALTER TABLE {into} DROP "is good"')
+    return Rows(good_rows, bad, told)
+
+
+def types_of(
+    database: sql.Database, file: RawFile, columns: Sequence[Column]
+) -> dict[str, str]:
+    """Returns the type of each column of a file, in DuckDB's words.
+
+    Raises:
+      DataError: if the file cannot be read.
+    """
+    if isinstance(file, TextFile):
+        return dict.fromkeys((column.name for column in columns), "VARCHAR")
+    try:
+        types = database.types(f"FROM {file.source(file.path)}")
+    except sql.Error as error:
+        raise DataError(f"{file.path}: {error}") from None
+    return {c.name: types.get(file.column(c.name), "VARCHAR") for c in columns}
+
+
+def _typed(
+    columns: Sequence[Column], file: RawFile, types: Mapping[str, str]
+) -> list[tuple[Column, Typed]]:
+    made = []
+    for column in columns:
+        try:
+            typed = column.typed(file.column(column.name), types[column.name])
+        except DataError as error:
+            raise DataError(f"{file.path}: column {column.name}: {error}") from None
+        made.append((column, typed))
+    return made
+
+
+class _Rejected(NamedTuple):
+    """A line that DuckDB's reader refused, and how many lines it took for one."""
+
+    line: int
+    columns: int
+    kind: str
+    text: str
+    lines: int
+
+
+def _rejected(database: sql.Database) -> list[_Rejected]:
+    """Returns the refused lines of the last query; one has several rows."""
+    found = database.rows(
+        "SELECT line, max(column_idx), min(error_type::VARCHAR), any_value(csv_line) "
+        "FROM reject_errors GROUP BY line ORDER BY line"
+    )
+    database.run(_FORGET)
+    texts = [
+        (line, n, kind, (text or "").strip("\r\n")) for line, n, kind, text in found
+    ]
+    return [_Rejected(*each, 1 + each[-1].count("\n")) for each in texts]
+
+
+def _bad_rows(
+    database: sql.Database,
+    file: RawFile,
+    path: Path,
+    made: Sequence[tuple[Column, Typed]],
+    good: str,
+    most: int,
+) -> list[str]:
+    """Returns what is wrong with the first bad lines or rows."""
+    which = " ".join(
+        f"WHEN NOT coalesce({typed.check}, false) THEN {place}"
+        for place, (_, typed) in enumerate(made)
+    )
+    values = " ".join(
+        f"WHEN {place} THEN ({file.column(column.name)})::VARCHAR"
+        for place, (column, _) in enumerate(made)
+    )
+    source = file.source(path)
+    if isinstance(file, TextFile):
+        source = file.source(path, _REJECTS)
+        source = f"(SELECT *, row_number() OVER () - 1 AS number FROM {source})"
+    database.run(_FORGET)
+    try:
+        with database.one_thread():
+            found = database.rows(
+                f"SELECT number, place, CASE place {values} END FROM (SELECT *, "
+                f"CASE {which} END AS place FROM {source} WHERE NOT {good} OR "
+                f"number < 0) ORDER BY number LIMIT {most}"  # reads the whole file
+            )
+    except sql.Error as error:
+        return _unreadable(file, path, error)
+    told = {}
+    if isinstance(file, TextFile):
+        rejected = _rejected(database)
+        told = {each.line: _words(each, file) for each in rejected}
+        rows = [row for row, *_ in found]
+        lines = file.lines_of(path, rows, set(told))
+        found = [(line, *rest) for line, (_, *rest) in zip(lines, found, strict=False)]
+    for row, place, value in found:
+        column, typed = made[place]
+        what = f"column {column.name}: "
+        if value is None or not value.strip():
+            what += "is empty, must have a value"
+        else:
+            what += f"value is {shown(value.encode())}, {typed.rule}"
+        told[row] = what
+    return [f"{file.path}, {file.unit} {n}: {told[n]}" for n in sorted(told)[:most]]
+
+
+def _words(rejected: _Rejected, file: TextFile) -> str:
+    """Returns what is wrong with a line that was refused."""
+    line = shown(rejected.text.encode())
+    if rejected.kind == "INVALID ENCODING":
+        return f"is no UTF-8 text: {line}"
+    if rejected.kind == "UNQUOTED VALUE" or "\n" in rejected.text:
+        return f"a quote is not closed, or text follows one: {line}"
+    if rejected.kind == "LINE SIZE OVER MAXIMUM":
+        return "is too long, must be text with a sample on each line"
+    return f"has {rejected.columns} columns, must have {len(file.columns)}: {line}"
+
+
+def _unreadable(file: RawFile, path: Path, error: Exception) -> list[str]:
+    """Returns why a file cannot be read: its lines end in several ways, perhaps."""
+    if isinstance(file, TextFile):
+        with path.open("rb") as lines:
+            ends_in_cr = None
+            for number, line in enumerate(lines, 1):
+                text = line.rstrip(b"\n")
+                ends_in_cr = text.endswith(b"\r") if ends_in_cr is None else ends_in_cr
+                if b"\r" in text[: len(text) - ends_in_cr] or (
+                    text.endswith(b"\r") != ends_in_cr and text
+                ):
+                    return [
+                        f"{file.path}, line {number}: a carriage return is inside this "
+                        "line, or it ends in another way than those before: write all "
+                        "lines alike"
+                    ]
+    return [f"{file.path}: {str(error).splitlines()[0]}"]
