@@ -1,4 +1,4 @@
-"""Numbers values on a cluster, by Spark, as ``embark data prepare`` does on one machine.
+"""Numbers values on a cluster, by Spark, as ``embark data prepare`` does.
 
     spark-submit prepare.py --raw clicks --columns columns.yaml --out numbered
 

@@ -56,7 +56,8 @@ COLUMNS = (
 )
 # A null, as likes have it, is no long listen.
 IN_ORDER = f"""
-SELECT uid, timestamp, item_id AS item, is_organic,
+SELECT uid::BIGINT AS uid, timestamp::BIGINT AS timestamp, item_id::BIGINT AS item,
+  is_organic::BIGINT AS is_organic,
   list_position({sql.texts(EVENT_TYPES)}, event_type) - 1 AS kind,
   coalesce(played_ratio_pct >= {LONG_PERCENT}, false) AS is_long
 FROM events ORDER BY uid, timestamp, events.rowid
@@ -212,7 +213,9 @@ def _read_events(database: sql.Database, path: Path) -> tuple[int, int, int]:
             f"{path}, row {row}: event_type is {kind!r}, must be one of "
             f"{', '.join(EVENT_TYPES)}"
         )
-    (found,) = database.rows("SELECT count(*), max(uid), max(item_id) FROM events")
+    (found,) = database.rows(
+        "SELECT count(*), max(uid)::BIGINT, max(item_id)::BIGINT FROM events"
+    )
     return found
 
 
