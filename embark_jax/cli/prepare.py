@@ -35,11 +35,6 @@ KEYS = "keys"
 MAX_COLUMNS = 60
 """A report shows at most this many columns."""
 
-WorkerCount = Annotated[
-    int | None,
-    typer.Option(min=1, help="Worker threads; one per core by default."),
-]
-
 
 def prepare(
     dataset: Annotated[
@@ -146,7 +141,6 @@ def prepare(
             help="Stop at the first bad line, or skip bad lines and count them."
         ),
     ] = "error",
-    workers: WorkerCount = None,
 ) -> None:
     """Prepare a data set for training: ids, numbers, splits, memory-mapped files.
 
@@ -154,12 +148,12 @@ def prepare(
     --raw clicks.csv --out prepared
     """
     from embark_jax._base.config import ConfigError, nearest
-    from embark_jax.data.pipeline import Workers, cores
+    from embark_jax.data.pipeline import Workers
     from embark_jax.data.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
     if dataset == YAMBDA:
-        _prepare_yambda(raw, out, overrides or (), made_from, workers)
+        _prepare_yambda(raw, out, overrides or (), made_from)
         return
     if dataset in OWN_FILES:
         described = _columns(columns, overrides or ())
@@ -186,7 +180,7 @@ def prepare(
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
-        threads = Workers(workers or cores(), progress)
+        threads = Workers(progress=progress)
         prepared = run.prepare(
             recipe, out, options, made_from, threads, extend, vocabulary
         )
@@ -213,16 +207,15 @@ def _prepare_yambda(
     out: Path,
     overrides: Sequence[str],
     made_from: Mapping[str, Any],
-    workers: int | None,
 ) -> None:
     """Prepares events of users, without the options for columns."""
     from embark_jax._base.validation import validated
-    from embark_jax.data.pipeline import Workers, cores
+    from embark_jax.data.pipeline import Workers
     from embark_jax.data.prepare import yambda
 
     options = validated(yambda.Options, {}, overrides, YAMBDA)
     with progress_bars() as progress:
-        threads = Workers(workers or cores(), progress)
+        threads = Workers(progress=progress)
         manifest = yambda.prepare(raw, out, options, made_from, threads)
     _say_what(manifest, out)
     say(f"{manifest.raw_rows:,} events, {len(manifest.windows):,} windows")
@@ -236,7 +229,6 @@ def synth(
         Path,
         typer.Option(help="New folder to write, which appears when all is done."),
     ],
-    workers: WorkerCount = None,
 ) -> None:
     """Write the samples of a config with synthetic data, which are drawn otherwise:
     power-law ids, labels from a teacher model.
@@ -245,7 +237,7 @@ def synth(
     """
     from embark_jax._base.config import ConfigError, config_error_at
     from embark_jax.config import PreparedConfig, SyntheticConfig, reading
-    from embark_jax.data.pipeline import Workers, cores
+    from embark_jax.data.pipeline import Workers
     from embark_jax.data.prepare import synthetic_files
     from embark_jax.data.synthetic import SyntheticSource
 
@@ -260,7 +252,7 @@ def synth(
         "features": [dataclasses.asdict(feature) for feature in data.features],
     }
     with config_error_at("embedding.features"), progress_bars() as progress:
-        threads = Workers(workers or cores(), progress)
+        threads = Workers(progress=progress)
         manifest = synthetic_files.write(data, out, made_from, threads)
     _say_what(manifest, out)
     prepared = PreparedConfig(path=out.resolve())
