@@ -29,7 +29,7 @@ from embark_jax.data.prepare.values import define
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
 
-SUMMARIZED = 100_000
+SUMMARIZED = 10_000
 """How many samples are summarized."""
 MOST_HELD_OUT = 0.2
 """A split by time that holds out more is told."""
