@@ -133,9 +133,11 @@ class SampleEncoder:
                 batch.labels[...] = label.flatten().to_numpy().reshape(count, -1)
             else:
                 batch.labels[...] = label.to_numpy()
-        if batch.sample_weights is not None and WEIGHT in facts.column_names:
-            weights = facts[WEIGHT].combine_chunks().fill_null(1)
-            batch.sample_weights[...] = weights.to_numpy(zero_copy_only=False)
+        if batch.sample_weights is not None:
+            batch.sample_weights[...] = 1
+            if WEIGHT in facts.column_names:
+                weights = facts[WEIGHT].combine_chunks().fill_null(1)
+                batch.sample_weights[...] = weights.to_numpy(zero_copy_only=False)
         as_it_is = FittedNumber()
         for column, name in enumerate(manifest.dense):
             number = manifest.numbers.get(name, as_it_is)
