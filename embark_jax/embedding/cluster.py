@@ -169,7 +169,7 @@ class ShardedCluster(Cluster):
 
 
 def capacities_needed(
-    index: StorageIndex, ids: jax.Array, touched: RowGroups | None
+    index: StorageIndex, ids: jax.Array, touched: RowGroups | None, room: int
 ) -> dict[str, jax.Array]:
     """Returns what a device needs of a sharded storage's capacities.
 
@@ -177,10 +177,16 @@ def capacities_needed(
       index: index of the storage.
       ids: ``[]`` int32 most ids that the device sends to one other.
       touched: the ids that it received, by row; None where rows are cached.
+      room: rows that it has room for. Where this is for all that may come, they are not
+        counted, and the step need not wait for the groups.
     """
     name = index.storage.name
     needed = {name: ids}
-    return needed if touched is None else needed | {rows_of(name): touched.needed[0]}
+    if touched is None:
+        return needed
+    counted = room < index.max_rows
+    rows = touched.needed[0] if counted else jnp.int32(index.max_rows)
+    return needed | {rows_of(name): rows}
 
 
 def weights_of_requests(

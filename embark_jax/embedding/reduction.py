@@ -113,7 +113,7 @@ class ReductionBased(ShardedCluster):
         else:
             touched = self.group(received.slot.reshape(-1), index.slots)
         route = ReductionRoute(received, touched, buckets.source, keys)
-        return route, capacities_needed(index, buckets.needed, touched)
+        return route, capacities_needed(index, buckets.needed, touched, self.rows)
 
     @jax.named_scope("id exchange")
     def _swap(self, ids: PooledIds) -> PooledIds:

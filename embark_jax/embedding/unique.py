@@ -112,7 +112,7 @@ class UniqueBased(ShardedCluster):
             buckets.source,
             keys,
         )
-        return route, capacities_needed(index, buckets.count.max(), touched)
+        return route, capacities_needed(index, buckets.count.max(), touched, self.rows)
 
     def with_slots(self, route, slot, touched):
         return route._replace(slot=slot, touched=touched, keys=None)
