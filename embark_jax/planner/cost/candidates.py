@@ -184,7 +184,7 @@ class Candidates:
         """``(certain, expected)`` rows of each row shard that a batch updates, like
         ``sent_ids``. Of a replicated table that devices sum whole it is all."""
         batch_ids = np.rint(self.workload.batch_size * self.hotness)[self.candidate]
-        possible = np.minimum(self.shard_slots, batch_ids)
+        possible = np.minimum(self.shard_rows, batch_ids)
         slack = self.workload.capacity_slack
         certain = capacity_of(0.0, self.batch_unique, slack) >= possible
         certain |= self.cached[self.candidate]  # there is room for all that may come
