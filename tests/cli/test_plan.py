@@ -125,7 +125,7 @@ def test_where_memory_is_short_the_planner_chooses_tiers_and_says_so(config, tmp
     words = ("plan", "dlrm_dcnv2", "fleet=dgx-h100", "embedding.memory_gb=8")
     shown = " ".join(done(*words).out.split())
     assert "memory is short with all rows on devices" in shown
-    assert "in tier host, as with embedding.tables.NAME.tier=auto" in shown
+    assert "in another tier, as with embedding.tables.NAME.tier=auto" in shown
     fixed = [f"embedding.tables.t{i}.tier=device" for i in (0, 9, 19, 20, 21)]
     assert_refused(embark(*words, *fixed), "memory is short on all 8 devices")
 

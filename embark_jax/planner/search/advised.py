@@ -21,7 +21,7 @@ from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 WORTHWHILE = 0.05
 """Smallest share of the step that a format on the wire must save to be advised."""
-HALVINGS, DOUBLINGS = 4, range(1, 12)
+HALVINGS = DOUBLINGS = 4
 """How often the batch is halved, and nodes are doubled, for tables that do not fit."""
 Forced = Mapping[str, ForcedPlacement]
 
@@ -187,7 +187,10 @@ def _that_fit(
             if batch and batch % fleet.devices == 0
         ]
     )
-    larger = [dataclasses.replace(fleet, nodes=fleet.nodes << n) for n in DOUBLINGS]
+    larger = [
+        dataclasses.replace(fleet, nodes=fleet.nodes << n)
+        for n in range(1, DOUBLINGS + 1)
+    ]
     options.append(
         [
             (f"{other.nodes} nodes", of(fleet=other), tables, forced)
