@@ -19,7 +19,6 @@ COMMANDS = [
     "search s3://b/search.yaml",
     "search {config} --workdir s3://b/search",
     "evaluate hdfs://b/run",
-    "plot run --out gs://b/plot.html",
     "plan {config} --html s3://b/plan.html",
     "simulate {config} --trace s3://b/trace.json",
     "export run --out hdfs://b/export",

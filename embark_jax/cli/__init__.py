@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from embark_jax.cli import (
+    arguments,
     bench,
     data,
     doctor,
@@ -24,7 +25,7 @@ from embark_jax.cli import (
     train,
 )
 
-app = typer.Typer(
+app = arguments.Commands(
     help="Sharded embedding tables and recommendation models, in JAX.\n\n"
     "For a first run on any computer: embark init first.yaml\n\n"
     "Then: embark train first.yaml",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from embark_jax._base.storage import local
 from embark_jax.cli.errors import printable
 
 if TYPE_CHECKING:
@@ -67,6 +69,29 @@ Step = Annotated[
 Rounds = Annotated[
     int, typer.Option(min=1, help="Rounds to time; the median is shown.")
 ]
+
+
+class Commands(typer.Typer):
+    """Commands whose arguments of type ``Path`` must be on a file system: one with a
+    scheme, such as ``s3://``, is refused before the command does anything. What may be
+    in a bucket is of type ``str``."""
+
+    def command(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
+        """As Typer's."""
+        register = super().command(*args, **options)
+
+        def registered(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def with_local_paths(**arguments: Any) -> Any:
+                for value in arguments.values():
+                    if isinstance(value, Path):
+                        local(value)
+                return function(**arguments)
+
+            register(with_local_paths)
+            return function
+
+        return registered
 
 
 @contextlib.contextmanager

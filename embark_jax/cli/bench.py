@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from embark_jax.cli.arguments import (
+    Commands,
     ConfigFile,
     Overrides,
     Rounds,
@@ -20,7 +21,7 @@ from embark_jax.cli.arguments import (
 )
 from embark_jax.cli.jax_setup import set_up_jax
 
-app = typer.Typer(
+app = Commands(
     help="Measure this machine. Figures are medians after a warm-up.",
     no_args_is_help=True,
 )

@@ -10,6 +10,7 @@ import typer
 
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import (
+    Commands,
     Overrides,
     check_outputs,
     console,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from embark_jax.config import ExperimentConfig
     from embark_jax.statistics.accesses import Statistics
 
-app = typer.Typer(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
+app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 app.command("prepare")(prepare.prepare)
 app.command("synth")(prepare.synth)
 

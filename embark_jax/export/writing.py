@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from embark_jax._base.bucket_copy import written
+from embark_jax._base.storage import file_system_or_bucket
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.prepare.raw_rows import copy_encoding
 from embark_jax.export.description import (
@@ -59,12 +60,14 @@ def export_run(
       The step that was exported.
 
     Raises:
+      StorageError: if ``out`` is neither on a file system nor in a bucket.
       FileExistsError: if ``out`` holds something.
       ExportError: if jax2onnx is not installed, or has no form of an operation of the
         model.
       ConfigError, CheckpointError: if ``workdir`` holds no usable config or checkpoint,
         or names code that is not trusted.
     """
+    out = file_system_or_bucket(out)
     model = TrainedModel(workdir, step, trust_code)
     saved = model.saved
     if onnx:
