@@ -227,7 +227,7 @@ def test_a_bucket_that_goes_in_mid_run_ends_it(config, server, tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    ["evaluate {}", "export {} --out out", "predict {} --in .", "plot {} --out a.png"],
+    ["evaluate {}", "export {} --out out", "predict {} --in ."],
 )
 def test_commands_look_into_a_bucket(server, command):
     where = "s3://bucket/none"

@@ -134,10 +134,10 @@ def test_a_config_names_the_rules():
 
 
 def test_a_parameter_of_another_rule_is_refused():
-    rule = "l1 is set, but is no parameter of adam, which has beta1, beta2, eps; leave"
-    with pytest.raises(ValueError, match=rule):
+    with pytest.raises(ValueError, match=r"optimizer\.adam\.l1\n +Extra inputs are"):
         EmbeddingConfig.model_validate({"optimizer": {"kind": "adam", "l1": 0.1}})
-    with pytest.raises(ValueError, match=f"tables.t.optimizer: {rule}"):
+    rule = r"tables\.t\.optimizer: l1: unknown key; known: beta1, beta2, eps, kind,"
+    with pytest.raises(ValueError, match=rule):
         EmbeddingConfig.model_validate(
             {
                 "optimizer": {"kind": "adam"},
@@ -151,4 +151,5 @@ def test_a_parameter_of_another_rule_is_refused():
         }
     )
     own = config.optimizer_of("t")
-    assert (own.kind, own.l1, own.eps) == ("ftrl", 0.1, None), "FTRL has no eps"
+    assert (own.kind, own.l1) == ("ftrl", 0.1)
+    assert not hasattr(own, "eps"), "FTRL has no eps"

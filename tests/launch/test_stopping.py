@@ -70,7 +70,8 @@ def whole(tmp_path_factory) -> Path:
 
 
 def checkpoints(workdir: Path) -> list[int]:
-    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir())
+    names = [path.name for path in (workdir / "checkpoints").iterdir()]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 @pytest.mark.parametrize(
