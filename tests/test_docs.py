@@ -20,10 +20,11 @@ import embark_jax
 from docs import pictures, site_reference
 from embark_jax import cli
 from embark_jax._base.config import each_section
+from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.planner import read_table_list
 from embark_jax.plans import fleet
-from embark_jax.plans.options import RECIPES, ExperimentConfig, reading
+from embark_jax.plans.options import RECIPES
 from tests import runs
 from tests.models import small
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from embark_jax.cli.arguments import console
 from embark_jax.config import reading
 from embark_jax.run import training
 from embark_jax.train.outcome import NonFiniteLossError
@@ -88,7 +89,8 @@ def values_of(workdir: Path) -> list[tuple]:
     return [(c.seed, c.embedding.optimizer.learning_rate) for c in loaded]
 
 
-def test_a_grid_tries_each_combination_once(config, trained, tmp_path):
+def test_a_grid_tries_each_combination_once(config, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "width", 120)  # else a worker's COLUMNS folds values
     workdir = tmp_path / "grid"
     outcome = done("search", config, *GRID, "--workdir", workdir)
     expected = [(seed, rate) for seed in (0, 1) for rate in (0.5, 1e-3)]
