@@ -1,5 +1,6 @@
 """Plans: valid, the same every time, no worse with more, and near their bound."""
 
+import dataclasses
 import json
 
 import hypothesis
@@ -123,6 +124,60 @@ def test_plans_are_near_their_bound(model, request):
     assert lower_ms <= without.prediction.lower_bound_ms * (1 + 1e-9)
     assert planned.prediction.step_ms <= without.prediction.step_ms * (1 + 1e-9)
     assert "above the optimum of this cost model" in " ".join(str(planned).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "nodes", "gap"),
+    [
+        ("T510", 1, 0.12),
+        pytest.param(
+            "Synthetic-Large",
+            16,
+            0.06,
+            marks=pytest.mark.xfail(
+                reason="more numbers of hot rows lower the bound by 2 %, and make this "
+                "plan 1.5 % slower, where others get 1 to 9 % faster: the gap is 6.6 %",
+                strict=True,
+            ),
+        ),
+    ],
+)
+def test_plans_of_lists_that_are_hard_are_near_their_bound(name, nodes, gap):
+    """T510 fits 8 GPUs in few plans, and the fastest plans need 4 % more memory; the
+    bound of Synthetic-Large is lower with the exchange whose plans are slower."""
+    listed = published.table_list(name)
+    planned = plan(
+        *listed.specs(),
+        fleet.dgx_h100(nodes),
+        listed.batch or BATCH,
+        zipf_exponent=listed.zipf_exponent or 0.0,
+        optimizer=listed.optimizer or "rowwise_adagrad",
+        kernels="mosaic_gpu",
+    )
+    assert planned.prediction.gap <= gap
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "better",
+    [
+        {"memory_bytes": 141e9},
+        {"memory_bytes_per_s": 4.8e12},
+        {"node_link_bytes_per_s": 900e9},
+        {"network_bytes_per_s": 100e9},
+    ],
+    ids=lambda better: next(iter(better)),
+)
+def test_better_machines_are_never_predicted_slower(better):
+    tables, features = published.model("DLRM-DCNv2")
+    device = dataclasses.replace(fleet.dgx_h100().device, **better)
+    before, after = (
+        plan(tables, features, machines, BATCH, zipf_exponent=1.1).prediction
+        for machines in (fleet.dgx_h100(), fleet.Fleet(device, 1, 8))
+    )
+    assert after.step_ms <= before.step_ms
+    assert after.lower_bound_ms <= before.lower_bound_ms * (1 + 5e-3)
 
 
 def test_what_is_forced_is_kept():
