@@ -7,6 +7,18 @@ import pytest
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import dlrm, dlrm_dcnv2
 from embark_jax.plans import fleet
+from embark_jax.simulator import job_of_list
+from tests.planner import published
+
+# EMBark's Table 1, millions a sample.
+MFLOPS = {"DLRM-DCNv2": 96, "T180": 308, "T200": 387, "T510": 1015, "T7": 25}
+
+
+@pytest.mark.parametrize("name", MFLOPS)
+def test_operations_are_the_published_ones(name):
+    job = job_of_list(published.table_list(name), fleet.dgx_h100())
+    operations = 6 * job.workload.dense.layers.parameters
+    assert operations / 1e6 == pytest.approx(MFLOPS[name], rel=0.025)
 
 
 def test_products_of_a_small_network():
