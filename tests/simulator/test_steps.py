@@ -48,8 +48,10 @@ def test_serial_embedding_tasks_take_as_long_as_the_planner_predicts():
     # A collective waits for the slowest device, which may be another each time.
     rest = [task for task in tasks if task.phase not in dense]
     step_ms = schedule(serial(rest)).step_ms
-    # No barrier lies between sums of gradients and the update, where they count as one.
-    assert 0.99 * predicted.step_ms < step_ms < 1.5 * predicted.step_ms
+    # Fewer barriers than one after each task, and fewer than one after each phase.
+    all_barriers_ms = sum(task.ms.max() for task in rest)
+    assert device_ms.max() <= step_ms * (1 + 1e-9) <= all_barriers_ms * (1 + 2e-9)
+    assert predicted.step_ms - ridden_ms <= all_barriers_ms < 1.5 * predicted.step_ms
 
 
 def test_the_program_overlaps_collectives_but_not_kernels():
