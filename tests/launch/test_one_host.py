@@ -56,18 +56,22 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, said
 
 
-def began(folder: Path, processes: int) -> list[str]:
-    """What the processes wrote once as many have begun."""
-    path, end = folder / "began", time.monotonic() + SECONDS
-    while not path.exists() or len(path.read_text().splitlines()) < processes:
+def began(folder: Path) -> list[str]:
+    """What the processes wrote when they began."""
+    return sorted((folder / "began").read_text().splitlines())
+
+
+def wait_for(name: str, folder: Path) -> None:
+    """Waits until both processes have made their files of this name."""
+    end = time.monotonic() + SECONDS
+    while len(list(folder.glob(f"{name}*"))) < 2:
         assert time.monotonic() < end
         time.sleep(0.02)
-    return sorted(path.read_text().splitlines())
 
 
 def test_all_end_well(launch, tmp_path):
     assert ended(launch("")) == (0, "")
-    assert began(tmp_path, 2) == ["0 of 2, again=False", "1 of 2, again=False"]
+    assert began(tmp_path) == ["0 of 2, again=False", "1 of 2, again=False"]
 
 
 def test_one_that_is_killed_ends_the_others_and_all_start_again(launch, tmp_path):
@@ -81,19 +85,19 @@ while not again: time.sleep(0.05)
         "says process 1 ended by SIGKILL: all start again from the last checkpoint "
         "(1 of 1)\n"
     )
-    assert began(tmp_path, 4)[1::2] == ["0 of 2, again=True", "1 of 2, again=True"]
+    assert began(tmp_path)[1::2] == ["0 of 2, again=True", "1 of 2, again=True"]
 
 
 def test_restarts_come_to_an_end(launch, tmp_path):
     status, said = ended(launch("sys.exit(7)", restarts=2))
     assert status == 7
     assert said.count("ended by exit status 7") == 2
-    assert len(began(tmp_path, 6)) == 6
+    assert len(began(tmp_path)) == 6
 
 
 def test_an_error_that_would_come_again_ends_the_run(launch, tmp_path):
     assert ended(launch("sys.exit(2)", restarts=2)) == (2, "")
-    assert len(began(tmp_path, 2)) == 2
+    assert len(began(tmp_path)) == 2
 
 
 def test_sigterm_is_passed_on(launch, tmp_path):
@@ -103,8 +107,7 @@ pathlib.Path(f"ready{number}").touch()
 while True: time.sleep(0.05)
 """
     process = launch(program, restarts=1)
-    while len(list(tmp_path.glob("ready*"))) < 2:
-        time.sleep(0.02)
+    wait_for("ready", tmp_path)
     process.terminate()
     assert ended(process) == (0, "")
 
@@ -120,10 +123,9 @@ pathlib.Path(f"ready{number}").touch()
 while True: time.sleep(0.05)
 """
     process = launch(program)
-    for name in ("ready", "told"):
-        while len(list(tmp_path.glob(f"{name}*"))) < 2:
-            time.sleep(0.02)
-        process.kill()
+    wait_for("ready", tmp_path)
+    process.kill()
+    wait_for("told", tmp_path)
 
 
 def test_a_second_ctrl_c_ends_at_once(launch, tmp_path):
@@ -134,7 +136,6 @@ while True: time.sleep(0.05)
 """
     process = launch(program, restarts=1)
     for name in ("ready", "told"):
-        while len(list(tmp_path.glob(f"{name}*"))) < 2:
-            time.sleep(0.02)
+        wait_for(name, tmp_path)
         process.send_signal(signal.SIGINT)
     assert ended(process) == (128 + signal.SIGKILL, "")
