@@ -91,7 +91,8 @@ def test_sharded_over_the_batch_equals_unsharded(case):
     mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
     rows = NamedSharding(mesh, PartitionSpec(("node", "gpu")))
     sharded = nnx.jit(model)(*jax.device_put(arrays, rows))
-    np.testing.assert_allclose(sharded, model(*arrays), rtol=1e-4, atol=1e-5)
+    assert sharded.sharding.is_equivalent_to(rows, sharded.ndim)
+    np.testing.assert_allclose(sharded, model(*arrays), rtol=1e-5, atol=1e-6)
 
 
 def test_embeddings_must_be_those_the_model_was_built_for(case):
