@@ -155,18 +155,21 @@ def load(config_file: Path, overrides: Sequence[str] | None) -> ExperimentConfig
     return reading.load(config_file, overrides or ())
 
 
-def check_outputs(inputs: Iterable[Path | None], **outputs: Path | None) -> None:
-    """Raises ``ConfigError`` if a file to write is a folder, or is read: itself, by a
-    link, or as a file of a folder."""
+def check_outputs(inputs: Iterable[str | Path | None], **outputs: Path | None) -> None:
+    """Raises ``ConfigError`` if a file to write is a folder, or that of another option,
+    or is read: itself, by a link, or as a file of a folder."""
     from embark_jax._base.config import ConfigError
 
+    files = [out.resolve() for out in outputs.values() if out is not None]
+    if len(files) > len({*files}):
+        raise ConfigError(f"--{' and --'.join(outputs)}: must name different files")
     for name, out in outputs.items():
         if out is None or not out.exists():
             continue
         if out.is_dir():
             raise ConfigError(f"--{name} {out}: is a folder, must be a file")
-        for path in inputs:
-            if path is None or not path.exists():
+        for path in map(Path, filter(None, inputs)):
+            if not path.exists():
                 continue
             if out.samefile(path) or path.resolve() in out.resolve().parents:
                 raise ConfigError(

@@ -48,11 +48,12 @@ def plan(
     For example: embark plan t180 fleet=dgx-h100 mesh.nodes=16
     embedding.wire.rows=bfloat16
     """
-    check_outputs([config_file, stats], out=out, html=html)
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax.config import reading
     from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
+    config, listed = reading.load_with_list(config_file, overrides or ())
+    check_outputs([config_file, config.fleet, stats], out=out, html=html)
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(
@@ -65,7 +66,6 @@ def plan(
             statistics = Statistics.from_json(text)
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
-    config, listed = reading.load_with_list(config_file, overrides or ())
     start = time.perf_counter()
     without_data = False
     if listed is not None:

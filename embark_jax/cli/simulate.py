@@ -50,13 +50,13 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate how a train step runs over time, on any fleet."""
-    check_outputs([config_file], trace=trace)
     from embark_jax import simulator
     from embark_jax._base.config import ConfigError
     from embark_jax.config import reading
     from embark_jax.report.summary import assumptions
 
     config, listed = reading.load_with_list(config_file, overrides or ())
+    check_outputs([config_file, config.fleet], trace=trace)
     notes = []
     with Console(stderr=True).status("planning"):
         if listed is not None:
