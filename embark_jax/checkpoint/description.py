@@ -66,7 +66,7 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
         try:
             fields = json.loads(text)
             intact = fields.pop("checksum", None) == checksum_of(fields)
-            if intact and fields["version"] == VERSION:
+            if intact and fields.get("version") == VERSION:
                 return cls.model_validate(fields)
         except (ValueError, AttributeError, TypeError):
             intact, fields = False, {}
