@@ -29,6 +29,7 @@ from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.deciding import DECIDING
 from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.run import training
+from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import read_metrics
 from embark_jax.train.outcome import NonFiniteLossError
 
@@ -113,6 +114,8 @@ def search(
             console.print(f"  {key} = {value}", markup=False, highlight=False)
         folder = workdir / name
         trained = reading.load(path, overrides, values)
+        if lines := RunFolder(folder).changes(trained):  # of a search by another metric
+            raise ConfigError("\n  ".join([f"{folder}: is of another search:", *lines]))
         record = training.train(trained, folder, folder.exists(), console)
         if record is None:  # it was asked to end: whoever goes on, goes on with it
             RetryHeartbeatStaleTrialCallback()(study, study.trials[trial.number])

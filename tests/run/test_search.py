@@ -66,7 +66,7 @@ def trained(monkeypatch) -> Trained:
             raise NonFiniteLossError("loss is nan at step 2")
         auc = 0.7 - 0.05 * abs(math.log10(rate / BEST_RATE)) + 0.1 * config.seed
         worse = {"step": 1, "validation_auc": auc - 0.1}
-        best = {"step": 2, "validation_auc": auc}
+        best = {"step": 2, "validation_auc": auc, "validation_log_loss": rate}
         last = {"step": 3, "final": True, "test_auc": auc, "test_log_loss": 0.7}
         lines = [json.dumps(record) for record in (worse, best, last)]
         (workdir / "metrics.jsonl").write_text("\n".join([*lines, ""]))
@@ -152,6 +152,15 @@ def test_a_folder_of_another_search_is_refused(config, trained, tmp_path):
         other = embark("search", config, *GRID, change, "--workdir", workdir)
         runs.assert_refused(other, "is of another search")
     assert runs.snapshot(workdir) == before
+
+
+def test_a_search_by_another_metric_takes_no_run_of_other_values(
+    ranges, trained, tmp_path
+):
+    args = ("search", ranges, "--trials", "15", "--workdir", tmp_path / "search")
+    done(*args)
+    other = embark(*args, "--metric", "log_loss")
+    runs.assert_refused(other, "trial-0010: is of another search:", "learning_rate is")
 
 
 @pytest.mark.parametrize(
