@@ -43,7 +43,7 @@ def plan(
         typer.Option(help="Write the plan as JSON, for embark train --plan."),
     ] = None,
 ) -> None:
-    """Plan where every table will live, and show why.
+    """Plan where every table will live, and show how long a step takes.
 
     For example: embark plan t180 fleet=dgx-h100 mesh.nodes=16
     embedding.wire.rows=bfloat16

@@ -53,8 +53,8 @@ class _ImprovementConfig(Config):
 
 
 class EarlyStoppingConfig(_ImprovementConfig):
-    """Training ends when the validation set no longer improves. The best step's state
-    is kept in ``best/``; the test set is evaluated with it."""
+    """Training ends when the validation set no longer improves. The checkpoint of the
+    best step is kept, and the test set is evaluated with it."""
 
     patience: PositiveInt = 2
     """Consecutive evaluations without improvement that end training."""

@@ -151,7 +151,7 @@ class Placement:
       row_shards, column_shards: numbers of shards that rows and columns are split into.
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty in DP.
       exchange: how its ids, rows and gradients travel; the direct one in DP.
-      reason: why the planner chose this, for the report.
+      reason: the placement in words, for the report.
       hot_rows: number of the table's first rows that are replicated, in RB and UB.
     """
 

@@ -34,7 +34,7 @@ class Decision:
       placement: text such as "RB 8 × 1", row shards by column shards.
       devices: owners of all of them, in words.
       ms: their part of the step's time, together; None if it is not known.
-      why: the reason.
+      in_words: the placement in words, and whether it was forced.
       without_ms: the step without them; None if it is not known.
     """
 
@@ -45,7 +45,7 @@ class Decision:
     placement: str
     devices: str
     ms: float | None
-    why: str
+    in_words: str
     without_ms: float | None = None
 
     @property
@@ -199,7 +199,7 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
                 ms=sum(map(breakdown.table_ms.__getitem__, names))
                 if breakdown
                 else None,
-                why=first.reason,
+                in_words=first.reason,
                 without_ms=without_ms.get(frozenset(names)),
             )
         )

@@ -26,13 +26,13 @@ PATH_TITLE = (
 )
 BAR_COLUMNS = 24
 WIDE_COLUMNS = 120
-"""Width below which a terminal is not shown all numbers of tables, and their reasons
-follow the table."""
+"""Width below which a terminal is not shown all numbers of tables, and their placements
+in words follow the table."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Shows owners of tables with reasons, and the work and memory of each device.
+    """Shows owners of tables, and the work and memory of each device.
 
     Attributes:
       plan: the plan.
@@ -85,7 +85,7 @@ def new_table(*headings: str, title: str | None = None) -> Table:
 
 
 def _decisions(plan: Plan, separately: bool, wide: bool) -> Iterator[RenderableType]:
-    """Shows who holds what; reasons have a column of their own where it is wide."""
+    """Shows who holds what; in words, too, in a column of its own where it is wide."""
     rows = summary.decisions(plan, separately)
     shown = rows if separately else rows[:MOST_DECISIONS]
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
@@ -102,18 +102,18 @@ def _decisions(plan: Plan, separately: bool, wide: bool) -> Iterator[RenderableT
     table.add_column("placement", no_wrap=True)
     table.add_column("devices", max_width=16)
     if wide:
-        table.add_column("why", ratio=1)
+        table.add_column("in words", ratio=1)
     for row in shown:
         cells = [number(row) for number in numbers.values()]
-        why = [Text(row.why)] if wide else []
-        table.add_row(Text(row.name), *cells, row.placement, row.devices, *why)
+        words = [Text(row.in_words)] if wide else []
+        table.add_row(Text(row.name), *cells, row.placement, row.devices, *words)
     left_out = sum(len(row.tables) for row in rows[len(shown) :])
     if left_out:
         table.caption = f"and {summary.counted(left_out, 'table')} more: see --all"
         table.caption_justify = "left"
     yield table
     if not wide:
-        yield from (Text(f"{row.name}: {row.why}") for row in shown)
+        yield from (Text(f"{row.name}: {row.in_words}") for row in shown)
 
 
 def _critical_path(plan: Plan) -> list[Table]:

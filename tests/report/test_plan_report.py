@@ -95,7 +95,7 @@ def test_narrow_terminals_are_told_all_reasons(planned):
     wide, narrow = shown(planned), shown(planned, columns=80)
     assert max(map(len, narrow.splitlines())) <= 80
     reasons = sum(
-        each.why.count("replicated") + each.why.count("row-wise")
+        each.in_words.count("replicated") + each.in_words.count("row-wise")
         for each in summary.decisions(planned)
     )
     for text in (wide, narrow):
