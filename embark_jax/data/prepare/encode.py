@@ -19,8 +19,7 @@ from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, SampleFile
 from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.recipe import SPLIT, WEIGHT, WINDOW
-from embark_jax.data.prepare.samples import IN_FILE
+from embark_jax.data.prepare.recipe import IN_FILE, SPLIT, WEIGHT, WINDOW
 from embark_jax.data.prepare.vocabulary import (
     FIRST_ID,
     MISSING_ID,
@@ -183,14 +182,15 @@ class SampleEncoder:
         return f"SELECT n, place, {id_} AS id FROM ({values})"
 
     def shared_values(
-        self, samples: str, types: Mapping[str, str], batch: Batch
+        self, samples: str, types: Mapping[str, str], batch: Batch, places: np.ndarray
     ) -> pa.Table:
         """Returns for each feature of one id a sample, whose table may have rows of
         several values, the values of the samples with such a row, and null of others.
 
         Args:
           samples, types: a query that gives samples of a file, and its types.
-          batch: these samples.
+          batch: some of these samples.
+          places: their places in the file, ascending.
         """
         manifest, columns = self._manifest, {}
         exact = {*manifest.numbers, *manifest.numbered_tables}
@@ -208,10 +208,9 @@ class SampleEncoder:
         if not columns:
             return pa.table({})
         return self._database.table(
-            f"SELECT {', '.join(columns.values())} FROM (SELECT *, row_number() OVER "
-            f"(ORDER BY {sql.name(IN_FILE)}) - 1 AS n FROM ({samples})) AS samples "
-            "JOIN shared USING (n) ORDER BY n",
-            shared=pa.table({**shared, "n": np.arange(len(batch))}),
+            f"SELECT {', '.join(columns.values())} FROM ({samples}) AS samples JOIN "
+            f"shared USING ({sql.name(IN_FILE)}) ORDER BY {sql.name(IN_FILE)}",
+            shared=pa.table({**shared, IN_FILE: places}),
         )
 
 
@@ -256,9 +255,8 @@ def encode(
             f"{place} < {first + CHUNK_ROWS}"
         )
         batch, facts = encoder.of_samples(samples, types)
-        splits, windows = facts[SPLIT].to_numpy(), None
-        if WINDOW in types:
-            windows = facts[WINDOW].to_numpy()
+        places, splits = facts[IN_FILE].to_numpy(), facts[SPLIT].to_numpy()
+        windows = facts[WINDOW].to_numpy() if WINDOW in types else None
         for split, split_name in enumerate(SPLITS):
             chosen = np.flatnonzero(splits == split)
             for window, mine in _by_window(windows, chosen):
@@ -269,10 +267,7 @@ def encode(
                     out, f"{name}.arrow", part, manifest, window
                 )
                 if split_name in held_out:
-                    some = f"{samples} AND {sql.name(SPLIT)} = {split}"
-                    if window is not None:
-                        some += f" AND {sql.name(WINDOW)} = {window}"
-                    values = encoder.shared_values(some, types, part)
+                    values = encoder.shared_values(samples, types, part, places[mine])
                     kept = f"{VALUES}/{name}.parquet"
                     with replacing(out / kept) as scratch:
                         pq.write_table(values, scratch)

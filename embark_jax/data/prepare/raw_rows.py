@@ -30,9 +30,8 @@ from embark_jax.data.prepare.encode import (
     add_vocabularies,
     has_nulls,
 )
-from embark_jax.data.prepare.recipe import WEIGHT
+from embark_jax.data.prepare.recipe import IN_FILE, WEIGHT
 from embark_jax.data.prepare.row_queries import RowQueries
-from embark_jax.data.prepare.samples import IN_FILE
 from embark_jax.data.prepare.values import define
 from embark_jax.data.prepare.vocabulary import RARE_ID, is_text, read_keys
 

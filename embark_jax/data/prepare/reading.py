@@ -14,6 +14,8 @@ from embark_jax.plans.options import OnBadLine
 
 SHOWN = 5
 """How many bad lines are told in words."""
+GOOD = "is good"
+"""A column of a table that is being read: whether the row is good."""
 _REJECTS = ", store_rejects = true, rejects_limit = 0"
 _FORGET = "DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans"
 
@@ -81,23 +83,22 @@ def _read(
         # Tables made by CREATE TABLE AS are in the order of the file.
         database.run(
             f"CREATE OR REPLACE TABLE {into} AS SELECT {', '.join(values)}, "
-            f'{flag} AS "is good" FROM {file.source(path, options)}'
+            f"{flag} AS {sql.name(GOOD)} FROM {file.source(path, options)}"
         )
     except sql.Error as error:
         told = _bad_rows(database, file, path, made, good, 1)
         raise DataError(told[0] if told else f"{file.path}: {error}") from None
     rejected = sum(lines for *_, lines in _rejected(database)) if options else 0
     ((rows, good_rows),) = database.rows(
-        f'SELECT count(*), count(*) FILTER ("is good") FROM {into}'
+        f"SELECT count(*), count(*) FILTER ({sql.name(GOOD)}) FROM {into}"
     )
     bad, told = rejected + rows - good_rows, []
     if bad:
         told = _bad_rows(database, file, path, made, good, SHOWN)
     if rows > good_rows:
-        database.run(
-            f'CREATE OR REPLACE TABLE {into} AS SELECT * FROM {into} WHERE "is good"'
-        )
-    database.run(f'ALTER TABLE {into} DROP "is good"')
+        kept = f"SELECT * FROM {into} WHERE {sql.name(GOOD)}"
+        database.run(f"CREATE OR REPLACE TABLE {into} AS {kept}")
+    database.run(f"ALTER TABLE {into} DROP {sql.name(GOOD)}")
     return Rows(good_rows, bad, told)
 
 

@@ -12,12 +12,15 @@ from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import Columns, NumberColumn
 from embark_jax.data.prepare.raw_files import RawFile, TextFile
+from embark_jax.data.prepare.reading import GOOD
 from embark_jax.data.prepare.values import Column
 from embark_jax.plans.options import SplitBy
 from embark_jax.plans.tables import FeatureSpec
 
 ROW = "number of the sample"
 """A column of samples with the position of each one among all, from 0."""
+IN_FILE = "number in the file"
+"""A column of the samples of a file: their place in it."""
 SPLIT = "split"
 """A column of samples with the split of each one, if the data set gives splits."""
 TRAIN, VALIDATION, TEST = range(len(SPLITS))
@@ -138,10 +141,13 @@ class Recipe:
     def __post_init__(self):
         where = self.raw[0].path
         names = [*self.dense, *(feature.name for feature in self.features)]
-        if own := sorted({ROW, LABEL, SPLIT, TIME, WEIGHT, WINDOW} & {*names}):
+        own = {ROW, IN_FILE, LABEL, SPLIT, TIME, WEIGHT, WINDOW, GOOD, "rowid"}
+        own |= {column.alias for column in self.raw_columns if column.alias}
+        own = {name.lower() for name in own}  # as DuckDB compares names
+        if taken := [name for name in names if name.lower() in own]:
             raise DataError(
-                f"{where}: column {own[0]!r} is a feature, must have another name, "
-                "which prepared data keep for themselves; rename it, or leave it out"
+                f"{where}: column {taken[0]!r} is a feature, must have another name, "
+                "as queries use this one themselves; rename it, or leave it out"
             )
         lower = [name.lower() for name in names]
         if twice := sorted({n for n in names if lower.count(n.lower()) > 1}):

@@ -23,8 +23,8 @@ from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.count import Counted, Tables, count, numbered_tables
 from embark_jax.data.prepare.encode import encode
 from embark_jax.data.prepare.extension import EXTENDS, Earlier
-from embark_jax.data.prepare.recipe import ROW, TRAIN, Recipe
-from embark_jax.data.prepare.samples import IN_FILE, make_samples
+from embark_jax.data.prepare.recipe import IN_FILE, ROW, TRAIN, Recipe
+from embark_jax.data.prepare.samples import make_samples
 from embark_jax.data.prepare.values import define
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS

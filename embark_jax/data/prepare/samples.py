@@ -13,6 +13,7 @@ from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.reading import SHOWN, Rows, read, types_of
 from embark_jax.data.prepare.recipe import (
     GIVEN_TIME,
+    IN_FILE,
     ROW,
     SPLIT,
     TIME,
@@ -29,9 +30,6 @@ from embark_jax.data.prepare.recipe import (
 )
 from embark_jax.data.prepare.values import Column
 from embark_jax.plans.options import OnBadLine, SplitBy
-
-IN_FILE = "number in the file"
-"""A column of the samples of a file: their place in it."""
 
 
 @dataclasses.dataclass(frozen=True)

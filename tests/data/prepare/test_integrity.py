@@ -21,7 +21,10 @@ from tests.runs import assert_refused, embark, snapshot
         ("/tmp/evil", "without /; rename the column, or give its table"),
         ("x" * 201, "must be text of at most 200 bytes"),
         ("", "a.csv: column 2 has no name; name it in the file, or leave it out"),
-        ("split", "column 'split' is a feature, must have another name, which prep"),
+        ("split", "column 'split' is a feature, must have another name, as queries"),
+        ("Label of label", "column 'Label of label' is a feature, must have another"),
+        ("rowid", "column 'rowid' is a feature, must have another name"),
+        ("is good", "column 'is good' is a feature, must have another name"),
     ],
 )
 def test_names_of_columns_name_files(tmp_path, name, message):
