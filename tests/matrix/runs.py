@@ -15,6 +15,7 @@ from tests.builders import make_plan, make_trainer
 
 BATCH, DIM, ROWS, OTHERS, HOT = 16, 4, 240, 12, 9
 MESH = (2, 2)
+ADAGRAD = ej.Adagrad(0.5)
 POOLED = (
     ej.FeatureSpec("x", hotness=3),
     ej.FeatureSpec("mean", "x", hotness=2, pooling="mean", weighted=True),
@@ -89,6 +90,7 @@ def trainer_of(
     capacity: int | None = None,
     exchange: str = "flat",
     wire: ej.Wire = FLOAT32,
+    optimizer: ej.RowOptimizer = ADAGRAD,
     **options: Any,
 ) -> ej.Trainer:
     """A trainer of one kind of table, beside a small one on the first device."""
@@ -108,7 +110,7 @@ def trainer_of(
     return make_trainer(
         make_plan(kind.features, (placed, other), *mesh, BATCH, capacity),
         model,
-        ej.Adagrad(0.5),
+        optimizer,
         dense_optimizer=optax.sgd(0.1),
         wire=wire,
         **options,
