@@ -268,7 +268,7 @@ class StoredRows:
 
     def owned(self, keys: np.ndarray) -> np.ndarray:
         """Returns ``[n]`` bool: which of ``[n]`` int64 keys belong to these devices."""
-        own = [row_shard for row_shard, _ in map(self._shard, self._blocks)]
+        own = [row_shard for _, row_shard, _ in self._own_shards()]
         return np.isin(self._row_shard(keys), own)
 
     def take(
@@ -286,8 +286,7 @@ class StoredRows:
             ``[n, 1]``.
         """
         row_shard, width = self._row_shard(keys), self.storage.width
-        for device, block in self._blocks.items():
-            row, column = self._shard(device)
+        for device, row, column in self._own_shards():
             own = np.flatnonzero(row_shard == row)
             columns = slice(column * width, (column + 1) * width)
             values = [
@@ -297,7 +296,7 @@ class StoredRows:
                 for value in self.words
             ]
             words = np.concatenate(list(map(to_words, values)), axis=1)
-            block.write(keys[own], words)
+            self._blocks[device].write(keys[own], words)
             self._used[device].append(used[own])
 
     def keys_in_slots(self) -> tuple[dict[Any, np.ndarray], dict[str, jax.Array]]:
@@ -366,12 +365,13 @@ class StoredRows:
 
         return jax.tree.map(joined, *by_device)
 
-    def _shard(self, device: Any) -> tuple[int, int]:
-        """Returns the row and column shard of a dynamic table that a device has."""
-        shards = self.storage.shards
-        owned = shards["owner"] == list(self._mesh.devices.flat).index(device)
-        ((row_shard, column_shard),) = shards[owned][["row_shard", "column_shard"]]
-        return int(row_shard), int(column_shard)
+    def _own_shards(self) -> list[tuple[Any, int, int]]:
+        """Returns the device, row shard and column shard of each shard of a dynamic
+        table that these devices have; some may have none."""
+        shards, devices = self.storage.shards, self._mesh.devices.flat
+        of_shards = shards[["owner", "row_shard", "column_shard"]].tolist()
+        placed = [(devices[owner], row, column) for owner, row, column in of_shards]
+        return [shard for shard in placed if shard[0] in self._blocks]
 
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:
         return row_shard_of(words_of(keys), self.storage.row_shards)

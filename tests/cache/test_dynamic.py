@@ -65,12 +65,12 @@ def trainer_of(
     dense_rate=0.1,
     capacity=200,
     column_shards=1,
+    owners=None,
     **options,
 ) -> ej.Trainer:
-    devices = math.prod(mesh)
-    owners = tuple(range(devices))
+    owners = owners or tuple(range(math.prod(mesh)))
     placed = (
-        Placement(users, cluster, devices // column_shards, column_shards, owners),
+        Placement(users, cluster, len(owners) // column_shards, column_shards, owners),
         Placement(ej.TableSpec("item", ITEMS, DIM, SCALE), "ub", 1, 1, (0,)),
     )
     return make_trainer(
@@ -273,7 +273,7 @@ def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
         other = trainer_of(smaller, (1, 2), "rb")
         list(other.iterate_batches(batches(3, 8, FAR)))  # there are other keys
         other.load(checkpoints)
-        split = trainer_of(table, (1, 2), column_shards=2)
+        split = trainer_of(table, (2, 2), column_shards=2, owners=(3, 1))
         split.load(checkpoints)
     assert again.step == other.step == split.step == 5
     tables = [trainer.table("user") for trainer in (one, split)]
