@@ -56,10 +56,11 @@ def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
     is_normal = any(t.initializer == "normal" for t in storage.tables.values())
 
     def value(row_low, row_high, column, seed, normal, scale):
-        cell = cell_of(key, row_low, row_high, column, seed)
-        drawn = _uniform(cell)
+        own_key = jax.random.fold_in(row_key(key, row_low, row_high, seed), column)
+        drawn = jax.random.uniform(own_key, (), jnp.float32, -1.0, 1.0)
         if is_normal:
-            drawn = jnp.where(normal, jax.random.normal(cell, (), jnp.float32), drawn)
+            normal_value = jax.random.normal(own_key, (), jnp.float32)
+            drawn = jnp.where(normal, normal_value, drawn)
         return drawn * scale
 
     by_column = jax.vmap(value, in_axes=(None, None, 0, None, None, None))
@@ -73,20 +74,11 @@ def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
     return rows_of
 
 
-def table_seed(name: str) -> int:
-    """Returns the number of a table that its initial values depend on."""
-    return zlib.crc32(name.encode()) >> 1
-
-
-def cell_of(key, row_low, row_high, column, seed) -> jax.Array:
-    """Returns a random key of one value: of a random key, the low and high 32 bits of a
-    row's number or key, a column, and a table's seed."""
-    cell = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
-    return jax.random.fold_in(jax.random.fold_in(cell, row_high), column)
-
-
-def _uniform(cell: jax.Array) -> jax.Array:
-    return jax.random.uniform(cell, (), jnp.float32, -1.0, 1.0)
+def row_key(key, row_low, row_high, seed) -> jax.Array:
+    """Returns a random key of one row: of a random key, the low and high 32 bits of the
+    row's number or key, and a table's seed."""
+    row = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)
+    return jax.random.fold_in(row, row_high)
 
 
 class Located(NamedTuple):
@@ -95,7 +87,7 @@ class Located(NamedTuple):
     Attributes:
       low, high: uint32 words of the number, or key, of the row.
       column: int32 first of its columns.
-      seed: int32 number of its table.
+      seed: int32 number of its table, a hash of its name.
       normal: bool: whether its initial values are normal.
       scale: float32 scale of these; zero where a slot holds no row.
     """
@@ -117,15 +109,15 @@ def locate(storage: Storage, slot: jax.Array) -> Located:
     # of their first slots.
     begin = shards["owner"] * storage.rows_per_device + shards["first_slot"]
     tables = [storage.tables[table] for table in shards["table"].tolist()]
-    seeds = np.array([table_seed(table.name) for table in tables], np.int32)
+    seeds = [zlib.crc32(table.name.encode()) >> 1 for table in tables]
     normal = np.array([table.initializer == "normal" for table in tables])
     scales = np.array([table.scale for table in tables], np.float32)
     with jax.enable_x64(True):
-        words = None
-        if storage.cached:
-            words, slot = slot, lax.bitcast_convert_type(slot, jnp.int64)
+        words = slot
         if storage.dynamic:  # a device has one shard of it
-            slot = jnp.zeros_like(slot)
+            slot = jnp.zeros(len(words), jnp.int64)
+        elif storage.cached:
+            slot = lax.bitcast_convert_type(words, jnp.int64)
         place = slot.astype(jnp.int64)
         if not storage.replicated:
             place += lax.axis_index(MESH_AXES).astype(jnp.int64) * np.int64(
@@ -137,18 +129,15 @@ def locate(storage: Storage, slot: jax.Array) -> Located:
             return jnp.asarray(values)[jnp.maximum(shard, 0)]
 
         local_row = place - of_shard(begin)
-        if words is None or not storage.dynamic:
-            first_row, stride = (
-                of_shard(shards["first_row"]),
-                of_shard(shards["stride"]),
-            )
+        if not storage.dynamic:
+            first_row, stride = map(of_shard, (shards["first_row"], shards["stride"]))
             words = words_of(first_row + local_row * stride)
         held = (shard >= 0) & (local_row < of_shard(shards["rows"]))
         return Located(
             words[:, 0],
             words[:, 1],
             of_shard(shards["first_column"].astype(np.int32)),
-            of_shard(seeds),
+            of_shard(np.array(seeds, np.int32)),
             of_shard(normal),
             jnp.where(held, of_shard(scales), jnp.float32(0)),
         )
