@@ -46,7 +46,7 @@ class RowGradients(NamedTuple):
     gradient: jax.Array
 
 
-class Summands(NamedTuple):
+class GradientTerms(NamedTuple):
     """The terms of a device's row gradients, as ``sum_groups`` takes them.
 
     Attributes:
@@ -115,9 +115,14 @@ class Cluster(abc.ABC):
         """Returns weighted sums of each bag's rows, ``[rows, outputs, width]``; the
         argument is this device's block of the storage."""
 
+    @property
+    def sums_alone(self) -> bool:
+        """Whether no other device adds to the sums of ``gradient_terms``."""
+        return True
+
     @abc.abstractmethod
-    def summands(self, gradients: list[jax.Array], route: Route) -> Summands | None:
-        """Returns what ``row_gradients`` sums; None if other devices add to it."""
+    def gradient_terms(self, gradients: list[jax.Array], route: Route) -> GradientTerms:
+        """Returns what ``row_gradients`` sums on this device."""
 
     @abc.abstractmethod
     def row_gradients(self, gradients: list[jax.Array], route: Route) -> RowGradients:
@@ -163,9 +168,8 @@ class ShardedCluster(Cluster):
         return route, largest
 
     def row_gradients(self, gradients, route):
-        summands = self.summands(gradients, route)
-        assert summands is not None
-        return RowGradients(route.touched.row, sum_up(summands, self.implementation))
+        terms = self.gradient_terms(gradients, route)
+        return RowGradients(route.touched.row, sum_up(terms, self.implementation))
 
 
 def capacities_needed(
@@ -256,9 +260,9 @@ def lookup_blocks(
     ]
 
 
-def sum_up(summands: Summands, implementation: Implementation) -> jax.Array:
-    """Returns ``[rows, width]`` sums that belong to ``summands.groups.row``."""
-    groups, values, source, weight = summands
+def sum_up(terms: GradientTerms, implementation: Implementation) -> jax.Array:
+    """Returns ``[rows, width]`` sums that belong to ``terms.groups.row``."""
+    groups, values, source, weight = terms
     return sum_groups(values, groups, source, weight, implementation=implementation)
 
 
@@ -293,8 +297,8 @@ def mean_square_over_column_shards(
     with jax.named_scope("square exchange"):
         returned = exchange.swap(share).reshape(-1)
     means = []
-    for block, cell in zip(index.blocks, inverse, strict=True):
-        request_share = pick(returned, cell)
+    for block, place in zip(index.blocks, inverse, strict=True):
+        request_share = pick(returned, place)
         columns = jnp.zeros((block.rows, block.columns), request_share.dtype)
         columns = columns.at[:, block.request_column].add(request_share)
         means.append(columns[:, block.request_column] / block.request_dim[None])

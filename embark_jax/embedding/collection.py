@@ -343,10 +343,10 @@ class EmbeddingCollection:
                         sums[feature.feature.name].append(feature.assemble(outputs))
             # Of hot and of cold rows, where a table has both; of empty bags none.
             pooled = {
-                name: sum(summands[1:], summands[0])
-                if summands
+                name: sum(terms[1:], terms[0])
+                if terms
                 else jnp.zeros((plan.events.get(name, batch), dims[name]))
-                for name, summands in sums.items()
+                for name, terms in sums.items()
             }
             for feature in () if packed else self._sequences:
                 name = feature.name

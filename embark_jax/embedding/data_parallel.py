@@ -25,8 +25,8 @@ from embark_kernels import (
 
 from embark_jax.embedding.cluster import (
     Cluster,
+    GradientTerms,
     RowGradients,
-    Summands,
     flat,
     flat_weights,
     lookup_blocks,
@@ -166,8 +166,8 @@ class DataParallel(Cluster):
         for columns, buffer_row in zip(
             self._columns, self._buffer_row(slots), strict=True
         ):
-            cells = len(buffer_row) * len(columns.listed)
-            of_block, listed_rows = jnp.split(listed_rows, [cells])
+            requests = len(buffer_row) * len(columns.listed)
+            of_block, listed_rows = jnp.split(listed_rows, [requests])
             of_block = of_block.reshape(len(buffer_row), -1)
             order = np.argsort(np.concatenate([columns.whole, columns.listed]))
             targets.append(jnp.concatenate([buffer_row, of_block], axis=1)[:, order])
@@ -205,13 +205,12 @@ class DataParallel(Cluster):
             self.index, block, route.slot, route.weight, self.implementation
         )
 
-    def summands(self, gradients, route):
-        return self._summands(gradients, route) if self.index.devices == 1 else None
+    @property
+    def sums_alone(self):
+        return self.index.devices == 1
 
-    def _summands(
-        self, gradients: list[jax.Array], route: DataParallelRoute
-    ) -> Summands:
-        return Summands(
+    def gradient_terms(self, gradients, route):
+        return GradientTerms(
             route.groups,
             flat(gradients, self.index.storage.width),
             self.index.request_bags(),
@@ -219,8 +218,8 @@ class DataParallel(Cluster):
         )
 
     def row_gradients(self, gradients, route):
-        rows = sum_up(self._summands(gradients, route), self.implementation)
-        if self.index.devices > 1:
+        rows = sum_up(self.gradient_terms(gradients, route), self.implementation)
+        if not self.sums_alone:
             with jax.named_scope("gradient exchange"):
                 rows = sum_over_devices(rows, self.wire.sums)
         return RowGradients(route.touched, rows)

@@ -84,10 +84,10 @@ class HierarchicalExchange:
 
     def sums_to_requesters(self, sums, wire):
         staged = _inside_node(sums.reshape(*self.shape, *sums.shape[1:]), wire)
-        gpu, rank = jnp.divmod(_of_this_node(self.merging.summands), self.ranks)
-        # [node ranks, summands, nodes, batch, width]
-        summands = staged.at[:, gpu, :, rank].get(mode="fill", fill_value=0)
-        merged = summands.sum(axis=1).transpose(1, 2, 0, 3)
+        gpu, rank = jnp.divmod(_of_this_node(self.merging.terms), self.ranks)
+        # [node ranks, terms, nodes, batch, width]
+        terms = staged.at[:, gpu, :, rank].get(mode="fill", fill_value=0)
+        merged = terms.sum(axis=1).transpose(1, 2, 0, 3)
         return self.merging.partial_sums.add_up(_along_rail(merged, wire))
 
     def gradients_to_owners(self, gradients, wire):

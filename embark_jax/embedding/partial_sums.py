@@ -56,9 +56,9 @@ class PartialSums:
         for count in np.unique(counts):
             outputs = np.flatnonzero(counts == count)
             sum_ = first[outputs][:, None] + np.arange(count)
-            summands = received[self.owner[sum_], :, self.rank[sum_]]
+            terms = received[self.owner[sum_], :, self.rank[sum_]]
             order.append(outputs)
-            sums.append(summands.sum(axis=1))  # [outputs, batch, width]
+            sums.append(terms.sum(axis=1))  # [outputs, batch, width]
         joined = jnp.concatenate(sums)[np.argsort(np.concatenate(order))]
         return joined.transpose(1, 0, 2)
 
@@ -93,13 +93,13 @@ class Merging:
       partial_sums: partial sums of the nodes.
       node_rank: ``[nodes, gpus, device ranks]`` rank in its node of the sum to which a
         device's sum is added; one past the last where a device has fewer.
-      summands: ``[nodes, node ranks, summands]`` sums that are added up there, each as
+      terms: ``[nodes, node ranks, terms]`` sums that are added up there, each as
         ``gpu * device ranks + rank``; ``gpus * device ranks`` where there are fewer.
     """
 
     partial_sums: PartialSums
     node_rank: np.ndarray
-    summands: np.ndarray
+    terms: np.ndarray
 
 
 def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
@@ -114,12 +114,12 @@ def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
     node_rank = np.full(shape, of_nodes.ranks, np.int32)
     node_rank[node, gpu, partial_sums.rank] = of_nodes.rank[merged]
 
-    max_summands = int(np.bincount(merged).max())
+    max_terms = int(np.bincount(merged).max())
     none = gpus_per_node * partial_sums.ranks
-    summands = np.full((nodes, of_nodes.ranks, max_summands), none, np.int32)
+    terms = np.full((nodes, of_nodes.ranks, max_terms), none, np.int32)
     taken = np.zeros(len(different), int)
     for i, into in enumerate(merged):
         source = gpu[i] * partial_sums.ranks + partial_sums.rank[i]
-        summands[owner[into], of_nodes.rank[into], taken[into]] = source
+        terms[owner[into], of_nodes.rank[into], taken[into]] = source
         taken[into] += 1
-    return Merging(of_nodes, node_rank, summands)
+    return Merging(of_nodes, node_rank, terms)

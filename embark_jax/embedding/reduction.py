@@ -18,9 +18,9 @@ from embark_kernels import (
 from jax import lax
 
 from embark_jax.embedding.cluster import (
+    GradientTerms,
     Keys,
     ShardedCluster,
-    Summands,
     capacities_needed,
     mean_square_over_column_shards,
     pick,
@@ -154,7 +154,7 @@ class ReductionBased(ShardedCluster):
         with jax.named_scope("row exchange"):
             return [self.exchange.sums_to_requesters(sums, self.wire.rows)]
 
-    def summands(self, gradients, route):
+    def gradient_terms(self, gradients, route):
         (of_block,) = gradients
         with jax.named_scope("gradient exchange"):
             wire = self.wire.gradients
@@ -163,7 +163,7 @@ class ReductionBased(ShardedCluster):
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]
         source = jnp.where(bag < bags, requester * bags + bag, -1)
-        return Summands(
+        return GradientTerms(
             route.touched,
             received.reshape(-1, received.shape[-1]),
             source.reshape(-1),
@@ -173,10 +173,10 @@ class ReductionBased(ShardedCluster):
     def mean_square(self, rows, route):
         if not self.index.column_sharded:
             return None
-        cell = jnp.arange(route.request.size, dtype=jnp.int32)
+        place = jnp.arange(route.request.size, dtype=jnp.int32)
         shape = self.batch, self.block.requests
         inverse = jnp.full(math.prod(shape), route.request.size, jnp.int32)
-        inverse = inverse.at[route.request.reshape(-1)].set(cell, mode="drop")
+        inverse = inverse.at[route.request.reshape(-1)].set(place, mode="drop")
         return mean_square_over_column_shards(
             self.index,
             self.exchange,

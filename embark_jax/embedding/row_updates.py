@@ -47,19 +47,19 @@ def update_block(
     spans = {n: spans[n] for n in names if n in spans}
     by_block = _by_block(cluster, mean_factors, spans, gradients)
     whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
-    summands = cluster.summands(by_block, route) if whole_rows else None
-    if summands is not None:
+    if whole_rows and cluster.sums_alone:
+        terms = cluster.gradient_terms(by_block, route)
         return sum_and_update(
             block,
             dict(state),
-            summands.groups,
-            summands.values,
-            summands.source,
+            terms.groups,
+            terms.values,
+            terms.source,
             optimizer,
-            summands.weight,
+            terms.weight,
             apply=apply,
             step=step,
-            noise=noise_of_slots and noise_of_slots(summands.groups.row, keys),
+            noise=noise_of_slots and noise_of_slots(terms.groups.row, keys),
             implementation=cluster.implementation,
         )
     rows = cluster.row_gradients(by_block, route)

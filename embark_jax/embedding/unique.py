@@ -19,9 +19,9 @@ from embark_kernels import (
 )
 
 from embark_jax.embedding.cluster import (
+    GradientTerms,
     Keys,
     ShardedCluster,
-    Summands,
     capacities_needed,
     flat,
     flat_weights,
@@ -129,7 +129,7 @@ class UniqueBased(ShardedCluster):
             index, rows, route.inverse, route.weight, self.implementation
         )
 
-    def summands(self, gradients, route):
+    def gradient_terms(self, gradients, route):
         index = self.index
         width = index.storage.width
         sent = sum_groups(
@@ -143,8 +143,8 @@ class UniqueBased(ShardedCluster):
         with jax.named_scope("gradient exchange"):
             received = self.exchange.swap(sent, self.wire.gradients)
         received = received.reshape(-1, width)
-        cells = jnp.arange(received.shape[0], dtype=jnp.int32)
-        return Summands(route.touched, received, cells, None)
+        places = jnp.arange(received.shape[0], dtype=jnp.int32)
+        return GradientTerms(route.touched, received, places, None)
 
     def mean_square(self, rows, route):
         if not self.index.column_sharded:

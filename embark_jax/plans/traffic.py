@@ -22,7 +22,7 @@ Numbers: TypeAlias = Any
 SQUARE_VALUES = 38
 """32-bit values that are read and written for each received slot where squares of
 column shards are exchanged; counted as in ``clusters``."""
-SUMMANDS_WORTH_SORTING = 2
+TERMS_WORTH_SORTING = 2
 """Terms of each sum from which plain XLA sorts them, so that it reads and writes
 each sum once (``embark_kernels/_xla.py``)."""
 ROWS_AT_ONCE = 16
@@ -139,13 +139,13 @@ def index_bytes(ids: Numbers, values_per_id: int) -> Numbers:
     return VALUE_BYTES * ids * values_per_id
 
 
-def sums_bytes(summands: Numbers, sums: Numbers, width: Numbers) -> Numbers:
+def sums_bytes(terms: Numbers, sums: Numbers, width: Numbers) -> Numbers:
     """Returns the memory bytes of adding gradients up in plain XLA, but for reading
     them: sums are zeroed, and read and written for each term, or once if these are
     sorted."""
-    sort = summands >= SUMMANDS_WORTH_SORTING * sums
-    added = np.where(sort, sums, summands)
-    return sort * sort_bytes(summands) + rows_bytes(sums + 2 * added, width)
+    sort = terms >= TERMS_WORTH_SORTING * sums
+    added = np.where(sort, sums, terms)
+    return sort * sort_bytes(terms) + rows_bytes(sums + 2 * added, width)
 
 
 def replicated_gradient_bytes(rows: Numbers, width: Numbers) -> Numbers:

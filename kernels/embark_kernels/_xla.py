@@ -26,10 +26,10 @@ COLUMNS_ALONE = 512
 """Up to this many columns, each bag has its own expression on CPU, so that its sum is
 made where it is used. With more columns, bags of equal length share one, to keep
 programs small."""
-SUMMANDS_WORTH_SORTING = 2
+TERMS_WORTH_SORTING = 2
 """Terms per sum from which a GPU sorts them: with about one, sorting costs more
 bytes than it saves, and it changes what XLA schedules beside the exchanges."""
-SUMMANDS_AT_ONCE = 2048
+TERMS_AT_ONCE = 2048
 """Terms that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
 
 
@@ -140,12 +140,12 @@ def add_rows(
         return sums.at[target].add(rows, indices_are_sorted=True)
 
     def a_few_at_once(sums, values, source, target, weights):
-        summands = source.shape[0]
-        count = min(summands, SUMMANDS_AT_ONCE)
-        iterations = -(-summands // count)
+        terms = source.shape[0]
+        count = min(terms, TERMS_AT_ONCE)
+        iterations = -(-terms // count)
 
         def cut(array, fill):
-            padding = iterations * count - summands
+            padding = iterations * count - terms
             padded = jnp.pad(array, (0, padding), constant_values=fill)
             return padded.reshape(iterations, -1)
 
@@ -168,7 +168,7 @@ def add_rows(
     default = add
     if ascending:
         default = add_in_order
-    elif source.shape[0] >= SUMMANDS_WORTH_SORTING * size:
+    elif source.shape[0] >= TERMS_WORTH_SORTING * size:
         default = sort_and_add
     return lax.platform_dependent(
         sums, values, source, target, weights, cpu=a_few_at_once, default=default

@@ -283,7 +283,7 @@ def test_a_batch_of_many_blocks(gpu_programs, monkeypatch):
     """Plain XLA: a very hot row, and the turns of its loops on CPU meet nowhere."""
     if gpu_programs:
         run_gpu_programs(monkeypatch)
-    monkeypatch.setattr(_xla, "SUMMANDS_AT_ONCE", 16)
+    monkeypatch.setattr(_xla, "TERMS_AT_ONCE", 16)
     monkeypatch.setattr(update, "ROWS_AT_ONCE", 16)
     rng = np.random.default_rng(4)
     ids = rng.integers(-1, 60, 45).astype(np.int32)

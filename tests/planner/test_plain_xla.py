@@ -21,13 +21,13 @@ XLA, XLA_ROW_WISE = (
 )
 
 
-def added_bytes(summands, sums, width):
+def added_bytes(terms, sums, width):
     """Bytes that are read and written to add to zeroed sums, one value at a time."""
     moved = sums * width * 4  # zeroes
-    if summands < 2 * sums:
-        return moved + summands * 2 * width * 4
+    if terms < 2 * sums:
+        return moved + terms * 2 * width * 4
     for _ in range(4):  # digits: keys and positions move, the key is counted
-        moved += summands * (2 * (4 + 4) + 1)
+        moved += terms * (2 * (4 + 4) + 1)
     return moved + sums * 2 * width * 4
 
 
