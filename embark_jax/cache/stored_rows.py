@@ -29,7 +29,7 @@ from embark_jax.cache.key_index import NOWHERE, Demand, KeyIndex, Moves
 from embark_jax.cache.row_store import KeyedRows, make_store
 from embark_jax.cache.swaps import Incoming, Values, initial_values, to_words
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
-from embark_jax.embedding.keys import row_shard_of
+from embark_jax.embedding.keys import keys_of, row_shard_of, words_of
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.plans.layout import Storage
 from embark_jax.plans.options import Evict
@@ -375,16 +375,6 @@ class StoredRows:
 
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:
         return row_shard_of(words_of(keys), self.storage.row_shards)
-
-
-def keys_of(words: np.ndarray) -> np.ndarray:
-    """Returns ``[n]`` int64 keys of ``[n, 2]`` uint32 low and high words."""
-    return np.ascontiguousarray(words, "<u4").view("<i8")[:, 0]
-
-
-def words_of(keys: np.ndarray) -> np.ndarray:
-    """Returns ``[n, 2]`` uint32 low and high words of ``[n]`` int64 keys."""
-    return np.ascontiguousarray(keys, "<i8").view("<u4").reshape(-1, 2)
 
 
 def on_device(device: Any, array: jax.Array) -> jax.Array:

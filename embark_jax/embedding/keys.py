@@ -36,10 +36,18 @@ class SortedKeys(NamedTuple):
     is_first: jax.Array
 
 
-def words_of(ids: jax.Array) -> jax.Array:
-    """Returns the low and high words of integers of 32 or 64 bits, ``[..., 2]``."""
+def words_of(ids: Any) -> Any:
+    """Returns the low and high words ``[..., 2]`` uint32 of integers of 32 or 64 bits,
+    in JAX or NumPy."""
+    if isinstance(ids, np.ndarray):
+        return ids.astype(np.int64)[..., None].view(np.uint32)
     with jax.enable_x64(True):
         return lax.bitcast_convert_type(ids.astype(jnp.int64), jnp.uint32)
+
+
+def keys_of(words: np.ndarray) -> np.ndarray:
+    """Inverts ``words_of``: returns ``[...]`` int64 keys."""
+    return np.ascontiguousarray(words).view(np.int64)[..., 0]
 
 
 def hash_words(words: Any, seed: int) -> Any:

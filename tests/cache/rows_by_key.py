@@ -7,15 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.embedding.keys import hash_words, row_shard_of
+from embark_jax.embedding.keys import hash_words, row_shard_of, words_of
 
 DIM, SCALE = 4, 0.3
 EXTREME = [0, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
 BUCKET_SEEDS = (0x9E3779B9, 0x85EBCA6B)
-
-
-def words(keys) -> np.ndarray:
-    return np.array(keys, np.int64).view(np.uint32).reshape(-1, 2)
 
 
 @functools.cache
@@ -23,8 +19,8 @@ def colliding(count: int) -> list[int]:
     """Keys that hash to the last of 2, 4 and 8 owners, and to one first bucket of 64,
     and choose one second bucket: more than both hold."""
     keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2**22)
-    first, step = (hash_words(words(keys), seed) for seed in BUCKET_SEEDS)
-    chosen = (row_shard_of(words(keys), 8) == 7) & (first % 64 == 5)
+    first, step = (hash_words(words_of(keys), seed) for seed in BUCKET_SEEDS)
+    chosen = (row_shard_of(words_of(keys), 8) == 7) & (first % 64 == 5)
     return keys[chosen & (step % 63 % 8 == 1)][:count].tolist()
 
 

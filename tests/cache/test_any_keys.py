@@ -11,12 +11,18 @@ import pytest
 from hypothesis import strategies as st
 
 import embark_jax as ej
-from embark_jax.embedding.keys import hash_words, number_keys, row_shard_of, words_of
+from embark_jax.embedding.keys import (
+    hash_words,
+    keys_of,
+    number_keys,
+    row_shard_of,
+    words_of,
+)
 from embark_jax.plans.collectives import storage_collectives
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import Wire
 from tests.builders import make_plan
-from tests.cache.rows_by_key import EXTREME, words
+from tests.cache.rows_by_key import EXTREME
 from tests.collectives import counted
 
 some_keys = st.lists(
@@ -52,7 +58,8 @@ def test_different_keys_are_numbered(hash_of_words, monkeypatch):
 
 
 def test_hosts_and_devices_hash_alike():
-    keys = words([*EXTREME, *range(100)])
+    keys = words_of(np.array([*EXTREME, *range(100)]))
+    np.testing.assert_array_equal(keys_of(keys), [*EXTREME, *range(100)])
     for row_shards in (1, 3, 8):
         np.testing.assert_array_equal(
             row_shard_of(jnp.asarray(keys), row_shards), row_shard_of(keys, row_shards)

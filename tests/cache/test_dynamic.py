@@ -11,7 +11,8 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.cache.cached_rows import TooFewSlotsError
-from embark_jax.cache.stored_rows import NO_ROW, keys_of
+from embark_jax.cache.stored_rows import NO_ROW
+from embark_jax.embedding.keys import keys_of
 from embark_jax.plans.storage import Placement
 from tests.builders import losses, make_plan, make_trainer
 from tests.cache.rows_by_key import DIM, EXTREME, SCALE, colliding, initial_row

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax.cache import directory, key_index, stored_rows
+from embark_jax.cache import directory, key_index
 from embark_jax.cache.key_index import ANY_ROW, KeyIndex, Resolved, SlotRules
-from embark_jax.cache.stored_rows import keys_of
+from embark_jax.embedding.keys import keys_of, words_of
 
 BATCH = 16
 
 
-def words_of(keys):
+def batch_of(keys):
     """``[BATCH, 2]`` uint32 of keys, and which of them are there."""
     padded = np.zeros(BATCH, np.int64)
     padded[: len(keys)] = keys
-    return stored_rows.words_of(padded), np.arange(BATCH) < len(keys)
+    return words_of(padded), np.arange(BATCH) < len(keys)
 
 
 @functools.partial(jax.jit, static_argnames="rules")
@@ -83,7 +83,7 @@ def test_it_holds_what_a_dict_would(slots, evict, stream):
     for keys in stream:
         # Half of them differ in the upper word alone.
         keys = [key if key % 2 else -2 - (key << 32) for key in keys]
-        resolved = resolve(index, *words_of(keys), SlotRules(evict))
+        resolved = resolve(index, *batch_of(keys), SlotRules(evict))
         assert int(resolved.demand.counts.unplaced[0]) == 0
         oracle.follow(keys, resolved)
         undone, unplaced = undo(resolved.index, resolved.demand)
@@ -105,7 +105,7 @@ def assert_alike(found: KeyIndex, expected: KeyIndex) -> None:
 def test_who_leaves(evict):
     index = key_index.empty_index(4)
     for keys in ([1, 2, 3, 4], [1, 2], [2, 1], [3], [4], [5]):
-        resolved = resolve(index, *words_of(keys), SlotRules(evict))
+        resolved = resolve(index, *batch_of(keys), SlotRules(evict))
         index = resolved.index
     # 1 was asked for longest ago; 3 and 4 the fewest times, and 3 is in the first slot.
     assert (
@@ -115,8 +115,8 @@ def test_who_leaves(evict):
 
 
 def test_a_batch_that_needs_more_slots_changes_nothing():
-    index = resolve(key_index.empty_index(10), *words_of(range(9))).index
-    refused = resolve(index, *words_of(range(5, 16)))
+    index = resolve(key_index.empty_index(10), *batch_of(range(9))).index
+    refused = resolve(index, *batch_of(range(5, 16)))
     assert int(refused.demand.counts.needed[0]) == 11
     assert int(refused.demand.moves.count[0]) == 0
     undone, _ = undo(refused.index, refused.demand)
@@ -127,14 +127,14 @@ def test_keys_without_room_find_it_in_a_larger_directory():
     index = key_index.empty_index(64, buckets=2)
     unplaced = 0
     for first in range(0, 64, BATCH):
-        resolved = resolve(index, *words_of(range(first, first + BATCH)))
+        resolved = resolve(index, *batch_of(range(first, first + BATCH)))
         index = resolved.index
         unplaced += int(resolved.demand.counts.unplaced[0])
     assert unplaced == 64 - 2 * directory.WAYS
     larger, unplaced = key_index.rehash(index, 100, directory.default_buckets(100))
     assert int(unplaced[0]) == 0
     assert contents(larger) == {key: key for key in range(64)}
-    after = resolve(larger, *words_of(range(60, 76)))
+    after = resolve(larger, *batch_of(range(60, 76)))
     assert int(after.demand.moves.count[0]) == 12
     assert (np.asarray(after.demand.moves.slot)[:12] == range(64, 76)).all()
 
@@ -145,7 +145,7 @@ def test_all_slots_fill_before_anything_leaves():
     index = key_index.empty_index(slots)
     keys = np.random.default_rng(0).permutation(2**40 - np.arange(6 * n) * 7919)
     step = jax.jit(key_index.resolve)
-    for batch in stored_rows.words_of(keys).reshape(-1, n, 2):
+    for batch in words_of(keys).reshape(-1, n, 2):
         filled = int(index.taken[0])
         resolved = step(index, batch, np.ones(n, bool))
         leaving = int(resolved.demand.moves.leaves.sum())
