@@ -128,10 +128,10 @@ class Cluster(abc.ABC):
     def row_gradients(self, gradients: list[jax.Array], route: Route) -> RowGradients:
         """Turns gradients of ``lookup``'s result into those of this device's rows."""
 
-    @abc.abstractmethod
     def mean_square(self, rows: RowGradients, route: Route) -> jax.Array | None:
         """Returns ``[rows]``: the mean of gradient² over the whole row, all column
         shards; None where this device has whole rows."""
+        return None
 
 
 class ShardedCluster(Cluster):
@@ -141,7 +141,8 @@ class ShardedCluster(Cluster):
     Routes have ``touched``, what a device received, grouped by row. Those of a cached
     storage have the ``keys`` that it received instead, until it resolves them. Of a
     cached storage in 16 bits they have ``row_keys`` with their slots, by which rows are
-    rounded: ``[rows, 2]``, as in ``Keys``.
+    rounded: ``[rows, 2]``, as in ``Keys``. ``request`` is ``[devices, capacity]``, the
+    request of this device behind each place that it sent.
     """
 
     @abc.abstractmethod
@@ -154,6 +155,11 @@ class ShardedCluster(Cluster):
           touched: the keys, grouped by the slots that may be updated.
         """
 
+    @abc.abstractmethod
+    def sent_places(self, route: Route) -> list[jax.Array]:
+        """Returns for each block ``[rows, requests]`` place of each request in what
+        this device sent."""
+
     def group(self, rows: jax.Array, num_rows: int) -> RowGroups:
         """Groups the ids that a device received, by ``[received]`` int32 rows, or other
         numbers below ``num_rows``."""
@@ -164,6 +170,24 @@ class ShardedCluster(Cluster):
             implementation=self.implementation,
         )
 
+    def capacities_needed(
+        self, ids: jax.Array, touched: RowGroups | None
+    ) -> dict[str, jax.Array]:
+        """Returns what a device needs of the storage's capacities.
+
+        Args:
+          ids: ``[]`` int32 most ids that the device sends to one other.
+          touched: the ids that it received, by row; None where rows are cached. Where
+            there is room for all that may come they are not counted, and the step need
+            not wait for the groups.
+        """
+        name, rows = self.index.storage.name, jnp.int32(self.rows)
+        if touched is None:
+            return {name: ids}
+        if self.rows < self.index.max_rows:
+            rows = touched.needed[0]
+        return {name: ids, rows_of(name): rows}
+
     def finish(self, route, largest):
         return route, largest
 
@@ -171,26 +195,29 @@ class ShardedCluster(Cluster):
         terms = self.gradient_terms(gradients, route)
         return RowGradients(route.touched.row, sum_up(terms, self.implementation))
 
-
-def capacities_needed(
-    index: StorageIndex, ids: jax.Array, touched: RowGroups | None, room: int
-) -> dict[str, jax.Array]:
-    """Returns what a device needs of a sharded storage's capacities.
-
-    Args:
-      index: index of the storage.
-      ids: ``[]`` int32 most ids that the device sends to one other.
-      touched: the ids that it received, by row; None where rows are cached.
-      room: rows that it has room for. Where this is for all that may come, they are not
-        counted, and the step need not wait for the groups.
-    """
-    name = index.storage.name
-    needed = {name: ids}
-    if touched is None:
-        return needed
-    counted = room < index.max_rows
-    rows = touched.needed[0] if counted else jnp.int32(index.max_rows)
-    return needed | {rows_of(name): rows}
+    @jax.named_scope("gradients")
+    def mean_square(self, rows, route):
+        """Each owner returns its share of the sum to the requesters, along the route of
+        the ids; they know all column shards of an id, add the shares up, and send the
+        total to the owners."""
+        if not self.index.storage.kind.split:
+            return None
+        gradient, group = rows.gradient, route.touched.group
+        share = pick((gradient**2).sum(axis=1), group).reshape(route.request.shape)
+        with jax.named_scope("square exchange"):
+            returned = self.exchange.swap(share).reshape(-1)
+        means = []
+        pairs = zip(self.index.blocks, self.sent_places(route), strict=True)
+        for block, place in pairs:
+            request_share = pick(returned, place)
+            columns = jnp.zeros((block.rows, block.columns), request_share.dtype)
+            columns = columns.at[:, block.request_column].add(request_share)
+            means.append(columns[:, block.request_column] / block.request_dim[None])
+        with jax.named_scope("square exchange"):
+            mean = self.exchange.swap(pick(flat(means), route.request)).reshape(-1)
+        # Equal for all requests of a row, but zero for those nobody asked about.
+        of_rows = jnp.zeros(len(gradient), mean.dtype)
+        return of_rows.at[group].max(mean, mode="drop")
 
 
 def weights_of_requests(
@@ -264,46 +291,3 @@ def sum_up(terms: GradientTerms, implementation: Implementation) -> jax.Array:
     """Returns ``[rows, width]`` sums that belong to ``terms.groups.row``."""
     groups, values, source, weight = terms
     return sum_groups(values, groups, source, weight, implementation=implementation)
-
-
-@jax.named_scope("gradients")
-def mean_square_over_column_shards(
-    index: StorageIndex,
-    exchange: Exchange,
-    gradient: jax.Array,
-    touched: RowGroups,
-    sent_request: jax.Array,
-    inverse: Sequence[jax.Array],
-) -> jax.Array:
-    """Finds the mean of gradient² of rows whose column shards lie on several devices.
-
-    Each owner returns its share of the sum to the requesters, along the route of the
-    ids; they know all column shards of an id, add the shares up, and send the total to
-    the owners.
-
-    Args:
-      index, exchange: index and exchange of the storage.
-      gradient: ``[rows, width]`` summed row gradients of this device.
-      touched: the rows, grouped from what this device received.
-      sent_request: ``[devices, capacity]`` request of this device behind each place it
-        sent.
-      inverse: for each block ``[rows, requests]`` place of each request in what this
-        device sent.
-
-    Returns:
-      The mean of each row, ``[rows]``.
-    """
-    share = pick((gradient**2).sum(axis=1), touched.group).reshape(sent_request.shape)
-    with jax.named_scope("square exchange"):
-        returned = exchange.swap(share).reshape(-1)
-    means = []
-    for block, place in zip(index.blocks, inverse, strict=True):
-        request_share = pick(returned, place)
-        columns = jnp.zeros((block.rows, block.columns), request_share.dtype)
-        columns = columns.at[:, block.request_column].add(request_share)
-        means.append(columns[:, block.request_column] / block.request_dim[None])
-    with jax.named_scope("square exchange"):
-        mean = exchange.swap(pick(flat(means), sent_request)).reshape(-1)
-    # Equal for all requests of a row, but zero for those nobody asked about.
-    rows = jnp.zeros(gradient.shape[0], mean.dtype)
-    return rows.at[touched.group].max(mean, mode="drop")

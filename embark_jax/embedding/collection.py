@@ -387,7 +387,7 @@ class EmbeddingCollection:
 
         def update(storages, state, routes, gradients, late_gradients, step, apply):
             for name, cluster in self.clusters.items():
-                replicated = self._storages[name].kind.of_cluster.replicated
+                replicated = self._storages[name].replicated
                 storages[name], state[name] = update_block(
                     cluster,
                     storages[name],
@@ -448,7 +448,7 @@ def make_cluster(
     the implementation of kernels, which is chosen."""
     index = index_of(plan, storage)
     most = index.max_rows
-    return CLUSTERS[storage.cluster](
+    return CLUSTERS[storage.kind.cluster](
         index=index,
         exchange=_make_exchange(plan, storage, index),
         capacity=plan.capacities.get(storage.name, 0),

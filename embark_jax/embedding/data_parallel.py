@@ -223,6 +223,3 @@ class DataParallel(Cluster):
             with jax.named_scope("gradient exchange"):
                 rows = sum_over_devices(rows, self.wire.sums)
         return RowGradients(route.touched, rows)
-
-    def mean_square(self, rows, route):
-        return None

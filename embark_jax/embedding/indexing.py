@@ -191,11 +191,6 @@ class StorageIndex:
         return tuple(feature for block in self.blocks for feature in block.features)
 
     @property
-    def by_key(self) -> bool:
-        """Whether rows travel by their keys, as those of cached tables do."""
-        return self.storage.cached
-
-    @property
     def wide(self) -> bool:
         """Whether a table has more rows than 32 bits number."""
         tables = self.storage.tables.values()
@@ -205,10 +200,6 @@ class StorageIndex:
     def slots(self) -> int:
         """Slots of a device's block, if each row had one."""
         return self.storage.rows_per_device
-
-    @property
-    def column_sharded(self) -> bool:
-        return self.storage.kind.split
 
     @property
     def batch_ids(self) -> dict[int, int]:

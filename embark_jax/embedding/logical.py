@@ -184,7 +184,7 @@ def dynamic_blocks(
     return {
         storage.name: arrays[storage.name].shape[0] // collection.plan.devices
         for storage in collection.plan.storages
-        if storage.kind.table and hasattr(arrays.get(storage.name), "shape")
+        if storage.dynamic and hasattr(arrays.get(storage.name), "shape")
     }
 
 
@@ -203,7 +203,7 @@ def _check_arrays(
             )
         blocks = 1 if storage.replicated else collection.plan.devices
         rows = storage.rows_per_device * blocks
-        if storage.kind.table and array is not None:
+        if storage.dynamic and array is not None:
             continue
         if array is None or array.shape[0] != rows:
             state = "missing" if array is None else f"of {array.shape[0]:,} rows"

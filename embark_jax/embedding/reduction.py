@@ -21,8 +21,6 @@ from embark_jax.embedding.cluster import (
     GradientTerms,
     Keys,
     ShardedCluster,
-    capacities_needed,
-    mean_square_over_column_shards,
     pick,
     weights_of_requests,
 )
@@ -53,8 +51,7 @@ class ReductionRoute(NamedTuple):
       received: ids from each requester, as slots; ``slots`` where empty. Bags are
         (sample, partial sum), flattened.
       touched: the received slots grouped by row.
-      request: ``[devices, capacity]`` request behind each place that was sent.
-      keys, row_keys: as in ``cluster.ShardedCluster``.
+      request, keys, row_keys: as in ``cluster.ShardedCluster``.
     """
 
     received: PooledIds
@@ -101,31 +98,33 @@ class ReductionBased(ShardedCluster):
 
         weights = weights_of_requests(index, requests)
         weight = None if weights is None else picked(weights[0], 0)
-        if index.by_key:
+        if index.storage.cached:
             sent = row.reshape(-1, WORDS).at[buckets.source].get(mode="clip")
         else:
             sent = picked(row, index.slots)
         received = self._swap(PooledIds(sent, picked(bag, bags), weight))
         touched = keys = None
-        if index.by_key:
+        if index.storage.cached:
             words = received.slot.reshape(-1, WORDS)
             keys = Keys(words, (received.bag < bags).reshape(-1))
         else:
             touched = self.group(received.slot.reshape(-1), index.slots)
         route = ReductionRoute(received, touched, buckets.source, keys)
-        return route, capacities_needed(index, buckets.needed, touched, self.rows)
+        return route, self.capacities_needed(buckets.needed, touched)
 
     @jax.named_scope("id exchange")
     def _swap(self, ids: PooledIds) -> PooledIds:
         """Sends ids in one array of 32-bit values, ``[devices, values, capacity]``."""
         if self.index.devices == 1:
             return ids
-        slots = jnp.moveaxis(ids.slot, 2, 0) if self.index.by_key else [ids.slot]
+        slots = (
+            jnp.moveaxis(ids.slot, 2, 0) if self.index.storage.cached else [ids.slot]
+        )
         values = [*slots, ids.bag, *([] if ids.weight is None else [ids.weight])]
         bits = [lax.bitcast_convert_type(value, jnp.uint32) for value in values]
         received = self.exchange.swap(jnp.stack(bits, axis=1))
         slot, bag = received[:, 0], received[:, len(slots)]
-        if self.index.by_key:
+        if self.index.storage.cached:
             slot = jnp.moveaxis(received[:, :WORDS], 1, 2)
         return PooledIds(
             lax.bitcast_convert_type(slot, ids.slot.dtype),
@@ -170,21 +169,12 @@ class ReductionBased(ShardedCluster):
             None if weight is None else weight.reshape(-1),
         )
 
-    def mean_square(self, rows, route):
-        if not self.index.column_sharded:
-            return None
+    def sent_places(self, route):
         place = jnp.arange(route.request.size, dtype=jnp.int32)
         shape = self.batch, self.block.requests
         inverse = jnp.full(math.prod(shape), route.request.size, jnp.int32)
         inverse = inverse.at[route.request.reshape(-1)].set(place, mode="drop")
-        return mean_square_over_column_shards(
-            self.index,
-            self.exchange,
-            rows.gradient,
-            route.touched,
-            route.request,
-            [inverse.reshape(shape)],
-        )
+        return [inverse.reshape(shape)]
 
     @property
     def _bags(self) -> int:

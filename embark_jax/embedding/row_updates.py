@@ -46,7 +46,7 @@ def update_block(
     mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
     spans = {n: spans[n] for n in names if n in spans}
     by_block = _by_block(cluster, mean_factors, spans, gradients)
-    whole_rows = not (optimizer.row_wise and cluster.index.column_sharded)
+    whole_rows = not (optimizer.row_wise and cluster.index.storage.kind.split)
     if whole_rows and cluster.sums_alone:
         terms = cluster.gradient_terms(by_block, route)
         return sum_and_update(

@@ -22,11 +22,9 @@ from embark_jax.embedding.cluster import (
     GradientTerms,
     Keys,
     ShardedCluster,
-    capacities_needed,
     flat,
     flat_weights,
     lookup_blocks,
-    mean_square_over_column_shards,
     pick,
     unflat,
     weights_of_requests,
@@ -44,8 +42,7 @@ class UniqueRoute(NamedTuple):
         those returned.
       returned: the requests grouped by those places.
       weight: for each block ``[rows, requests]`` weight of each request; or None.
-      request: ``[devices, capacity]`` first request behind each place that was sent.
-      keys, row_keys: as in ``cluster.ShardedCluster``.
+      request, keys, row_keys: as in ``cluster.ShardedCluster``.
     """
 
     slot: jax.Array | None
@@ -69,7 +66,7 @@ class UniqueBased(ShardedCluster):
         ]
         owners, rows = map(list, zip(*expanded, strict=True))
         received_slot = touched = keys = None
-        if index.by_key:
+        if index.storage.cached:
             words = flat(rows, WORDS)
             in_order = sort_keys(words, flat(owners), index.devices)
             buckets = bucket_sorted(
@@ -112,7 +109,7 @@ class UniqueBased(ShardedCluster):
             buckets.source,
             keys,
         )
-        return route, capacities_needed(index, buckets.count.max(), touched, self.rows)
+        return route, self.capacities_needed(buckets.count.max(), touched)
 
     def with_slots(self, route, slot, touched):
         return route._replace(slot=slot, touched=touched, keys=None)
@@ -146,14 +143,5 @@ class UniqueBased(ShardedCluster):
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
         return GradientTerms(route.touched, received, places, None)
 
-    def mean_square(self, rows, route):
-        if not self.index.column_sharded:
-            return None
-        return mean_square_over_column_shards(
-            self.index,
-            self.exchange,
-            rows.gradient,
-            route.touched,
-            route.request,
-            route.inverse,
-        )
+    def sent_places(self, route):
+        return route.inverse

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
@@ -64,10 +63,6 @@ class Storage:
     @property
     def name(self) -> str:
         return self.kind.name
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.kind.cluster
 
     @property
     def width(self) -> int:

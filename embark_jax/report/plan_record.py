@@ -75,7 +75,7 @@ def _shards(plan: Plan) -> list[dict[str, Any]]:
     records = [
         {
             "table": plan.tables[shard["table"]].name,
-            "cluster": storage.cluster,
+            "cluster": storage.kind.cluster,
             "row_shard": int(shard["row_shard"]),
             "column_shard": int(shard["column_shard"]),
             "device": device,

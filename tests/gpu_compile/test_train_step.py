@@ -49,7 +49,7 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
         | {"t0": ej.ForcedPlacement("ub", 8), "t9": ej.ForcedPlacement("rb", 4, 2)},
         zipf_exponent=1.1,
     )
-    clusters = {storage.cluster for storage in planned.storages}
+    clusters = {storage.kind.cluster for storage in planned.storages}
     assert clusters == {"dp", "rb", "ub"}
     compiled, state = compile_step(
         planned,
