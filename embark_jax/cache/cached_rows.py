@@ -82,7 +82,7 @@ class TooFewSlotsError(StoreError):
 
 
 @dataclasses.dataclass(eq=False)
-class Underway:
+class BatchInFlight:
     """A batch whose rows are being read, or are in slots, until its step is certain.
 
     Attributes:
@@ -134,8 +134,8 @@ class CachedRows:
         self.report: Callable[[str], None] = logging.getLogger(__name__).warning
         self._optimizer, self._key = optimizer, key
         self._worker = ThreadPoolExecutor(1, "row-store")
-        self._pending: Underway | None = None
-        self._started: deque[Underway] = deque(maxlen=STARTED_AT_MOST)
+        self._pending: BatchInFlight | None = None
+        self._started: deque[BatchInFlight] = deque(maxlen=STARTED_AT_MOST)
         self._written: Future | None = None
         words = {n: row_words(optimizer, s) for n, s in collection.cached.items()}
         _check_memory(collection, words)
@@ -152,8 +152,8 @@ class CachedRows:
 
     def use(self, collection: EmbeddingCollection) -> None:
         """Changes to a plan of other capacities, or more slots."""
-        self._collection, self._storages = collection, collection.cached
-        for name, storage in self._storages.items():
+        self._collection = collection
+        for name, storage in collection.cached.items():
             self._stores[name].storage = storage
         self._take = make_take(collection, self._optimizer)
         self._put = make_put(collection, self._optimizer)
@@ -176,7 +176,7 @@ class CachedRows:
     @property
     def _discarding(self) -> dict[str, StoredRows]:
         """The stores of dynamic tables that discard rows."""
-        return {name: store for name, store in self._dynamic.items() if store.discards}
+        return {name: store for name, store in self._stores.items() if store.discards}
 
     def bring(
         self,
@@ -207,7 +207,7 @@ class CachedRows:
         rows, _ = pending.rows.result()  # or it stays pending
         counts = {name: demand.on_host() for name, demand in pending.demands.items()}
         try:
-            check_slots(counts, self._storages)
+            check_slots(counts, self._collection.cached)
         except TooFewSlotsError:
             self.drop_pending()
             raise
@@ -320,7 +320,7 @@ class CachedRows:
             if not store.table:
                 store.complete(self._collection, self._optimizer, self._key)
         keys, dynamic = {}, self._dynamic
-        rows = {n: s.rows_per_device for n, s in self._storages.items()}
+        rows = {n: s.storage.rows_per_device for n, s in self._stores.items()}
         counts = [max(1, store.count) for store in dynamic.values()]
         for (name, store), count in zip(dynamic.items(), most_of(counts), strict=True):
             rows[name] = count
@@ -380,7 +380,7 @@ class CachedRows:
             keys[name], fields = store.keys_in_slots()
             self._indexes[name] = self._indexes[name]._replace(**fields)
         self._indexes = grow_directories(self._collection, self._indexes, 1)
-        slots = max(self._storages[name].slots_per_device for name in discarding)
+        slots = max(s.storage.slots_per_device for s in discarding.values())
         for first in range(0, slots, ROWS_AT_ONCE):
             moves, rows = {}, {}
             for name, store in self._stores.items():
@@ -390,15 +390,15 @@ class CachedRows:
             tables, _ = self._swap(tables, moves, rows)
         return tables
 
-    def _route(self, batch: DeviceBatch, to_score: bool = False) -> Underway:
+    def _route(self, batch: DeviceBatch, to_score: bool = False) -> BatchInFlight:
         """Starts the route of a batch, and waits for nothing."""
         if batch.hot:  # needs no row in a slot
             hot = self._collection.for_batch(hot=True)
-            return Underway(batch, self._route_hot(hot, batch), {}, Future())
+            return BatchInFlight(batch, self._route_hot(hot, batch), {}, Future())
         self._indexes, routes, demands = self._resolve(self._indexes, batch, to_score)
-        return Underway(batch, routes, demands, Future())
+        return BatchInFlight(batch, routes, demands, Future())
 
-    def _start_reading(self, pending: Underway) -> None:
+    def _start_reading(self, pending: BatchInFlight) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""
         written = self._written
 
@@ -416,7 +416,7 @@ class CachedRows:
 
         self._worker.submit(read)
 
-    def _write(self, started: Underway) -> None:
+    def _write(self, started: BatchInFlight) -> None:
         """Stores the rows that left slots."""
         for name, incoming in started.left.items():
             self._stores[name].take_back(started.demands[name], incoming.rows)
