@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import sort_positions
+from embark_kernels import begins_segment, sort_positions
 from jax import lax
 
 from embark_jax.embedding.keys import WORDS, hash_words
@@ -166,9 +166,7 @@ def _rank_in_bucket(bucket: jax.Array, buckets: int) -> jax.Array:
     """Returns ``[n]``: how many before each element have its bucket."""
     sorted_bucket, order = sort_positions(bucket.astype(jnp.uint32), buckets + 1)
     index_in_order = jnp.arange(len(bucket), dtype=jnp.int32)
-    is_first = jnp.concatenate(
-        [jnp.ones(1, bool), sorted_bucket[1:] != sorted_bucket[:-1]]
-    )
+    is_first = begins_segment(sorted_bucket)
     rank = index_in_order - lax.cummax(jnp.where(is_first, index_in_order, 0))
     return jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
 

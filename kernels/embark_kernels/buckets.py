@@ -57,9 +57,9 @@ def bucket_by_owner(
         edges = jnp.arange(owners + 1, dtype=key_type) * jnp.asarray(minors, key_type)
         start = jnp.searchsorted(sorted_key, edges).astype(jnp.int32)
     count = start[1:] - start[:-1]
-    cell = jnp.arange(capacity, dtype=jnp.int32)[None]
-    source = order.at[start[:-1, None] + cell].get(mode="fill", fill_value=n)
-    return Buckets(jnp.where(cell < count[:, None], source, n), count.max())
+    place = jnp.arange(capacity, dtype=jnp.int32)[None]
+    source = order.at[start[:-1, None] + place].get(mode="fill", fill_value=n)
+    return Buckets(jnp.where(place < count[:, None], source, n), count.max())
 
 
 class UniqueBuckets(NamedTuple):
@@ -150,22 +150,22 @@ def bucket_sorted(
     number, first = number_segments(is_first, n, implementation=implementation)
     start = jnp.where(edge < n, number.at[edge].get(mode="clip"), number[-1] + 1)
     count = start[1:] - start[:-1]
-    cell = jnp.arange(capacity, dtype=jnp.int32)[None]
-    filled = cell < count[:, None]
+    place = jnp.arange(capacity, dtype=jnp.int32)[None]
+    used = place < count[:, None]
     # All indices below ascend, over the buckets, too.
     last = jnp.minimum(start[1:], number[-1])[:, None]
-    segment = jnp.minimum(start[:-1, None] + cell, last)
+    segment = jnp.minimum(start[:-1, None] + place, last)
     begin = first.at[segment].get(mode="clip", indices_are_sorted=True)
     source = order.at[begin].get(mode="clip", indices_are_sorted=True)
     bucket_slot = slot.at[begin].get(mode="clip", indices_are_sorted=True)
-    sorted_cell = number - start.at[owner].get(mode="clip")
-    lost = (owner == owners) | (sorted_cell >= capacity)
-    sorted_cell = jnp.where(lost, owners * capacity, owner * capacity + sorted_cell)
-    inverse = jnp.zeros(n, jnp.int32).at[order].set(sorted_cell, unique_indices=True)
+    sorted_place = number - start.at[owner].get(mode="clip")
+    lost = (owner == owners) | (sorted_place >= capacity)
+    sorted_place = jnp.where(lost, owners * capacity, owner * capacity + sorted_place)
+    inverse = jnp.zeros(n, jnp.int32).at[order].set(sorted_place, unique_indices=True)
     return UniqueBuckets(
-        jnp.where(filled, bucket_slot, slots),
-        jnp.where(filled, source, n),
+        jnp.where(used, bucket_slot, slots),
+        jnp.where(used, source, n),
         inverse,
         count,
-        SortedIds(order, sorted_cell, sorted_cell),
+        SortedIds(order, sorted_place, sorted_place),
     )

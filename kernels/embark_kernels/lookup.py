@@ -19,6 +19,7 @@ from jax import lax
 
 from embark_kernels._implementation import choose
 from embark_kernels._xla import add_rows, sum_columns
+from embark_kernels.grouping import begins_segment
 
 
 def pooled_lookup(
@@ -110,9 +111,8 @@ def bag_offsets(bag: jax.Array, bags: int) -> jax.Array:
     row; rows of bag ``bags`` and beyond are in no bag."""
     bag = jnp.minimum(bag, bags)
     position = jnp.arange(bag.shape[0], dtype=jnp.int32)
-    is_first = jnp.concatenate([jnp.ones(1, bool), bag[1:] != bag[:-1]])[: bag.size]
     # All rows of a bag write the same value; an empty bag begins where the next does.
-    first = lax.cummax(jnp.where(is_first, position, 0))
+    first = lax.cummax(jnp.where(begins_segment(bag), position, 0))
     begins = jnp.full(bags + 1, bag.shape[0], jnp.int32)
     begins = begins.at[bag].set(first, indices_are_sorted=True)
     return lax.cummin(begins, reverse=True)
