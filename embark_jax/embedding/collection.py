@@ -51,7 +51,6 @@ Storages = dict[str, jax.Array]
 dtype; a replicated one is ``[slots_per_device, width]``."""
 OptimizerState = dict[str, dict[str, jax.Array]]
 """Arrays by storage name and state name, shaped like the storage or ``[…, 1]``."""
-NONE: Mapping[str, Any] = MappingProxyType({})
 CLUSTERS: dict[options.Cluster, Callable[..., Cluster]] = {
     "dp": DataParallel,
     "rb": ReductionBased,
@@ -250,7 +249,7 @@ class EmbeddingCollection:
         self,
         ids: Mapping[str, jax.Array],
         weights: Mapping[str, jax.Array],
-        spans: Mapping[str, Spans] = NONE,
+        spans: Mapping[str, Spans] = MappingProxyType({}),
     ) -> Routes:
         """Finds out where each id goes; depends on no parameter.
 

@@ -104,13 +104,13 @@ class StepResult:
       loss: mean log loss of its batch, before the update.
       logits, labels: ``[batch]`` or ``[batch, tasks]``, sharded by samples; logits
         before the update.
-      used: for each sharded storage the share of its capacity that the batch needed.
+      used: share of each of the plan's capacities that the batch needed.
       hot: whether all ids of the batch were of hot rows, so that it took the step that
         exchanges no embeddings.
       weights: ``[batch]`` weights of the samples, sharded, if they have some.
       refused: why it changed nothing; None if it was applied, as all have been that a
         trainer yields.
-      needed: for each sharded storage the capacity that the batch needed.
+      needed: what the batch needed of each of these capacities.
     """
 
     step: int
