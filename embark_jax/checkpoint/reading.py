@@ -84,8 +84,9 @@ class SavedCheckpoint:
         reads = []
         for layout in self.description.tables[table]:
             store = self._store(array.format(layout.storage))
-            wide = store.shape[2] == layout.width  # else one value in all column shards
-            for piece in layout.pieces(numbers, columns if wide else range(1)):
+            if store.shape[2] != layout.width:  # one value, in all column shards
+                columns = range(1)
+            for piece in layout.pieces(numbers, columns):
                 block, first = divmod(piece.slots.start, store.shape[1])
                 end = first + piece.slots.stop - piece.slots.start
                 slots = slice(first, end, piece.slots.step)
