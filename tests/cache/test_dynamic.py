@@ -94,13 +94,6 @@ def dynamic(slots=20, max_slots=1000, dtype="float32", **options) -> ej.TableSpe
     return dataclasses.replace(table, dtype=dtype)
 
 
-def first_samples(batch: ej.Batch, trainer: ej.Trainer) -> ej.Batch:
-    """As many as a plan takes at once."""
-    size = trainer.embeddings.plan.batch_size
-    ids = {name: each[:size] for name, each in batch.ids.items()}
-    return ej.Batch(batch.dense[:size], ids, batch.labels[:size])
-
-
 def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
     """Rows and states of the dynamic table, one after the other."""
     state = trainer.whole_state()
@@ -118,72 +111,6 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
             columns = [found[number]] if number in found else []  # of other shards
             found[number] = np.concatenate([*columns, row])
     return found
-
-
-@pytest.mark.parametrize(
-    ("mesh", "cluster", "optimizer", "options", "trainer_options"),
-    [
-        (
-            (1, 2),
-            "ub",
-            ej.RowwiseAdagrad(0.5),
-            {"max_slots": 50, "dtype": "float16"},
-            {"column_shards": 2},
-        ),
-        (
-            (2, 4),
-            "rb",
-            ej.LazyAdam(0.05),
-            {"max_slots": 80, "evicted": "disk"},
-            {"column_shards": 2},
-        ),
-        (
-            (1, 2),
-            "ub",
-            ej.LazyAdam(0.05, weight_decay=0.1),
-            {"max_slots": 60},
-            {},
-        ),
-        ((2, 4), "rb", ej.RowwiseAdagrad(0.5), {"max_slots": 80}, {}),
-        (
-            (2, 4),
-            "ub",
-            ej.Adagrad(0.5),
-            {
-                "max_slots": 70,
-                "evict": "lfu",
-                "evicted": "disk",
-                "dtype": "bfloat16",
-            },
-            {"capacity": 2},
-        ),
-    ],
-)
-@pytest.mark.slow
-def test_growth_and_rows_that_leave_and_return_change_no_bit(
-    mesh, cluster, optimizer, options, trainer_options
-):
-    same = {"mesh": mesh, "cluster": cluster, "optimizer": optimizer, **trainer_options}
-    expected = trainer_of(fixed(options.get("dtype", "float32")), **same)
-    found = trainer_of(dynamic(**options), **same)
-    trained, wanted = (
-        np.array(losses(each.iterate_batches(batches(0, STEPS))))
-        for each in (found, expected)
-    )
-    # In RB owners add up, and other numbers have other owners.
-    tolerance = 1e-6 if cluster == "rb" else 0
-    np.testing.assert_allclose(trained, wanted, rtol=tolerance)
-    assert found.recompilations > 0
-    (table, _) = found.embeddings.plan.tables
-    keys = len(rows_by_key(found))
-    assert table.slots == options["max_slots"]
-    tried = [first_samples(each, found) for each in batches(0, 2)]
-    assert found.evaluate(tried).log_loss == pytest.approx(
-        expected.evaluate(tried).log_loss, rel=tolerance
-    )
-    (never,) = batches(0, 1, far=FAR)
-    found.evaluate([first_samples(never, found)])
-    assert len(rows_by_key(found)) == keys
 
 
 @pytest.mark.parametrize(
@@ -256,41 +183,6 @@ def slot_keys(trainer: ej.Trainer) -> list[int]:
     assert trainer.cached is not None
     ((_, index),) = trainer.cached._indexes.items()
     return keys_of(np.asarray(index.slot_keys)[: int(index.taken[0])]).tolist()
-
-
-@pytest.mark.slow
-def test_a_checkpoint_has_rows_by_key_and_loads_into_another_mesh(tmp_path):
-    """With a state of one value a row; in the end some devices have no shard."""
-    table, rule = dynamic(max_slots=80, dtype="bfloat16"), ej.RowwiseAdagrad(0.5)
-    one = trainer_of(table, (2, 2), optimizer=rule)
-    whole = losses(one.iterate_batches(batches(0, STEPS)))
-    one = trainer_of(table, (2, 2), optimizer=rule)
-    first = losses(one.iterate_batches(batches(0, 5)))
-    with ej.Checkpointer(tmp_path, {"seed": 1}, keep=1) as checkpoints:
-        checkpoints.save(one.whole_state(), one.step, one.embeddings, {})
-        saved = rows_by_key(one)
-        again = trainer_of(table, (2, 2), optimizer=rule)
-        again.load(checkpoints)
-        smaller = dynamic(slots=10, max_slots=100, dtype="bfloat16")
-        other = trainer_of(smaller, (1, 2), "rb", rule)
-        list(other.iterate_batches(batches(3, 8, FAR)))  # there are other keys
-        other.load(checkpoints)
-        split = trainer_of(
-            table, (2, 2), optimizer=rule, column_shards=2, owners=(3, 1)
-        )
-        split.load(checkpoints)
-    assert again.step == other.step == split.step == 5
-    tables = [trainer.table("user") for trainer in (one, split)]
-    for found, expected in zip(*tables, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    for each in (again, other):
-        found = rows_by_key(each)
-        assert found.keys() == saved.keys()
-        for key, row in saved.items():
-            np.testing.assert_array_equal(found[key], row)
-    assert first + losses(again.iterate_batches(batches(5, STEPS))) == whole
-    goes_on = losses(other.iterate_batches(batches(5, STEPS)))
-    np.testing.assert_allclose(goes_on, whole[5:], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -73,6 +73,23 @@ KINDS = {
     "on host": Kind(fixed(tier="host", slots=80), resident="ub"),
     "on disk": Kind(fixed(tier="disk", slots=90, evict="lfu"), resident="ub"),
     "dynamic": Kind(dynamic(slots=20, max_slots=90), resident="ub"),
+    "hot, 16 bits": Kind(fixed(dtype="bfloat16"), ("rb", 2, HOT)),
+    "hot, 16 bits, on host": Kind(
+        fixed(tier="host", slots=80, dtype="bfloat16"),
+        ("rb", 2, HOT),
+        resident="hot, 16 bits",
+    ),
+    "sequence on disk": Kind(
+        fixed(tier="disk", slots=90), resident="sequence", features=SEQUENCES
+    ),
+    "dynamic sequence": Kind(
+        dynamic(slots=20, max_slots=90), resident="sequence", features=SEQUENCES
+    ),
+    "dynamic in RB": Kind(
+        dynamic(slots=20, max_slots=90, evict="lfu", evicted="disk"),
+        ("rb", 2, 0),
+        resident="rb",
+    ),
 }
 
 
