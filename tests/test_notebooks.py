@@ -57,7 +57,3 @@ def test_what_is_kept_is_small_and_of_no_machine(path):
     text = path.read_text("utf-8")
     assert str(Path.home()) not in text
     assert "Traceback" not in text
-
-
-def test_there_are_eight():
-    assert [path.stem[0] for path in NOTEBOOKS] == list("12345678")

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 
 from embark_jax._base.config import ConfigError
@@ -21,23 +20,6 @@ def there(monkeypatch, tmp_path):
 
 def load(*overrides: str):
     return reading.load(OWN / "config.yaml", overrides)
-
-
-def test_yaml_and_gin_say_the_same(tmp_path):
-    path = tmp_path / "own.gin"
-    path.write_text(
-        "data.kind = 'my_data:Clicks'\ndata.samples = 20_000\n"
-        "model.kind = 'my_model:Bilinear'\n"
-        "model.left = 'user'\nmodel.right = 'item'\n"
-    )
-    by_gin, by_yaml = reading.load(path), load()
-    assert (by_gin.data, by_gin.model) == (by_yaml.data, by_yaml.model)
-    saved = tmp_path / "saved.yaml"
-    reading.save(by_yaml, saved)
-    assert reading.load(saved) == by_yaml
-    dlrm = load("model.kind=dlrm")
-    assert dlrm.model.kind == "dlrm"
-    assert load("model.left=item").model.options["left"] == "item"
 
 
 @pytest.mark.parametrize(
@@ -114,13 +96,3 @@ def test_a_run_of_ones_own(tmp_path, monkeypatch):
     done(f"search config.yaml --workdir {swept} {few}")
     assert len(list(swept.glob("trial-*"))) == 2
     shutil.rmtree(swept)
-
-
-def test_its_data_are_a_function_of_seed_and_step():
-    first, again = (experiment.build(load()).dataset for _ in range(2))
-    for step in (0, 77, 78):  # within an epoch, and over its end
-        found, expected = (data.train_batch(step, 256) for data in (first, again))
-        np.testing.assert_array_equal(found.labels, expected.labels)
-    halves = [first.train_batch(step, 128) for step in (10, 11)]
-    users = np.concatenate([half.ids["user"] for half in halves])
-    np.testing.assert_array_equal(users, first.train_batch(5, 256).ids["user"])

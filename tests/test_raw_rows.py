@@ -71,10 +71,6 @@ def probabilities(folder: Path, rows: Path, out: Path) -> np.ndarray:
     return pyarrow.csv.read_csv(out)["probability"].to_numpy()
 
 
-def test_the_config_is_short(trained):
-    assert len(CONFIG.splitlines()) <= 10
-
-
 def test_raw_rows_are_scored_as_the_test_set_was(trained, tmp_path):
     """The rows that the run was tested on, from the file: the same metrics."""
     out = tmp_path / "scores.csv"
@@ -124,32 +120,6 @@ def test_an_export_needs_neither_run_nor_data(trained, tmp_path):
     shutil.rmtree(tmp_path / "export")
     found = probabilities(elsewhere, trained.new, tmp_path / "b.csv")
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_what_training_did_not_have(trained):
-    """Unknown values share a row, and long lists are cut and counted."""
-    scorer = ej.load_scorer(trained.workdir)
-    row = {"film": [3], "age": [None], "price": [2.0], "genres": ["a"]}
-    alone, other = (scorer.predict(row | {"user": [name]}) for name in ("no", "nor"))
-    assert alone == other
-    first = scorer.predict(row | {"user": ["u1"], "genres": ["a|b|c"]})
-    assert scorer.cut["genres"] == 0
-    cut = scorer.predict(row | {"user": ["u1"], "genres": ["a|b|c|d|e"]})
-    assert cut == first
-    assert scorer.cut["genres"] == 2
-
-
-def test_rows_that_cannot_be_scored(trained, tmp_path):
-    scorer = ej.load_scorer(trained.workdir)
-    with pytest.raises(DataError, match=r"rows: has no column 'price'; known: user"):
-        scorer.predict({"user": ["u1"]})
-    lines = trained.new.read_text().splitlines()
-    bad = tmp_path / "bad.csv"
-    bad.write_text("\n".join([*lines[:3], lines[3].replace(",", ",x", 4)]) + "\n")
-    outcome = embark("predict", trained.workdir, "--in", bad)
-    runs.assert_refused(outcome, f"{bad}, line 4: column age: value is")
-    outcome = embark("predict", tmp_path, "--in", bad)
-    runs.assert_refused(outcome, "has no encoding/, so raw rows cannot be read")
 
 
 def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):

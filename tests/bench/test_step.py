@@ -20,18 +20,3 @@ def test_it_trains_and_reports(tmp_path):
     assert abs(per_step - result["step_ms"] / 1e3) < 1e-9
     first, *_, last = result["loss"]
     assert last < first, "the batches it steps on in turn are not learnt"
-
-
-@pytest.mark.slow
-def test_it_reads_as_a_table(tmp_path):
-    config = runs.write_config(tmp_path)
-    outcome = done(
-        "bench",
-        "step",
-        config,
-        "--rounds",
-        "1",
-        "mesh={nodes: 1}",
-    )
-    lines = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line)
-    assert float(lines["step_ms"].replace(",", "")) > 0

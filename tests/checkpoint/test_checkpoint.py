@@ -1,7 +1,6 @@
 """Checkpoints: what is read is what was written, or a message says why not."""
 
 import contextlib
-import copy
 import errno
 import functools
 import json
@@ -20,7 +19,7 @@ from embark_jax import checkpoint
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.data.hashed_file import checksum_of
 from tests import runs
-from tests.builders import assert_same_tables, tables_and_states
+from tests.builders import tables_and_states
 from tests.checkpoint.states import BAD_IDS, build
 
 README = Path(checkpoint.__file__).with_name("README.md")
@@ -77,50 +76,6 @@ def test_the_state_is_that_of_its_step_bit_by_bit(saved):
     assert_equal(state, expected)
     assert bad_ids == BAD_IDS
     assert runs.snapshot(folder) == before
-
-
-@pytest.mark.slow
-def test_another_plan_reads_the_same_rows(saved, tmp_path):
-    folder, identity, (_, expected), _ = saved
-    tables = {
-        "user": "{rows: 1000, cluster: ub, column_shards: 2, hot_rows: 30}",
-        "item": "{rows: 600, cluster: dp}",
-        "city": "{rows: 20, cluster: rb, row_shards: 3}",
-    }
-    changes = [f"embedding.tables.{name}={text}" for name, text in tables.items()]
-    _, trainer = build(tmp_path, *changes)
-    restored(folder, identity, trainer, 3)
-    assert_same_tables(tables_and_states(trainer), expected)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("seed", 1, "seed is 0 in the checkpoint, 1 here"),
-        ("tables.user.dim", 8, "tables.user.dim is 4 in the checkpoint, 8 here"),
-        (
-            "tables.hour",
-            {"rows": 24, "dim": 4},
-            "tables.hour is nothing in the checkpoint, {'rows': 24, 'dim': 4} here",
-        ),
-        (
-            "embedding_optimizer",
-            "adam",
-            "embedding_optimizer is rowwise_adagrad in the checkpoint, adam here",
-        ),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(saved, path, value, message):
-    folder, identity, _, trainer = saved
-    changed = copy.deepcopy(identity)
-    *sections, key = path.split(".")
-    functools.reduce(lambda section, name: section[name], sections, changed)[key] = (
-        value
-    )
-    with pytest.raises(CheckpointError) as caught:
-        restored(folder, changed, trainer)
-    expected = f"{folder / '4'}: belongs to another experiment:\n  {message}"
-    assert str(caught.value) == expected
 
 
 CHUNK = "arrays/storages.ub_4/c/1/0/0"

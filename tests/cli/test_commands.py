@@ -1,21 +1,18 @@
 """The ``embark`` command: what it leaves behind, and what it says when it cannot."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from embark_kernels import _implementation, check
 
 from embark_jax._base.config import ConfigError
 from embark_jax.checkpoint import CheckpointError
-from embark_jax.config import ExperimentConfig, reading
+from embark_jax.config import reading
 from embark_jax.data import DataError
 from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.plans.plan import Plan
 from embark_jax.run import training
-from embark_jax.run.planning import unused_kernels
 from embark_jax.train.outcome import NonFiniteLossError
 from tests import runs
 from tests.runs import assert_refused, done, embark
@@ -103,53 +100,6 @@ def test_tensorboard_shows_every_number_of_the_log(trained):
     assert shown == logged
 
 
-@pytest.mark.slow
-def test_each_step_is_compiled_once_also_after_a_resume(trained, tmp_path):
-    """With another learning rate, which it says, and although the last line of its log
-    was cut short."""
-    config, workdir, _, compiled = trained
-    steps = "jit(train_step)", "jit(score_step)"
-    assert [compiled.count(step) for step in steps] == [1, 1]
-    workdir = shutil.copytree(workdir, tmp_path / "run")
-    with (workdir / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 6, "lo')
-    with runs.compilations() as again:
-        outcome = done(
-            "train",
-            config,
-            "train.steps=9",
-            "train.eval_every=1",
-            "dense_optimizer.learning_rate=0.5",
-            "--workdir",
-            workdir,
-            "--resume",
-        )
-    assert (
-        "resumed at step 6 of 9\n"
-        "  dense_optimizer.learning_rate is 0.01 in the run so far, 0.5 here\n"
-        "  train.eval_every is 2 in the run so far, 1 here\n"
-        "  train.steps is 6 in the run so far, 9 here\n"
-    ) in outcome.out
-    assert reading.load(workdir / "config.yaml").dense_optimizer.learning_rate == 0.5
-    assert [again.count(step) for step in steps] == [1, 1]
-    assert sorted(runs.losses(workdir)) == list(range(1, 10))
-    assert runs.final(workdir)["step"] == 9
-
-
-@pytest.mark.slow
-def test_a_plan_whose_capacities_are_too_small_changes_no_bit(trained, tmp_path):
-    config, expected, *_ = trained
-    plan, workdir = tmp_path / "plan.json", tmp_path / "run"
-    shutil.copy(expected / "plan.json", plan)
-    edit(plan, capacities={"rb_4": 1, "ub_4": 1})
-    done("train", config, "--plan", plan, "--workdir", workdir)
-    assert (workdir / "plan.json").read_text() == plan.read_text()
-    assert runs.losses(workdir) == runs.losses(expected)
-    found, expected = runs.final(workdir), runs.final(expected)
-    assert found.pop("recompilations") > expected.pop("recompilations") == 0
-    assert found == expected
-
-
 @pytest.mark.parametrize(
     ("mesh", "checkpoint", "tolerance"),
     [((), "", 0), (ONE_DEVICE, "checkpoints/6", 1e-6)],
@@ -182,60 +132,6 @@ def test_doctor_shows_devices_and_versions():
     assert re.search(r"cpu\s+│ cpu\s+│ 8", outcome.out)
     assert re.search(r"embark_jax\s+│ 0\.1\.0", outcome.out)
     assert "auto takes xla: mosaic_gpu needs a GPU; JAX runs on cpu" in outcome.out
-
-
-def test_a_run_says_why_it_does_without_the_kernels_of_its_gpu(monkeypatch):
-    data = {"kind": "synthetic"}
-    auto = ExperimentConfig(data=data)
-    assert unused_kernels(auto) == ""
-    monkeypatch.setattr(_implementation, "_why_not_mosaic_gpu", lambda: "")
-    monkeypatch.setattr(check, "problem", lambda: "sum_bags differs")
-    assert unused_kernels(auto) == "sum_bags differs"
-    chosen = ExperimentConfig(data=data, embedding={"kernels": "xla"})
-    assert unused_kernels(chosen) == ""
-    monkeypatch.setattr(check, "problem", lambda: "")
-    assert unused_kernels(auto) == ""
-
-
-def edit(path: Path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=1))
-
-
-def test_another_model_is_not_resumed(config, earlier):
-    changes = ["embedding.dim=8", "model.bottom=[8, 8]", "seed=1"]
-    changes += ["embedding.optimizer.kind=adam", "dense_optimizer.kind=sgd"]
-    changes += ["train.batch_size=32", "data.train_samples=2048"]
-    outcome = embark("train", config, *changes, "--workdir", earlier, "--resume")
-    assert_refused(outcome)
-    first, *lines = outcome.err.splitlines()
-    assert first.endswith("belongs to another experiment:")
-    assert {line.split(" is ")[0].strip() for line in lines[:-1]} == {
-        "data.train_samples",
-        *(f"tables.{name}.dim" for name in ("user", "item", "city")),
-        "dense_optimizer",
-        "embedding_optimizer",
-        "model.bottom",
-        "seed",
-        "train.batch_size",
-    }
-    assert "  seed is 0 in the checkpoint, 1 here" in lines
-    assert "begin a run in another --workdir" in lines[-1]
-
-
-def test_a_workdir_that_cannot_be_written_is_refused_first(
-    config, tmp_path, monkeypatch
-):
-    def unwanted(*_, **__):
-        raise AssertionError("nothing is planned for it")
-
-    monkeypatch.setattr(training.experiment, "build", unwanted)
-    workdir = config / "runs" / "a"  # below a file
-    outcome = embark("train", config, "--workdir", workdir)
-    assert_refused(outcome, f"{workdir}: nothing can be written to {config} (Not a")
-    writable = tmp_path / "new" / "run"
-    with pytest.raises(AssertionError):
-        embark("train", config, "--workdir", writable)
-    assert not writable.parent.exists()
 
 
 def test_a_loss_that_is_not_finite(config, tmp_path):

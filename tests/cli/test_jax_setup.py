@@ -10,7 +10,6 @@ import pytest
 from embark_jax._base import devices
 from embark_jax.cli import jax_setup
 from embark_jax.cli.jax_setup import program_folder, set_up_jax, xla_flags
-from tests.runs import done
 
 SCHEDULER = "--xla_gpu_enable_latency_hiding_scheduler"
 
@@ -112,9 +111,3 @@ def test_other_cpus_have_other_folders(home, monkeypatch, tmp_path):
         monkeypatch.setattr(jax_setup, "CPU_INFO", info)
         folders.add(program_folder())
     assert len(folders) == 2
-
-
-def test_doctor_says_so(home):
-    outcome = done("doctor")
-    for text in ("latency_hiding", "programs", "no TF32"):
-        assert text in outcome.out

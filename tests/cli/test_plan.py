@@ -52,18 +52,6 @@ def test_a_published_model_is_planned_by_its_name():
     assert by_name["step_ms"] == by_path["step_ms"]
 
 
-def test_formats_on_the_wire_are_planned_with(tmp_path):
-    tables = tmp_path / "tables.json"
-    entry = {"name": "a", "rows": 10_000_000, "dim": 64, "hotness": 20}
-    tables.write_text(json.dumps([entry]))
-    narrow = ("embedding.wire={rows: bfloat16, gradients: bfloat16}",)
-    plain, packed = (
-        json.loads(embark("plan", tables, "fleet=dgx-h100", "--json", *keys).out)
-        for keys in ((), narrow)
-    )
-    assert packed["step_ms"] < plain["step_ms"]
-
-
 def test_a_list_is_planned_for_the_step_that_runs(tmp_path):
     """Without a word: in plain XLA, and on several GPUs a route ahead."""
     tables = tmp_path / "tables.json"
@@ -142,12 +130,6 @@ def test_a_plan_with_chosen_tiers_trains(config, tmp_path):
     done("train", config, *keys, "--workdir", tmp_path / "planned")
     given, planned = (runs.losses(tmp_path / name) for name in ("given", "planned"))
     assert given == planned
-
-
-def test_what_one_device_cannot_hold_is_said_of_it(config):
-    one = ("mesh.nodes=1", "mesh.gpus_per_node=1")
-    outcome = embark("plan", config, *one, "embedding.tables.city.rows=2000000000000")
-    assert_refused(outcome, "memory is short on the device", "dense layers need")
 
 
 def test_statistics_of_the_data_are_planned_with(config, tmp_path):

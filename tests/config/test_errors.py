@@ -41,41 +41,6 @@ train: {steps: 2.5, batch_size: many}
     ]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "train.early_stopping=2",
-            "train.early_stopping: 2 given, must be a valid dictionary or instance of",
-        ),
-        ("model.top=3", "model.top: 3 given, must be a valid tuple"),
-        ("data=2", "data: 2 given, must be a mapping whose kind is 'synthetic' or"),
-        ("data.kind=x", "data: {'kind': 'x'} given, must be a mapping whose kind is"),
-        (
-            "embedding.tables={user: 3}",
-            "embedding.tables.user: 3 given, must be a valid dictionary or instance of",
-        ),
-        ("train.task_weights=2", "train.task_weights: 2 given, must be a valid dict"),
-        (
-            "embedding.tables.user.slots=x",
-            "embedding.tables.user.slots: 'x' given, must be a valid integer, unable to"
-            " parse string as an integer; or 'x' given, must be 'auto'",
-        ),
-        (
-            "embedding.tables.user.expected_keys=[0, 1]",
-            "embedding.tables.user.expected_keys.0: 0 given, must be greater than 0",
-        ),
-        (
-            "embedding.optimizer.epss=3",
-            "embedding.optimizer.epss: unknown key; did you mean eps?",
-        ),
-    ],
-)
-def test_one_value_where_a_section_or_list_belongs(write, override, message):
-    path = write("a.yaml", "data: {kind: synthetic}\nmodel: {kind: dlrm}\n")
-    assert message in error_of(path, [override])
-
-
 # Mistakes in gin
 
 

@@ -237,14 +237,6 @@ def test_bad_overrides_are_named(write):
     ]
 
 
-def test_a_rule_across_keys_names_all_overrides(write):
-    message = error_of(write("a.yaml", SYNTHETIC), ["mesh.nodes=3"])
-    assert message == (
-        "a.yaml with mesh.nodes=3: 1 problem\n  train.batch_size is 2048, must be a "
-        "multiple of the 3 devices (mesh.nodes 3 × mesh.gpus_per_node 1)"
-    )
-
-
 # Table lists, and smaller copies
 
 

@@ -1,19 +1,17 @@
 """Hot rows on all devices, cold rows sharded: a table as any other."""
 
 import dataclasses
-import functools
 import itertools
 
 import jax
 import numpy as np
 import pytest
-from embark_kernels._mosaic import interpreted
 
 import embark_jax as ej
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan
 from tests.embedding import problems
-from tests.embedding.problems import TOLERANCE, Problem, check
+from tests.embedding.problems import Problem, check
 from tests.thorough import thorough
 
 TABLE = ej.TableSpec("t", 29, 8)
@@ -55,43 +53,6 @@ def test_a_bag_is_the_sum_of_its_hot_and_cold_rows(cluster, hot_rows, exchange):
     planned = make_plan(features, both, 2, 4, 16)
     assert {s.name for s in planned.storages if s.replicated} == {"dp_8"}
     check(Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=6))
-
-
-@functools.cache
-def by_adam(placement: Placement, cluster: str):
-    planned = make_plan(features_of(cluster), [placement], 2, 4, 16)
-    return problems.solve(Problem(planned, ej.LazyAdam(0.1), seed=3))
-
-
-@pytest.mark.parametrize(
-    ("cluster", "hot_rows"),
-    thorough(
-        itertools.product(["rb", "ub"], [0, 1, 17, 26]),
-        [("ub", 17)],
-        unpack=True,
-    ),
-)
-def test_hot_rows_change_nothing_but_where_rows_lie(cluster, hot_rows):
-    """The same initial rows, the same lookups, rows and states as replicated."""
-    initial, *mine = by_adam(placed(cluster, hot_rows), cluster)
-    expected, *theirs = by_adam(placed("dp", 0), cluster)
-    np.testing.assert_array_equal(initial["t"], expected["t"])
-    for one, other in zip(*map(jax.tree.leaves, (mine, theirs)), strict=True):
-        np.testing.assert_allclose(one, other, **TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["rb", "ub"])
-def test_kernels_take_hot_rows(cluster):
-    planned = make_plan(
-        features_of(cluster)[:2],
-        [Placement(TABLE, cluster, 2, 1, (0, 0), hot_rows=9)],
-        1,
-        1,
-        3,
-    )
-    with interpreted():
-        check(Problem(planned, ej.RowwiseAdagrad(1.0, eps=1.0), seed=2), "mosaic_gpu")
 
 
 @pytest.mark.slow

@@ -3,13 +3,11 @@
 import itertools
 
 import hypothesis
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from embark_kernels import RowwiseAdagrad, _segments_kernel
 from embark_kernels._mosaic import interpreted
 
-from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan
@@ -134,18 +132,3 @@ def test_row_wise_state_is_equal_on_all_column_shards():
         found[columns] = tables["t"], states["accumulator"]["t"]
     for one, four in zip(found[1], found[4], strict=True):
         np.testing.assert_allclose(one, four, rtol=1e-6)
-
-
-def test_wrong_inputs_are_named():
-    table, feature = TableSpec("t", 5, 4), FeatureSpec("f", "t", 2)
-    planned = make_plan([feature], [Placement(table, "dp")], 1, 2, 4)
-    collection = EmbeddingCollection(planned, planned.make_mesh())
-    good = jnp.zeros((4, 2), jnp.int32)
-    with pytest.raises(ValueError, match=r"ids are given for \['g'\], must be for"):
-        collection.route({"g": good}, {})
-    for wrong in (jnp.zeros((4, 3), jnp.int32), jnp.zeros((4, 2), jnp.float32)):
-        rule = r"'f' are \w+ of shape .*, must be int32 or int64 of shape \(4, 2\)"
-        with pytest.raises(ValueError, match=rule):
-            collection.route({"f": wrong}, {})
-    with pytest.raises(ValueError, match=r"weights are given for \['f'\]"):
-        collection.route({"f": good}, {"f": jnp.ones((4, 2))})

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from embark_kernels import Adagrad
 
-from embark_jax.data import Batch
 from embark_jax.data.synthetic import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import put_batch
 from embark_jax.embedding.sequences import pack, spans_of, unpack
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import Plan
@@ -148,50 +146,3 @@ def test_a_batch_with_more_events_is_replayed_with_room_for_them():
     assert tight[0].recompilations > roomy[0].recompilations == 0
     assert tight[2] == roomy[2]
     assert_same_tables(*map(tables_and_states, (tight[0], roomy[0])))
-
-
-@pytest.mark.slow
-def test_evaluation_and_a_resumed_training_find_room_again():
-    """A state does not say what room there was: who takes it over replays, too."""
-    tight, roomy = plans()
-    half, data, _ = trained(tight, 2)
-    state = jax.tree.map(jnp.copy, half.state)
-    resumed, _, second_half = trained(tight, 4, state)
-    whole, _, all_losses = trained(roomy, 4)
-    assert second_half == all_losses[2:]
-    assert_same_tables(*map(tables_and_states, (resumed, whole)))
-    fresh = make_trainer(tight, model=Flat)
-    fresh.restore(jax.tree.map(jnp.copy, whole.state))
-    assert fresh.evaluate(data.test_batches(8)) == whole.evaluate(data.test_batches(8))
-    assert fresh.recompilations
-    predicted, expected = (
-        np.concatenate([logits for _, logits in trainer.predict(data.test_batches(5))])
-        for trainer in (fresh, whole)
-    )
-    np.testing.assert_array_equal(predicted, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(1, 1), (2, 4)])
-def test_a_step_of_events_alone_is_that_of_padding(mesh):
-    """Bit by bit; a batch that no checker has seen lies padded on the devices."""
-    shards = (3, 2, (7, 0, 3, 7, 7, 1)) if mesh == (2, 4) else (1, 1, (0,))
-    placement = Placement(TABLE, "ub", *shards, hot_rows=5)
-    plan = make_plan(FEATURES, [placement], *mesh, 16)
-    ids, weights, _ = batch_of("some")
-    ids = {name: np.asarray(array, np.int32) for name, array in ids.items()}
-    labels = np.arange(16, dtype=np.float32) % 2
-    dense = np.random.default_rng(1).standard_normal((16, 13), np.float32)
-    weights = {name: np.asarray(w, np.float32) for name, w in weights.items()}
-    padded = Batch(dense, ids, labels, weights)
-    results = []
-    for is_packed in (False, True):
-        trainer = make_trainer(plan, model=Flat)
-        batch = trainer.check(padded) if is_packed else padded
-        placed = put_batch(batch, trainer.embeddings.mesh, 16)
-        assert bool(placed.events) == is_packed
-        report = trainer.apply(placed)
-        results.append((tables_and_states(trainer), np.asarray(report.logits)))
-    (tables, logits), (expected_tables, expected_logits) = results
-    np.testing.assert_array_equal(logits, expected_logits)
-    assert_same_tables(tables, expected_tables)

@@ -52,8 +52,3 @@ def test_results_equal_the_reference_to_the_precision_of_the_wire(cluster):
     difference = np.abs(tables["t"] - exact["t"])
     assert (difference <= error["t"] + FLOAT32).all()
     assert difference.max() > ROUNDING / 100, "nothing was rounded"
-
-
-def test_unknown_formats_are_named():
-    with pytest.raises(ValueError, match="gradients is 'int8', must be one of float32"):
-        Wire(gradients="int8")  # pyright: ignore[reportArgumentType]

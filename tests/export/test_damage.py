@@ -111,12 +111,6 @@ def test_every_file_is_checked(export):
     ej.load_scorer(export)
 
 
-@pytest.mark.parametrize("load", [ej.load_scorer, ej.load_id_scorer])
-def test_a_folder_that_is_missing_is_named(tmp_path, load):
-    with pytest.raises(UserError, match="nowhere: no such folder"):
-        load(tmp_path / "nowhere")
-
-
 def header(path: Path, change) -> None:
     """Changes the header of a safetensors file."""
     data = path.read_bytes()
@@ -302,15 +296,6 @@ def test_code_of_a_run_runs_if_it_is_trusted(made, tmp_path, monkeypatch):
     done("predict", run, "--in", tmp_path / "rows.csv", "--trust-code")
     assert (tmp_path / "ran").exists()
     done("evaluate", run, "--trust-code")
-
-
-def test_an_export_is_scored_without_code(made, monkeypatch):
-    """As the run is."""
-    monkeypatch.delitem(sys.modules, "summing", raising=False)
-    of_export = ej.load_scorer(made / "export").predict(ROWS)
-    assert "summing" not in sys.modules
-    of_run = ej.load_scorer(made / "run", trust_code=True).predict(ROWS)
-    np.testing.assert_allclose(of_export, of_run, rtol=1e-6)
 
 
 def test_the_command_scores_an_export_without_jax(made, tmp_path):

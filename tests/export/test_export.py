@@ -246,21 +246,6 @@ def test_what_cannot_be_exported(exported, tmp_path):
     assert not new.exists()
 
 
-@pytest.mark.slow
-def test_a_run_that_stopped_early_is_exported_at_its_best(exported, tmp_path):
-    run = tmp_path / "run"
-    for name in ("config.yaml", "checkpoints"):
-        source = exported.workdir / name
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        run.mkdir(exist_ok=True)
-        copy(source, run / name)
-    records = [{"step": 1, "loss": 0.5}, {"step": 2, "final": True, "best_step": 1}]
-    lines = [json.dumps(record) for record in records]
-    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    done("export", run, "--out", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "model.json").read_text())["step"] == 1
-
-
 def draw_arrays(model: DenseModel) -> dict[str, np.ndarray]:
     """Arrays of dense layers as training might leave them: a variance is positive."""
     generator = np.random.default_rng(0)

@@ -164,13 +164,3 @@ def test_an_operation_without_a_form_in_onnx_is_named(module, tmp_path):
     assert not (folder / "model.json").exists()
     folder = tmp_path / "jax"
     done("export", run, "--out", folder, "--trust-code", "--no-onnx")
-
-
-@pytest.mark.slow
-def test_an_operation_of_the_host_is_named(module, tmp_path):
-    run, folder = train(tmp_path, "OnTheHost"), tmp_path / "export"
-    outcome = embark("export", run, "--out", folder, "--trust-code")
-    runs.assert_refused(outcome, "model.onnx", "primitive 'pure_callback'", "--no-onnx")
-    folder = tmp_path / "jax"
-    outcome = embark("export", run, "--out", folder, "--trust-code", "--no-onnx")
-    runs.assert_refused(outcome, "dense.jax: jax.export cannot", "callback")

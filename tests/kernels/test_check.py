@@ -16,8 +16,6 @@ from embark_kernels import (
 from embark_kernels._mosaic import interpreted
 from embark_kernels.check import largest_error
 
-from experiments.gpu import check_cases
-
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
@@ -105,12 +103,3 @@ def test_kernels_that_do_not_compile_are_not_taken():
 def test_without_a_gpu_nothing_is_checked():
     assert choose(None) == "xla"
     assert why_plain_xla() == "mosaic_gpu needs a GPU; JAX runs on cpu here"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [None, 16])
-def test_plain_xla_passes_all_cases(width, monkeypatch):
-    monkeypatch.setitem(check_cases.KERNELS, "implementation", "xla")
-    rows = [check_cases.run_case(case) for case in check_cases.cases(width)]
-    assert len({row["op"] for row in rows}) == (2 if width is None else 5)
-    assert [row for row in rows if row["problem"]] == []

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax._base.bucket_copy import WRITTEN, copy_of, local_copy
 from embark_jax.launch.one_host import free_port
 from tests import runs
-from tests.buckets import s3_server
 
 CONFIG = """\
 name: hosts
@@ -225,45 +223,3 @@ def test_cached_tables_whatever_happens(launcher, tmp_path):
     assert runs.losses(workdir) == pytest.approx(runs.losses(one), rel=1e-4)
     found, expected = (runs.final(each)["test_log_loss"] for each in (workdir, one))
     assert found == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_sums_in_16_bits_are_those_of_one_process(launcher, tmp_path):
-    """With routes made a step ahead, and resumed; the sums of bfloat16 may differ in
-    their order, whose rounding later losses have."""
-    options = ("train.dense_wire=bfloat16",)
-    several, one = tmp_path / "several", tmp_path / "one"
-    launcher.finish(several, 2, "train.steps=20", *options)
-    launcher.finish(several, 2, "train.steps=40", *options, "--resume")
-    launcher.finish(one, 1, "train.steps=40", *options)
-    assert runs.losses(several) == pytest.approx(runs.losses(one), rel=1e-3)
-
-
-@pytest.mark.slow
-def test_two_processes_have_their_checkpoints_in_a_bucket(
-    launcher, undisturbed, tmp_path, monkeypatch
-):
-    """One is killed, and both start again. Then one process of another machine goes
-    on."""
-    where = "s3://bucket/run"
-    monkeypatch.setenv("EMBARK_DATA", str(tmp_path / "machine"))
-    with s3_server():
-        files = copy_of(where, WRITTEN)
-        process = launcher.launch(where, 2)
-        wait_for_step(files, 40, [process])
-        os.kill(children_of(process)[1], signal.SIGKILL)
-        wait_for_step(files, 60, [process])
-        process.terminate()
-        statuses, said = end([process])
-        assert statuses == [0], said
-        monkeypatch.setenv("EMBARK_DATA", str(tmp_path / "other"))
-        stopped = max(runs.losses(files))
-        assert f"stopped at step {stopped:,} of 1,000,000, with a checkpoint" in said[0]
-        last = (stopped // 20 + 2) * 20
-        (said,) = launcher.finish(where, 1, "--resume", f"train.steps={last}")
-        assert f"resumed at step {stopped} of {last}\n" in said
-        losses = runs.losses(local_copy(where, without=["checkpoints"]))
-    assert max(losses) == last
-    for step, loss in runs.losses(undisturbed).items():
-        if step <= last and not stopped < step < stopped + 20:
-            assert losses[step] == pytest.approx(loss, rel=1e-4)

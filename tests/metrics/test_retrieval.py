@@ -1,7 +1,6 @@
 """Two towers: their loss against NumPy, and search on a mesh against sorting."""
 
 import functools
-import itertools
 from types import MappingProxyType
 
 import jax
@@ -16,16 +15,14 @@ from embark_jax.config import TrainConfig, negatives_of
 from embark_jax.config.models import section_of
 from embark_jax.data import WithUniformNegatives
 from embark_jax.data.layout import Columns
-from embark_jax.metrics import ranking, retrieval
+from embark_jax.metrics import retrieval
 from embark_jax.models import Masked
 from tests import runs
 from tests.models.sequence_oracle import last_event
 from tests.models.slopes import assert_slopes
-from tests.processes import train_in_two
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
 TABLES = (ej.TableSpec("user", USERS, DIM), ej.TableSpec("item", ITEMS, DIM))
-FEATURES = (ej.FeatureSpec("user"), ej.FeatureSpec("item"))
 
 
 def mesh(shape=(2, 4)):
@@ -79,33 +76,6 @@ def test_ranks_equal_counting(shape, items, monkeypatch):
         index.ranks(users[:1], [5000])
     with pytest.raises(ValueError, match="is not finite"):
         index.ranks(np.full((1, 2), np.nan), targets[:1])
-
-
-def test_hit_rates_and_gains_of_ranks():
-    ranks = ranking.Ranks(np.array([0, 2, 9, 10]), np.zeros(4, int))
-    assert ranking.at_k(ranks, (1, 10)) == {
-        "hr@1": 0.25,
-        "ndcg@1": 0.25,
-        "hr@10": 0.75,
-        "ndcg@10": pytest.approx((1 + 0.5 + 1 / np.log2(11)) / 4),
-    }
-
-
-def test_ties_count_by_the_mean_over_all_orders():
-    """Oracle: each order of items with equal products, one by one."""
-    scores = np.array([3, 1, 1, 1, 1, 0, 0])
-    for target, k in itertools.product(range(len(scores)), (1, 2, 3, 6, 7)):
-        hits, gains = [], []
-        for order in itertools.permutations(range(len(scores))):
-            shown = sorted(order, key=lambda item: -scores[item])  # stable
-            place = shown.index(target)
-            hits.append(place < k)
-            gains.append(1 / np.log2(place + 2) if place < k else 0)
-        items = np.arange(len(scores))
-        index = ej.ItemIndex(items, scores[:, None], mesh((1, 1)))
-        found = ranking.at_k(index.ranks([[1.0]], [target]), (k,))
-        assert found[f"hr@{k}"] == pytest.approx(np.mean(hits))
-        assert found[f"ndcg@{k}"] == pytest.approx(np.mean(gains))
 
 
 def tower(**options) -> ej.models.TwoTower:
@@ -388,25 +358,6 @@ train:
   steps: 4
   retrieval: {at: [10, 60], exclude: past}
 """
-
-
-@pytest.mark.slow
-def test_two_processes_measure_hit_rates_as_one(tmp_path):
-    """Each holds some columns of all items but the hot ones."""
-    table = "{rows: 60, cluster: ub, row_shards: 1, column_shards: 2, hot_rows: 7}"
-    config = runs.write_config(tmp_path, CONFIG)
-    mesh = "mesh={nodes: 2, gpus_per_node: 1}"
-    args = config, mesh, f"embedding.tables.item={table}", "train.log_every=1"
-    runs.done("train", *args, "--workdir", tmp_path / "one")
-    train_in_two(*args, "--workdir", tmp_path / "two")
-    one, two = (runs.final(tmp_path / name) for name in ("one", "two"))
-    names = [name for name in one if name.startswith("test_")]
-    assert {"test_hr@10", "test_ndcg@60", "test_log_loss"} <= set(names)
-    assert one["test_hr@60"] == 1
-    for name in names:
-        assert two[name] == pytest.approx(one[name], rel=1e-4), name
-    losses = (runs.losses(tmp_path / name) for name in ("one", "two"))
-    assert next(losses) == pytest.approx(next(losses), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from embark_jax.embedding.logical import export_table
 from embark_jax.plans.tables import DYNAMIC_KEYS
 from embark_jax.run import experiment, initial
 from tests import runs
-from tests.runs import done, embark
+from tests.runs import done
 
 COLUMNS = Columns(dense={"price": "log"})
 CONFIG = """\
@@ -259,14 +259,6 @@ def test_the_command_starts_goes_on_and_resumes(yesterday, tmp_path):
     both = [runs.final(folder) for folder in (tmp_path / "whole", stopped)]
     assert both[0]["test_log_loss"] == both[1]["test_log_loss"]
     assert both[0]["step"] == both[1]["step"] == 12
-
-
-def test_a_run_that_is_not_there(tmp_path):
-    path = runs.write_config(tmp_path)
-    runs.assert_refused(
-        embark("train", path, f"train.init_from={tmp_path / 'none'}"),
-        "none: is not a folder, must be the folder of a run",
-    )
 
 
 @pytest.mark.slow

@@ -101,14 +101,6 @@ def moved(config, gradients):
         yield np.asarray(updates)
 
 
-def test_adagrad_s_first_step_by_hand():
-    # MLPerf's settings. a = 0.5², so u = 0.5 / (0.5 + 1e-8) = 1 - 2e-8; for the second
-    # a = 1e-16, so u = 1e-8 / (1e-8 + 1e-8) = 1/2; for the third 0 / (0 + 1e-8) = 0.
-    config = dense("adagrad", learning_rate=0.004, eps=1e-8)
-    (first,) = moved(config, [[0.5, 1e-8, 0.0]])
-    np.testing.assert_allclose(first, [-0.004, -0.002, 0.0], rtol=1e-6)
-
-
 def test_gradients_are_clipped_and_the_rate_follows_its_schedule():
     # The norm of (3, 4) is 5, clipped to 1; the rate is halved after 2 steps.
     schedule = {"kind": "steps", "at": [2], "factor": 0.5}

@@ -12,20 +12,15 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.checkpoint import Checkpointer
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.outcome import NonFiniteLossError
 from tests.builders import (
     SMALL_BATCH,
     SMALL_DATA,
-    assert_equal_states,
     dlrm_dcnv2,
     losses,
     make_trainer,
     small_trainer,
-    snapshot,
 )
-from tests.train.trainers import AMPLE, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
 DEVICES, BATCH, DENSE, RATE = 8, 64, 5, 0.5
 ULP = 2.0**-8
@@ -94,63 +89,6 @@ def test_gradients_are_rounded_once_on_each_device_and_summed():
         exact.extend((np.abs(found - total) <= update + 1e-12).flat)
     # Of the others, a share was rounded to the other side.
     assert np.mean(exact) > 0.95
-
-
-@pytest.fixture(scope="module")
-def expected():
-    return losses(trainer_of().iterate(DATA, 10))
-
-
-@pytest.mark.slow
-def test_losses_are_close_to_those_of_float32(expected):
-    exact = losses(trainer_of("float32").iterate(DATA, 10))
-    # The loss itself is not rounded: before any update it is the same.
-    assert expected[0] == pytest.approx(exact[0], rel=2**-22)
-    assert expected != exact
-    np.testing.assert_allclose(expected, exact, rtol=2e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dense", "micro_batches"), [("zero1", 1), ("replicated", 2)])
-def test_no_other_option_changes_what_is_rounded(dense, micro_batches, expected):
-    trainer = trainer_of(dense=dense, micro_batches=micro_batches)
-    found = losses(trainer.iterate(DATA, 10))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_bit_by_bit(tmp_path):
-    whole, cut = trainer_of(), trainer_of()
-    expected = losses(whole.iterate(DATA, 10))
-    found = losses(cut.iterate(DATA, 4))
-    with Checkpointer(tmp_path, {}, keep=None) as checkpoints:
-        checkpoints.save(cut.state, 4, cut.embeddings, {})
-        after = trainer_of()
-        after.restore(checkpoints.restore(after.state, after.embeddings)[0])
-    found += losses(after.iterate(DATA, 10))
-    assert found == expected
-    assert_equal_states(snapshot(after), snapshot(whole))
-
-
-@pytest.mark.slow
-def test_an_overflow_changes_no_bit():
-    data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
-    tight, ample = (
-        clicks_trainer(capacities, dense_wire="bfloat16")
-        for capacities in ({"rb_2_split": 16, "ub_4": 1}, AMPLE)
-    )
-    assert losses(tight.iterate(data, 8)) == losses(ample.iterate(data, 8))
-    assert tight.recompilations > 0
-    assert_equal_states(snapshot(tight), snapshot(ample))
-
-
-def test_a_gradient_that_is_not_finite_is_refused_as_a_whole():
-    trainer = clicks_trainer(dense_wire="bfloat16")
-    list(trainer.iterate(Clicks(), 2))
-    before = snapshot(trainer)
-    with pytest.raises(NonFiniteLossError, match="at step 3, "):
-        list(trainer.iterate(Clicks(spoil=spoil_at(3, dense=HUGE)), 9))
-    assert_equal_states(snapshot(trainer), before)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,7 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.config import reading
-from embark_jax.export import load_id_scorer
-from embark_jax.run import experiment
-from tests import runs
 from tests.builders import SMALL_BATCH, SMALL_DATA, losses, small_trainer
-from tests.runs import done
 
 RATE = 0.1
 
@@ -134,35 +129,3 @@ def test_a_pytree_of_another_library_trains_by_the_trainers_loss():
     assert isinstance(trained, Module)
     rows = {n: table[batch.ids[n][:, 0]] for n, table in tables_of(trainer).items()}
     np.testing.assert_allclose(logits, trained(batch.dense, rows), rtol=1e-5)
-
-
-def test_logits_must_be_one_a_sample():
-    wrong = ej.models.FunctionModel(params(), lambda p, dense, e: dense)
-    with pytest.raises(ValueError, match=r"logits of shape \(16, 1\), must be \(16,\)"):
-        trainer_of(wrong).fit(SMALL_DATA, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["my_function:focal", "my_model:Bilinear"])
-def test_by_config_on_a_mesh_resumed_and_exported(tmp_path, monkeypatch, kind):
-    monkeypatch.syspath_prepend(str(runs.OWN))
-    of_model = "model: {kind: " + kind + "}"
-    if kind == "my_model:Bilinear":
-        of_model = "model: {kind: " + kind + ", left: user, right: item}"
-    config = runs.write_config(
-        tmp_path,
-        "name: own\ndata: {kind: 'my_data:Clicks', samples: 2_000}\n" + of_model + "\n"
-        "mesh: {nodes: 2, gpus_per_node: 4}\nembedding: {dim: 4}\n"
-        "train: {batch_size: 64, steps: 40, checkpoint_every: 20, log_every: 1}\n",
-    )
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done("train", config, "--workdir", whole)
-    for options in (("train.steps=20",), ("--resume",)):
-        done("train", config, "--workdir", cut, *options)
-    assert runs.losses(cut) == runs.losses(whole)
-    done("export", cut, "--out", tmp_path / "export", "--trust-code")
-    setup = experiment.build(reading.load(config))
-    (batch,) = setup.dataset.test_batches(2_000)
-    logits = load_id_scorer(tmp_path / "export").logits(batch.dense, batch.ids)
-    found, final = ej.evaluate(batch.labels, logits), runs.final(cut)
-    assert found.log_loss == pytest.approx(final["test_log_loss"], rel=1e-5)

@@ -1,6 +1,5 @@
 """All-hot batches take a step of their own: the same results, without an exchange."""
 
-import dataclasses
 import itertools
 import re
 
@@ -109,25 +108,6 @@ def test_both_programs_give_the_same(ordinary, monkeypatch):
     losses, state, _ = run(batches(4, hot=True))
     assert steps == [True, False, True, False]
     assert_near((losses, state), ordinary)
-
-
-@pytest.mark.slow
-def test_routes_of_both_kinds_are_made_a_step_ahead():
-    """No bit changes, whichever kind follows which; the promise of the fourth batch is
-    broken, and both it and the one behind it are replayed."""
-
-    def given():
-        kinds = [True, True, False, True, False, False]
-        for number, batch in enumerate(batches(len(kinds), hot=False)):
-            if number >= 2:
-                batch.ids["b"][5, 1] = HOT
-            yield dataclasses.replace(batch, hot=kinds[number])
-
-    losses, state, used = run(given())
-    assert used == [False, False, True, True, True, True]
-    expected, expected_state, _ = run(given(), at_once=1)
-    assert losses == expected
-    jax.tree.map(np.testing.assert_array_equal, state, expected_state)
 
 
 def test_a_broken_promise_costs_a_replay_and_nothing_else():

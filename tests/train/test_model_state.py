@@ -208,13 +208,3 @@ def test_a_model_that_makes_variables_in_a_call_is_refused(expected):
     trainer = make_trainer(expected[2].embeddings.plan, Growing())
     with pytest.raises(ValueError, match="Growing changes which variables it has"):
         trainer.fit(DATA, 1)
-
-
-def test_logits_of_another_shape_are_refused(expected):
-    class Column(Stateful):
-        def __call__(self, dense, embeddings):
-            return super().__call__(dense, embeddings)[:, None]
-
-    trainer = make_trainer(expected[2].embeddings.plan, Column())
-    with pytest.raises(ValueError, match=r"shape \(32, 1\), must be \(32,\)"):
-        trainer.fit(DATA, 1)

@@ -66,26 +66,6 @@ for name, rows in trainer.state.storages.items():
 """
 
 
-STORED = """\
-data: {kind: synthetic}
-embedding: {optimizer: {kind: rowwise_adagrad, learning_rate: 0.1}}
-"""
-OTHERS = """
-from pathlib import Path
-from embark_jax.config import ROW_RULES, reading
-
-assert ROW_RULES["sign"]().beta2 == 0.5
-assert ROW_RULES["sign"](beta2=7.0).beta2 == 7.0
-adam = ROW_RULES["adam"]()
-assert (adam.beta1, adam.beta2, adam.eps) == (0.9, 0.999, 1e-8)
-config = reading.load("stored.yaml")
-stored = reading.dump_yaml(config)
-assert "eps: " in stored and "beta" not in stored and "l1" not in stored, stored
-Path("again.yaml").write_text(stored)
-assert reading.load("again.yaml") == config
-"""
-
-
 def run_with_the_rule(tmp_path, rule, program):
     """Runs a program with a copy of the kernels that has one more rule."""
     shutil.copytree(KERNELS, tmp_path / "embark_kernels")
@@ -111,10 +91,3 @@ def run_with_the_rule(tmp_path, rule, program):
 def test_it_needs_one_file(tmp_path):
     (tmp_path / "sign.yaml").write_text(CONFIG)
     run_with_the_rule(tmp_path, RULE, PROGRAM)
-
-
-def test_other_rules_keep_their_defaults_and_store_their_own(tmp_path):
-    (tmp_path / "stored.yaml").write_text(STORED)
-    beta2 = 'beta2: Annotated[float, Ge(0), Doc("Another number.")] = 0.5'
-    rule = RULE.replace("    def state_widths", f"    {beta2}\n\n    def state_widths")
-    run_with_the_rule(tmp_path, rule, OTHERS)

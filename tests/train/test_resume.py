@@ -137,13 +137,6 @@ def test_it_goes_on_bit_by_bit(runner, whole, killed, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_goes_on_on_another_mesh(runner, whole, killed, tmp_path):
-    workdir = shutil.copytree(killed, tmp_path / "run")
-    runner.finish(workdir, "--resume", "mesh.nodes=1", "mesh.gpus_per_node=4")
-    assert_close_runs(workdir, whole, complete(killed)[-1])
-
-
-@pytest.mark.slow
 def test_hot_batches_with_routes_made_ahead_go_on_bit_by_bit(runner, tmp_path):
     """Killed inside a window of samples that are sorted together."""
     options = [
@@ -252,14 +245,3 @@ def test_tables_that_grow_go_on(runner, tmp_path):
         for folder in (workdir, whole)
     ]
     assert evaluated[0] == evaluated[1]
-
-
-@pytest.mark.slow
-def test_a_finished_run_is_only_evaluated_again(runner, whole, tmp_path):
-    workdir = shutil.copytree(whole, tmp_path / "run")
-    out = runner.finish(workdir, "--resume")
-    assert f"resumed at step {STEPS} of {STEPS}\n" in out
-    assert f"step {STEPS}: loss" not in out
-    assert (workdir / "metrics.jsonl").read_bytes() == (
-        whole / "metrics.jsonl"
-    ).read_bytes()

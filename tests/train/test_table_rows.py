@@ -5,7 +5,6 @@ each row, and the first rows are read through lookups, before training.
 """
 
 import itertools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -105,19 +104,3 @@ def test_slots_are_not_taken_for_rows(kind):
 def test_a_table_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="no table 'iten'; there are item"):
         trainer_of("in memory", (1, 1)).table("iten")
-
-
-def test_fit_says_that_nothing_is_left_to_train():
-    trainer = trainer_of("in memory", (1, 1))
-
-    class Data:
-        def train_batch(self, step, batch_size):
-            return make_batch(np.arange(batch_size))
-
-    data: Any = Data()
-    trainer.fit(data, 2, progress=False)
-    for steps in (1, 2):
-        with pytest.warns(UserWarning, match=f"step 2 is reached, and steps={steps} "):
-            assert trainer.fit(data, steps, progress=False) is None
-    trainer.fit(data, 3, progress=False)
-    assert trainer.step == 3

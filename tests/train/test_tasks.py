@@ -1,27 +1,14 @@
 """Several labels a sample, and samples with weights: one loss, on every mesh."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
 from embark_jax.data import DataError
 from tests.builders import SMALL_BATCH, SMALL_DATA, Sum
-from tests.processes import outputs_of_two
 from tests.thorough import thorough
-from tests.train.tasks import WEIGHTS, batch_of, mmoe, tasks_trainer, trained
-
-PROCESS = """
-import json, sys
-import jax
-port, index = sys.argv[1:]
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{port}", 2, int(index))
-from tests.train.tasks import trained
-assert len(jax.local_devices()) == 1
-print(json.dumps(trained()))
-"""
+from tests.train.tasks import WEIGHTS, batch_of, mmoe, tasks_trainer
 
 
 @pytest.mark.slow
@@ -89,14 +76,3 @@ def test_a_model_for_other_labels_is_refused():
     trainer.train([SMALL_DATA.train_batch(0, SMALL_BATCH)])
     with pytest.raises(DataError, match=r"labels: shape is \(16, 2\), must be \(16,\)"):
         trainer.train([batch_of(1)])
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one():
-    outputs = outputs_of_two(PROCESS, timeout_s=120)
-    expected = trained()
-    for output in outputs:
-        *_, last = output.strip().splitlines() or [""]
-        assert last.startswith("["), output
-        # Sums between processes go in another order than between devices.
-        assert json.loads(last) == pytest.approx(expected, rel=1e-5)

@@ -1,6 +1,5 @@
 """The trainer: no batch is lost or applied twice."""
 
-import dataclasses
 import logging
 
 import jax
@@ -9,14 +8,12 @@ import pytest
 
 from embark_jax.embedding.device_batch import put_batch
 from embark_jax.plans.capacities import rows_of
-from embark_jax.plans.wire import Wire
 from embark_jax.train.loop import STEPS_IN_FLIGHT
 from tests.builders import assert_equal_states, losses, snapshot
 from tests.thorough import thorough
 from tests.train.trainers import (
     AMPLE,
     BATCH,
-    PLACED,
     ROWS,
     Clicks,
     clicks_trainer,
@@ -49,53 +46,6 @@ def test_an_overflow_changes_no_bit(trainer, capacities, wide_from):
     assert 1 <= tight.recompilations <= 3
     assert_equal_states(snapshot(tight), snapshot(trainer))
     assert trainer.recompilations == 0
-
-
-@pytest.mark.parametrize(
-    "capacities",
-    [
-        AMPLE,
-        pytest.param({"rb_2_split": 16, "ub_4": 1}, marks=pytest.mark.slow),
-    ],
-)
-def test_routes_made_ahead_change_no_bit(trainer, capacities):
-    """Nor do stops, steps that are replayed, or a loop that is left early."""
-    data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
-    ahead = clicks_trainer(capacities)
-    list(ahead.iterate(data, 2))
-    for result in ahead.iterate(data, 8):
-        if result.step == 3:
-            break
-    assert 3 < ahead.step < 8
-    for step in range(ahead.step):  # no route is made ahead
-        list(trainer.iterate(data, step + 1))
-    assert_equal_states(snapshot(ahead), snapshot(trainer))
-    assert losses(ahead.iterate(data, 8)) == losses(trainer.iterate(data, 8))
-    assert_equal_states(snapshot(ahead), snapshot(trainer))
-    assert (ahead.recompilations > 0) == (capacities != AMPLE)
-
-
-@pytest.mark.slow
-def test_routes_made_ahead_change_no_bit_beside_all_else():
-    """Hierarchical exchanges of compressed rows, in micro-batches; hot rows."""
-    placed = [
-        dataclasses.replace(each, exchange="hierarchical", hot_rows=9)
-        for each in PLACED
-    ]
-    alone, ahead = (
-        clicks_trainer(
-            {f"{name}_hierarchical": places for name, places in AMPLE.items()},
-            placed=tuple(placed),
-            micro_batches=2,
-            wire=Wire("bfloat16", "float32"),
-        )
-        for _ in range(2)
-    )
-    expected = [
-        loss for i in range(4) for loss in losses(alone.iterate(Clicks(), i + 1))
-    ]
-    assert losses(ahead.iterate(Clicks(), 4)) == expected
-    assert_equal_states(snapshot(ahead), snapshot(alone))
 
 
 def test_batches_are_copied_while_devices_work(trainer, monkeypatch):
@@ -131,22 +81,6 @@ def test_an_overflow_in_evaluation_changes_no_bit(trainer):
     assert [len(each) for each in found] == [BATCH, BATCH - 5]
     assert tight.recompilations > trainer.recompilations == 0
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert_equal_states(snapshot(tight), snapshot(trainer))
-
-
-@pytest.mark.slow
-def test_an_evaluation_may_grow_capacities_under_steps_in_flight(trainer):
-    """What was refused before is replayed, not mistaken for a bad loss."""
-    data = Clicks(spread=lambda step: 1 if step < 4 else ROWS)
-    tight = clicks_trainer({"rb_2_split": 16, "ub_4": 1})
-    found = []
-    for result in tight.iterate(data, 8):
-        found.append((result.step, result.loss))
-        if result.step == 3:
-            assert tight.recompilations == 0
-            tight.evaluate(data.test_batches(BATCH))
-            assert tight.recompilations > 0
-    assert found == losses(trainer.iterate(data, 8))
     assert_equal_states(snapshot(tight), snapshot(trainer))
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from embark_jax.data import DataError
 from embark_jax.embedding.device_batch import put_batch
 from embark_jax.train.outcome import BadIdError, NonFiniteLossError
-from tests.builders import DENSE, assert_equal_states, losses, snapshot
+from tests.builders import DENSE, assert_equal_states, snapshot
 from tests.train.trainers import BATCH, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
 
@@ -80,31 +80,6 @@ def test_bad_data_stops_after_the_good_batches(trainer, undisturbed, bad_id):
         list(trainer.iterate(Clicks(spoil=spoil_at(6, ids=ids)), 10))
     assert trainer.step == 5
     assert_equal_states(snapshot(trainer), states[5])
-
-
-@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("column", ["dense", "labels"])
-def test_numbers_that_are_not_finite_never_reach_a_device(trainer, column, spoiled):
-    array = getattr(Clicks().train_batch(2, BATCH), column).copy()
-    array[7] = spoiled
-    data = Clicks(spoil=spoil_at(3, **{column: array}))
-    with pytest.raises(DataError, match=rf"sample 7: {column}.*value is {spoiled}"):
-        list(trainer.iterate(data, 4))
-    assert trainer.step == 2
-
-
-def test_a_loop_left_early_applies_no_batch_twice(trainer, undisturbed):
-    expected, states = undisturbed
-    found = []
-    for result in trainer.iterate(Clicks(), 10):
-        found.append((result.step, result.loss))
-        if result.step == 3:
-            break
-    assert int(trainer.state.step) == trainer.step < 10
-    assert_equal_states(snapshot(trainer), states[trainer.step])
-    found += losses(trainer.iterate(Clicks(), 10))
-    assert found == [each for each in expected if each in found]
-    assert_equal_states(snapshot(trainer), states[10])
 
 
 def test_own_batches_train_as_those_of_a_dataset(trainer, undisturbed):
