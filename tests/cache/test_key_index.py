@@ -102,7 +102,7 @@ def assert_alike(found: KeyIndex, expected: KeyIndex) -> None:
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
-def test_who_leaves(evict):
+def test_the_least_recent_or_least_frequent_leave(evict):
     index = key_index.empty_index(4)
     for keys in ([1, 2, 3, 4], [1, 2], [2, 1], [3], [4], [5]):
         resolved = resolve(index, *batch_of(keys), SlotRules(evict))

@@ -134,7 +134,7 @@ def test_doctor_shows_devices_and_versions():
     assert "auto takes xla: mosaic_gpu needs a GPU; JAX runs on cpu" in outcome.out
 
 
-def test_a_loss_that_is_not_finite(config, tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run(config, tmp_path):
     workdir = tmp_path / "run"
     overrides = ["dense_optimizer={kind: sgd, learning_rate: 1e30}", *ONE_DEVICE]
     overrides += ["train.checkpoint_every=1"]

@@ -49,7 +49,7 @@ def test_each_id_finds_its_row(rows):
                     assert slot[sample, entry] == first[r % 3, k] + r // 3
 
 
-def test_rows_that_samples_can_touch_on_a_device():
+def test_a_device_updates_no_more_rows_than_samples_can_touch():
     """Device 2 has two of six shards; nobody asks for the others of that device."""
     placements = [
         Placement(ej.TableSpec("unread", 10, 8), "ub", 1, 2, (3, 3)),
@@ -118,7 +118,7 @@ def test_a_table_of_billions_of_rows_is_routed(cluster):
         assert sorted(held) == sorted(rows[owners == device])
 
 
-def test_32_bit_ids_of_a_table_of_billions_of_rows():
+def test_32_bit_ids_are_routed_in_a_table_of_billions_of_rows():
     """Who has low ids alone may keep them so."""
     collection = billions_of_rows("rb")
     ids = np.random.default_rng(0).integers(0, 2**31, (16, 2))

@@ -38,7 +38,7 @@ def test_many_plans_equal_the_reference(problem):
         unpack=True,
     ),
 )
-def test_hierarchical_exchange(cluster, mesh):
+def test_a_hierarchical_exchange_equals_the_reference(cluster, mesh):
     """Beside a flat one: row shards within a node, across nodes, twice on a device;
     column shards, weights and, but in RB, a sequence."""
     tables = [TableSpec("across", 29, 8), TableSpec("inside", 7, 4)]
@@ -60,7 +60,7 @@ def test_hierarchical_exchange(cluster, mesh):
 
 
 @pytest.mark.parametrize("exchange", ["flat", "hierarchical"])
-def test_a_row_shard_on_every_device(exchange):
+def test_a_row_shard_on_every_device_equals_the_reference(exchange):
     """Of rows that do not divide by the row shards, some of which no id asks for."""
     table = TableSpec("t", 3003, 4)
     placed = [Placement(table, "rb", 8, 1, tuple(range(8)), exchange)]
@@ -80,7 +80,7 @@ QUICK = [
     ("cluster", "optimizer"),
     thorough(itertools.product(["dp", "rb", "ub"], OPTIMIZERS), QUICK, unpack=True),
 )
-def test_a_shared_table(cluster, optimizer):
+def test_a_shared_table_equals_the_reference(cluster, optimizer):
     """Two features, one a sequence but in RB, on 3 × 2 shards that lie unevenly on
     devices, or replicated."""
     table = TableSpec("t", 29, 8)

@@ -8,24 +8,17 @@ import numpy as np
 import pytest
 from embark_kernels import Adagrad
 
-from embark_jax.data.synthetic import SyntheticClicks
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.sequences import pack, spans_of, unpack
 from embark_jax.plans.capacities import events_of
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import (
-    assert_same_tables,
-    losses,
     make_plan,
-    make_trainer,
-    tables_and_states,
     tables_of,
 )
 from tests.embedding import problems
 from tests.thorough import thorough
-from tests.train.accounting import Flat
 
 PADDED = np.array(
     [[-1, 7, 8, -1], [-1] * 4, [5, -1, 6, -1], [1, 2, 3, 4], [-1, -1, -1, 9]]
@@ -117,32 +110,3 @@ def test_owners_do_not_pool_sequences():
         make_plan(FEATURES, [placement], 1, 2, 4)
     pooled = [dataclasses.replace(feature, pooling="sum") for feature in FEATURES]
     make_plan(pooled, [placement], 1, 2, 4)
-
-
-def trained(plan: Plan, steps: int, state=None, **options):
-    """A trainer after some steps, and their losses."""
-    trainer = make_trainer(plan, model=Flat, **options)
-    if state is not None:
-        trainer.restore(state)
-    data = SyntheticClicks(
-        [TABLE], plan.features, dense_features=13, train_samples=64, test_samples=24
-    )
-    return trainer, data, losses(trainer.iterate(data, steps))
-
-
-def plans():
-    """With room for one event of a device, and for all."""
-    features = (FeatureSpec("past", "t", 6, "none"), FeatureSpec("item", "t"))
-    plan = make_plan(features, [Placement(TABLE, "ub", 2, 1, (0, 1))], 1, 2, 8)
-    for room in (1, 4 * 6):
-        capacities = {**plan.capacities, events_of("past"): room}
-        yield dataclasses.replace(plan, capacities=capacities)
-
-
-@pytest.mark.slow
-def test_a_batch_with_more_events_is_replayed_with_room_for_them():
-    """Losses and rows are those of a training that had the room from the beginning."""
-    tight, roomy = (trained(plan, 4) for plan in plans())
-    assert tight[0].recompilations > roomy[0].recompilations == 0
-    assert tight[2] == roomy[2]
-    assert_same_tables(*map(tables_and_states, (tight[0], roomy[0])))

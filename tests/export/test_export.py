@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import re
-import shutil
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -17,7 +15,7 @@ from safetensors.numpy import load_file
 import embark_jax as ej
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
-from embark_jax.data import Batch, DataError
+from embark_jax.data import Batch
 from embark_jax.export import ExportError, load_id_scorer
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.jax_layers import serialized
@@ -165,32 +163,6 @@ def head(batch: Batch, samples: int) -> Batch:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "array", "message"),
-    [
-        ("ids", "user", None, "ids of features user: missing"),
-        ("ids", "town", np.zeros((2, 1), int), "town: not declared by the model"),
-        ("ids", "cities", np.full((2, 1), 21), "value is 21, must be from 0 to 20"),
-        ("dense", "", np.full((2, 3), np.nan), "dense, column 0: value is nan, must"),
-    ],
-)
-def test_what_are_no_samples_of_the_model(exported, kind, name, array, message):
-    batch = head(exported.batch, 2)
-    columns: dict[str, Any] = {
-        "dense": batch.dense,
-        "ids": batch.ids,
-        "weights": dict(batch.weights),
-    }
-    if kind == "dense":
-        columns[kind] = array
-    elif array is None:
-        del columns[kind][name]
-    else:
-        columns[kind][name] = array
-    with pytest.raises(DataError, match=re.escape(message)):
-        load_id_scorer(exported.folder).logits(**columns)
-
-
 def test_no_samples_have_no_logits(exported):
     batch = head(exported.batch, 0)
     logits = load_id_scorer(exported.folder).logits(
@@ -224,26 +196,6 @@ def test_an_older_checkpoint_is_exported_by_its_step(exported, tmp_path):
     done("export", exported.workdir, "--step", 1, "--out", tmp_path / "out")
     description = json.loads((tmp_path / "out" / "model.json").read_text())
     assert description["step"] == 1
-
-
-def test_what_cannot_be_exported(exported, tmp_path):
-    def refused(workdir, out, *args) -> str:
-        outcome = embark("export", workdir, "--out", out, *args)
-        assert outcome.code == 1
-        assert "Traceback" not in outcome.err
-        return outcome.err
-
-    new = tmp_path / "new"
-    before = runs.snapshot(exported.folder)
-    assert "must be a new folder" in refused(exported.workdir, exported.folder)
-    assert runs.snapshot(exported.folder) == before
-    assert "no complete checkpoint of step 3" in refused(
-        exported.workdir, new, "--step", 3
-    )
-    assert "No such file" in refused(tmp_path, new)
-    shutil.copy(exported.workdir / "config.yaml", tmp_path)
-    assert "holds no complete checkpoint" in refused(tmp_path, new)
-    assert not new.exists()
 
 
 def draw_arrays(model: DenseModel) -> dict[str, np.ndarray]:

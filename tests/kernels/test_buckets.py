@@ -77,14 +77,14 @@ def assert_unique(buckets, owner, slot, capacity):
 
 @few_examples
 @given(lists_of(st.integers(0, OWNERS * SLOTS)), st.sampled_from([1, 3, 8]))
-def test_unique_buckets(keys, capacity):
+def test_buckets_have_each_row_once(keys, capacity):
     owner, slot = owners_and_slots(np.array(keys))
     buckets = jax.tree.map(np.asarray, unique_in_xla(owner, slot, capacity))
     assert_unique(buckets, owner, slot, capacity)
 
 
 @each_implementation
-def test_unique_of_many_ids(implementation):
+def test_many_ids_are_made_unique(implementation):
     owner, slot = owners_and_slots(np.random.default_rng(0).integers(0, 16, 1100))
 
     def function(owner, slot):
@@ -97,7 +97,7 @@ def test_unique_of_many_ids(implementation):
 
 
 @each_implementation
-def test_unique_of_more_than_2_to_31_slots(implementation):
+def test_more_than_2_to_31_slots_are_made_unique(implementation):
     """Owner and slot together need 64 bits, as in a table of billions of rows."""
     owner = jnp.array([1, 0, 1, 2, 1], jnp.int32)
     slot = jnp.array([2**30, 5, 2**30, 0, 7], jnp.int32)

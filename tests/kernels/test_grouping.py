@@ -42,7 +42,7 @@ def positions_of(rows):
 
 @few_examples
 @given(rows=ids_lists, few=st.booleans())
-def test_groups_for_plain_xla(rows, few):
+def test_plain_xla_groups_equal_rows(rows, few):
     """By the first ids of rows, and by sorting where rows are many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "ROWS_PER_ID", NUM_IDS if few else 0)
@@ -77,7 +77,7 @@ def groups_for_the_kernel(rows, dense):
 
 @few_examples
 @given(rows=ids_lists, dense=st.booleans())
-def test_groups_for_the_kernel(rows, dense):
+def test_kernels_get_groups_of_equal_rows(rows, dense):
     groups = groups_for_the_kernel(np.array(rows, np.int32), dense)
     if dense:
         np.testing.assert_array_equal(groups.row, np.arange(NUM_IDS))

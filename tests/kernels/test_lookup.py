@@ -81,7 +81,7 @@ def check_sum_bags(implementation, table, lines, weights=None):
 @pytest.mark.parametrize(
     ("width", "dtype"), [(8, "float32"), (24, "bfloat16"), (128, "bfloat16")]
 )
-def test_random_bags(implementation, width, dtype):
+def test_sums_of_random_bags_are_those_of_float64(implementation, width, dtype):
     rng = np.random.default_rng(0)
     lines = [
         [rng.integers(-2, ROWS + 2, n) for n in lengths]
@@ -104,11 +104,11 @@ def test_random_bags(implementation, width, dtype):
         pytest.param([[ROWS, 2**31 - 1], [-(2**31)]], id="beyond the table"),
     ],
 )
-def test_edges_of_bags(implementation, bags):
+def test_odd_bags_are_summed(implementation, bags):
     check_sum_bags(implementation, make_table(128), [bags])
 
 
-def test_bags_of_the_program_for_gpus(monkeypatch):
+def test_the_program_for_gpus_sums_bags_alike(monkeypatch):
     """Plain XLA, as it is compiled where there is one."""
     run_gpu_programs(monkeypatch)
     rng = np.random.default_rng(5)
@@ -119,7 +119,7 @@ def test_bags_of_the_program_for_gpus(monkeypatch):
 
 @each_implementation
 @pytest.mark.parametrize("weighted", [False, True])
-def test_several_bags_a_line(implementation, weighted):
+def test_a_line_may_have_several_bags(implementation, weighted):
     rng = np.random.default_rng(1)
     hotness, batch = (2, 3), 3
     table = make_table(24)
@@ -151,7 +151,7 @@ def test_padding_never_meets_a_broken_row(implementation):
 
 
 @pytest.mark.parametrize("columns_alone", [0, 512])
-def test_long_bags_on_cpu(monkeypatch, columns_alone):
+def test_long_bags_are_summed_on_cpu(monkeypatch, columns_alone):
     """Longer than a turn of the loop adds; each alone, and equal lengths together."""
     monkeypatch.setattr(_xla, "COLUMNS_ALONE", columns_alone)
     table, hotness = make_table(8), (16, 3, 50, 3, 16)
@@ -185,7 +185,7 @@ def test_cpu_and_gpu_programs_of_plain_xla_agree(monkeypatch):
         assert_sums_close(actual.reshape(-1, 8), sums, magnitude, 5)
 
 
-def test_offsets_of_ascending_bags():
+def test_ascending_bags_have_offsets():
     bag = jnp.array([0, 0, 2, 2, 2, 5, 7], jnp.int32)
     np.testing.assert_array_equal(bag_offsets(bag, 5), [0, 2, 2, 5, 5, 5])
     np.testing.assert_array_equal(bag_offsets(bag, 6), [0, 2, 2, 5, 5, 5, 6])

@@ -27,7 +27,7 @@ def test_sort_is_stable(keys, gpu_programs):
 
 
 @pytest.mark.parametrize("gpu_programs", [False, True])
-def test_sort_of_keys_beyond_32_bits(gpu_programs, monkeypatch):
+def test_keys_beyond_32_bits_are_sorted(gpu_programs, monkeypatch):
     if gpu_programs:
         run_gpu_programs(monkeypatch)
     keys = np.array([3, 2**33, 0, 2**33 + 1, 3], np.uint64)

@@ -118,7 +118,7 @@ def test_listed_rows_are_updated(implementation, optimizer, width):
         pytest.param([ROWS - 1], id="last row"),
     ],
 )
-def test_edges_of_rows(implementation, rows):
+def test_padding_changes_no_row_and_the_last_row_changes(implementation, rows):
     optimizer = SGD(1.0)
     _, table, states = problem(optimizer, 128)
     gradients = jnp.ones((len(rows), 128), jnp.float32)
@@ -149,7 +149,7 @@ def test_a_table_in_bfloat16_is_rounded_once(implementation):
 
 
 @each_implementation
-def test_mean_square_of_rows_that_go_on_elsewhere(implementation):
+def test_rows_that_go_on_elsewhere_take_their_whole_mean_square(implementation):
     optimizer = RowwiseAdagrad(0.1)
     rng, table, states = problem(optimizer, 8)
     rows = np.array([6, 1], np.int32)
@@ -256,7 +256,7 @@ def test_rows_are_updated_by_the_sums_of_their_gradients(
 
 
 @each_implementation
-def test_sums_into_an_array(implementation):
+def test_sums_go_into_an_array(implementation):
     target = np.array([3, -1, 0, 3, 5, 9], np.int32)
     values = np.arange(1.0, 7.0, dtype=np.float32)[:, None].repeat(8, 1)
     options = {"implementation": implementation}
@@ -279,7 +279,7 @@ def test_groups_of_another_implementation_are_refused():
 
 
 @pytest.mark.parametrize("gpu_programs", [False, True])
-def test_a_batch_of_many_blocks(gpu_programs, monkeypatch):
+def test_many_blocks_are_summed_as_one(gpu_programs, monkeypatch):
     """Plain XLA: a very hot row, and the turns of its loops on CPU meet nowhere."""
     if gpu_programs:
         run_gpu_programs(monkeypatch)

@@ -55,7 +55,7 @@ def mesh(params: dict) -> tuple[int, int]:
     return found.nodes, found.gpus_per_node
 
 
-def test_slurm(start, tmp_path):
+def test_the_slurm_file_starts_a_process_a_gpu(start, tmp_path):
     workdir = tmp_path / "run"
     said = start("slurm.sbatch", CONFIG, workdir, **SLURM)
     command = said.index("embark")
@@ -68,7 +68,7 @@ def test_slurm(start, tmp_path):
     assert workdir.is_dir()
 
 
-def test_open_mpi(start, tmp_path):
+def test_the_open_mpi_file_starts_a_process_a_gpu(start, tmp_path):
     workdir = tmp_path / "run"
     said = start("mpirun.sh", CONFIG, workdir, 2, 8, "train.steps=20")
     command = said.index("embark")
@@ -82,7 +82,7 @@ def test_open_mpi_says_what_it_needs(start):
     assert start("mpirun.sh", CONFIG) == []
 
 
-def test_jobset():
+def test_the_jobset_starts_the_pods_of_one_job():
     documents = list(yaml.safe_load_all((LAUNCH / "jobset.yaml").read_text()))
     account, role, binding, jobset = documents
     (job,) = jobset["spec"]["replicatedJobs"]

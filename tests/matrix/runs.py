@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 import embark_jax as ej
+from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import FLOAT32
 from tests.builders import make_plan, make_trainer
@@ -124,8 +125,12 @@ def trainer_of(
         {name: jnp.asarray(each, jnp.float32) for name, each in weights.items()},
         logits_of,
     )
+    plan = make_plan(kind.features, (placed, other), *mesh, BATCH, capacity)
+    if capacity:
+        sequences = (feature.name for feature in kind.features if feature.sequence)
+        plan.capacities.update({events_of(name): 3 for name in sequences})
     return make_trainer(
-        make_plan(kind.features, (placed, other), *mesh, BATCH, capacity),
+        plan,
         model,
         optimizer,
         dense_optimizer=optax.sgd(0.1),

@@ -22,7 +22,7 @@ def brute_force_auc(labels, logits):
     return float(np.mean(wins + 0.5 * ties))
 
 
-def test_by_hand():
+def test_metrics_are_those_by_hand():
     # Odds 1, 3, 1/3 and 3: predictions 1/2, 3/4, 1/4, 3/4 for labels 0, 1, 0, 0.
     metrics = evaluate(np.array([0, 1, 0, 0]), np.log([1, 3, 1 / 3, 3]))
     log_loss = (math.log(2) + 2 * math.log(4 / 3) + math.log(4)) / 4
@@ -91,7 +91,7 @@ def test_weights_are_those_of_scikit_learn():
 
 
 @pytest.mark.parametrize("weights", [[1], [0, 0], [1, -1], [1, math.nan]])
-def test_bad_weights(weights):
+def test_weights_that_make_no_sense_are_refused(weights):
     with pytest.raises(ValueError, match="must be one for each of the 2 samples"):
         evaluate(np.array([0, 1]), np.zeros(2), np.array(weights))
 
@@ -144,7 +144,7 @@ def test_one_class_has_neither_auc_nor_normalized_entropy(label, calibration):
         ([0, 1], [0, math.nan], r"logit of sample 1 is nan, must be finite"),
     ],
 )
-def test_errors(labels, logits, message):
+def test_labels_and_logits_that_make_no_sense_are_refused(labels, logits, message):
     with pytest.raises(ValueError, match=message):
         evaluate(np.array(labels), np.array(logits))
 

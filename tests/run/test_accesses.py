@@ -9,7 +9,7 @@ from embark_jax.run.accesses import BagCounter, sample_accesses
 from embark_jax.run.dataset import read_dataset
 
 
-def test_bags_by_hand():
+def test_bags_are_counted_as_by_hand():
     counter = BagCounter()
     counter.add(np.array([[5, 2, -1], [5, -1, -1], [-1, -1, -1]], np.int32))
     counter.add(np.array([[2, 5, 5]], np.int32))
@@ -60,7 +60,7 @@ def test_a_table_counts_the_ids_of_all_its_features():
     assert found.problems(*read_dataset(config)[2:]) == []
 
 
-def test_movielens(movielens_folder):
+def test_accesses_of_movielens_are_counted(movielens_folder):
     config = ExperimentConfig.model_validate(
         {"data": {"kind": "movielens_100k", "path": movielens_folder}}
     )

@@ -31,7 +31,9 @@ from tests.runs import done, embark
         ),
     ],
 )
-def test_made_up_curves(config, curve, best_step, ended_at):
+def test_training_ends_where_a_curve_no_longer_improves(
+    config, curve, best_step, ended_at
+):
     key = f"validation_{config['metric']}"
     records = [{"step": step, key: value} for step, value in enumerate(curve, 1)]
     train = TrainConfig.model_validate({"early_stopping": config, "eval_every": 1})

@@ -72,7 +72,7 @@ def test_a_window_follows_a_change_of_speed():
     assert said == pytest.approx(BATCH / 0.25, rel=0.3)
 
 
-def test_the_rest_of_a_record():
+def test_a_record_has_the_means_since_the_one_before():
     figures = Figures()
     for step in (1, 2, 3):
         figures.add(result(step))

@@ -59,7 +59,7 @@ def problems(case: Case, program: Any, emulator: Emulator, seeds=(0, 1)) -> list
     return found
 
 
-def test_an_update():
+def test_an_update_is_right_in_the_emulator():
     """A small part of what follows."""
     case = next(case for case in cases(16) if case.op == "sum_and_update")
     with emulated() as emulator:
@@ -67,7 +67,7 @@ def test_an_update():
     assert min(x.mean() for x in emulator.executed.values()) > LEAST_COVERAGE
 
 
-def test_a_table_of_more_than_two_billion_values():
+def test_a_table_of_more_than_two_billion_values_is_addressed():
     """Its pages are made when they are written to: there are two."""
     shape = rows, width = 2**31 // 1024 + 9, 1024
     table = np.zeros(shape, jnp.bfloat16)
@@ -85,7 +85,7 @@ def test_a_table_of_more_than_two_billion_values():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [None, 16, 24, 96, 128])
-def test_all_cases(width):
+def test_all_cases_are_right_in_the_emulator(width):
     """Nothing is wrong, and what a kernel consists of is executed by one of them."""
     found, coverage = {}, {}
     for case in cases(width):

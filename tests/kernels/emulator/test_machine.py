@@ -101,7 +101,7 @@ NAN, ONE, MINUS_ONE = bits(np.nan, 1, -1)
         ("cvt.rn.bf16.f32 %rs1, 0f3F818000; cvt.u32.u16 %r3, %rs1;", 0x3F82),
     ],
 )
-def test_instructions(code, expected):
+def test_instructions_do_what_ptx_says(code, expected):
     results, _ = run(f"{code} st.global.b32 [%rd4], %r3;")
     if isinstance(expected, np.float32):
         expected = int(expected.view(np.uint32))
@@ -148,7 +148,7 @@ $L__BB0_2:
     assert races == []
 
 
-def test_vectors_of_bytes_and_halves():
+def test_vectors_of_bytes_and_halves_are_loaded():
     values = np.arange(256, dtype=np.uint8)
     results, _ = run(
         """
