@@ -3,13 +3,16 @@
 import dataclasses
 import functools
 import json
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 import embark_jax as ej
+from embark_jax.config.models import MODELS
 from embark_jax.embedding.device_batch import put_batch
 from tests import builders
 from tests.builders import assert_equal_states, snapshot
@@ -29,6 +32,12 @@ def plan(**options: Any) -> ej.Plan:
 
 def forced(*arguments: Any, **options: Any) -> ej.Plan:
     return plan(forced={"user": ej.ForcedPlacement(*arguments, **options)})
+
+
+def model(kind: str, shapes: dict, dense: int = 0, **options: Any) -> nnx.Module:
+    """A model of embeddings of these shapes."""
+    make = pkgutil.resolve_name(MODELS[kind])
+    return make(shapes, dense, **options, rngs=nnx.Rngs(0))
 
 
 def other_statistics() -> ej.Statistics:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -223,37 +222,6 @@ def test_a_batch_that_needs_more_than_the_most_slots_is_refused():
         TooFewSlotsError, match=r"tables user, .* raise their max_slots"
     ):
         list(trainer.iterate_batches(batches(0, 1)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_slots": 10}, "slots is 20, must be at most its max_slots 10"),
-        ({"slots": 0}, "slots is 0, must be a whole number >= 1"),
-        ({"max_slots": "many"}, "max_slots is 'many', must be a whole number >= 1"),
-        ({"evicted": "gpu"}, "evicted is 'gpu', must be one of host, disk, discard"),
-    ],
-)
-def test_dynamic_tables_that_make_no_sense(options, message):
-    with pytest.raises(ValueError, match=message):
-        dynamic(**options)
-
-
-@pytest.mark.parametrize(
-    "forced",
-    [{"hot_rows": 5}, {"row_shards": 1}, {"devices": (1, 1)}, {"column_shards": 4}],
-)
-def test_the_planner_refuses_what_a_dynamic_table_cannot_have(forced):
-    ((key, value),) = forced.items()
-    message = f"table 'user': {key} is {value!r}, but a dynamic table has a shard"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        ej.plan(
-            [dynamic(), ej.TableSpec("item", ITEMS, DIM)],
-            FEATURES,
-            ej.fleets.this_machine(1, 2),
-            BATCH,
-            forced={"user": ej.ForcedPlacement(**forced)},
-        )
 
 
 def test_dynamic_tables_lie_on_each_device_once():

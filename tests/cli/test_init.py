@@ -6,7 +6,7 @@ from tests.runs import assert_refused, done, embark
 
 
 def test_a_new_config_is_the_shipped_one(tmp_path):
-    for shipped in YAML:
+    for shipped in YAML[::8]:
         out = tmp_path / f"{shipped.stem}-{shipped.parent.name}.yaml"
         name = shipped.relative_to(CONFIGS).with_suffix("").as_posix()
         outcome = done("init", out, "--example", name)

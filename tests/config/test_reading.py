@@ -303,9 +303,3 @@ def test_scale_shrinks_rows_batch_and_samples_and_nothing_else(write):
     ]
     assert small == load(path, changed)
     assert load(path, ["scale=1"]) == load(path)
-
-
-@pytest.mark.parametrize("scale", ["0", "2", "-1", "x", "[1]", "nan"])
-def test_scale_must_be_a_share(write, scale):
-    problem = f"scale: {scale} given, must be a number above 0, and at most 1"
-    assert problem in error_of(write("a.yaml", SYNTHETIC), [f"scale={scale}"])

@@ -169,8 +169,3 @@ def test_kernels_refuse_what_they_cannot_read():
     planned = make_plan(FEATURES, [Placement(a, "dp"), Placement(c, "dp")], 1, 1, 16)
     with pytest.raises(ValueError, match="mosaic_gpu: table is float16"):
         EmbeddingCollection(planned, planned.make_mesh(), implementation="mosaic_gpu")
-
-
-def test_tables_have_8_bits_in_no_tier():
-    with pytest.raises(ValueError, match="dtype is 'int8', must be one of float32"):
-        TableSpec("t", 10, 4, dtype="int8")  # pyright: ignore[reportArgumentType]

@@ -12,8 +12,6 @@ from embark_jax.models.sequence import SequenceEncoder, attend
 from tests.thorough import thorough
 
 LENGTH, DIM = 7, 8
-SHAPES = {"item": (DIM,), "past_items": (LENGTH, DIM), "user": (DIM,)}
-HISTORY = {"past_items": "item"}
 
 
 def with_lengths(embeddings, lengths):
@@ -115,16 +113,6 @@ def test_no_array_of_all_scores_is_in_memory(weights):
     assert memory.temp_size_in_bytes < all_scores_bytes
 
 
-def test_what_sequences_need():
-    with pytest.raises(ValueError, match="history has 0 features, must have one"):
-        models.NextItem({"item": (8,)}, 0, {}, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="must divide the width, 8"):
-        models.NextItem(SHAPES, 0, HISTORY, heads=3, rngs=nnx.Rngs(0))
-    two = SHAPES | {"shop": (DIM,), "past_shops": (3, DIM)}
-    with pytest.raises(ValueError, match=r"lengths \[3, 7\], must have one"):
-        models.HSTU(two, 0, HISTORY | {"past_shops": "shop"}, rngs=nnx.Rngs(0))
-
-
 V4_SHAPES = {
     "item": (DIM,),
     "artist": (4,),
@@ -198,16 +186,3 @@ def test_each_chunk_and_step_has_its_own_dropout(of):
     assert len(np.unique(logits)) == 8
     model.eval()
     np.testing.assert_allclose(call(model), call(model)[0].item(), rtol=1e-5)
-
-
-def test_what_mlperfs_model_needs():
-    with pytest.raises(
-        ValueError, match=r"content is 'item', encodings are \[\], must"
-    ):
-        models.DLRMv4(V4_SHAPES, 0, V4_HISTORY, "item", rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="'past_time' has dim 16, must be 8"):
-        models.DLRMv4(
-            V4_SHAPES, 0, V4_HISTORY, "past_item", ["past_time"], 8, rngs=nnx.Rngs(0)
-        )
-    with pytest.raises(ValueError, match="must divide 4, the number of samples"):
-        v4_model(samples_at_once=3)(*v4_inputs(4))

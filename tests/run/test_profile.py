@@ -16,7 +16,6 @@ from embark_jax.train.loop import Loop
 from tests import runs
 
 LAST = 10
-ONE = ("mesh.nodes=1", "mesh.gpus_per_node=1")
 SPLIT = "embedding.tables.user.column_shards=2"
 """Columns of a table on several devices, whose squares travel for row-wise rules."""
 OTHER_SCOPES = {"dense", "dense_update", "checks"}
@@ -87,22 +86,6 @@ def test_a_trace_has_its_steps_alone_and_the_phases_of_the_plan(tmp_path, monkey
     assert named >= on_devices
     for other in OTHER_SCOPES:
         assert any(other in scope for scope in named), other
-
-
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        ("4:", "must be FROM:TO"),
-        ("٣:٤", "must be FROM:TO"),
-        ("0:3", "must be FROM:TO"),
-        ("6:4", "must be FROM:TO"),
-        ("8:11", "trains steps 1 to 10"),
-        ("11:12", "trains steps 1 to 10"),
-    ],
-)
-def test_other_steps_are_refused_before_anything_is_written(tmp_path, steps, message):
-    runs.assert_refused(train(tmp_path, f"--profile={steps}"), message)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_trace_is_closed_wherever_its_run_ends(tmp_path):

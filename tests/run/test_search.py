@@ -163,24 +163,6 @@ def test_a_search_by_another_metric_takes_no_run_of_other_values(
     runs.assert_refused(other, "trial-0010: is of another search:", "learning_rate is")
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ("search=null", "search has no values, must be such as"),
-        ("train.eval_every=null", "train.eval_every is not set"),
-        ("search.train.steps={low: 5, high: 2}", "low is 5, must be below high, 2"),
-        ("search.train.steps={low: 0, high: 2, log: true}", "must be above 0"),
-        ("search.train.steps={low: 1}", "must have choose, or low and high"),
-        ("search.train.steps={choose: [1], low: 1}", "give one or the other"),
-        ("search.train.stebs={low: 1, high: 2}", "did you mean steps?"),
-    ],
-)
-def test_what_cannot_be_searched_is_said(ranges, trained, tmp_path, change, text):
-    workdir = tmp_path / "search"
-    runs.assert_refused(embark("search", ranges, change, "--workdir", workdir), text)
-    assert not trained
-
-
 def test_nor_is_a_search_one_run_or_without_a_validation_set(ranges, tmp_path):
     new = tmp_path / "new"
     refused = embark("train", ranges, "--workdir", new)

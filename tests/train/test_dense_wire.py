@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.train.gradients import StepOptions
 from tests.builders import (
     SMALL_BATCH,
     SMALL_DATA,
@@ -145,10 +144,3 @@ def test_a_mean_over_the_batch_is_refused():
     trainer = small_trainer(model, dense_wire="bfloat16")
     with pytest.raises(ValueError, match="is the mean of a batch, must be one of each"):
         trainer.train([SMALL_DATA.train_batch(0, SMALL_BATCH)])
-
-
-def test_layers_that_are_shared_are_refused():
-    with pytest.raises(ValueError, match="must be 'float32' where dense is 'tensor'"):
-        StepOptions(dense="tensor", dense_wire="bfloat16")
-    with pytest.raises(ValueError, match="dense_wire is 'float8', must be of float32,"):
-        StepOptions(dense_wire="float8")

@@ -97,11 +97,6 @@ def test_cuts_change_nothing_beside_rounding(micro_batches, expected):
         np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
 
 
-def test_cuts_must_be_equal():
-    with pytest.raises(ValueError, match="is 3, must divide the 16 samples of a dev"):
-        trainer_of(3)
-
-
 def test_cuts_take_less_memory():
     """Most memory of this step is what its dense layers keep."""
     tables = [ej.TableSpec(f"t{i}", 64, 128) for i in range(8)]
