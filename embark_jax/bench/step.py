@@ -69,9 +69,8 @@ def measure_step(
     say("compiling the step")
     trainer = setup.trainer()
     trainer.train(batches)  # compiles; capacities grow to hold them all
-    mesh, samples = trainer.embeddings.mesh, trainer.batch_size
-    room = trainer.embeddings.plan.events
-    on_devices = [put_batch(batch, mesh, samples, room=room) for batch in batches]
+    plan, mesh = trainer.embeddings.plan, trainer.embeddings.mesh
+    on_devices = [put_batch(batch, plan, mesh) for batch in batches]
     rotated = [*on_devices[1:], on_devices[0]]
     following = dict(zip(map(id, on_devices), rotated, strict=True))
     first_outputs = []
@@ -92,7 +91,7 @@ def measure_step(
     losses = [output.result(capacities).loss for output in first_outputs]
     functions = _embedding_functions(trainer)
     result = {name: timed(name.removesuffix("_ms"), f) for name, f in functions.items()}
-    plan, device = setup.plan, jax.devices()[0]
+    device = jax.devices()[0]
     clusters = trainer.embeddings.clusters.values()
     return {
         "samples_per_s": trainer.batch_size / step_ms * 1e3,

@@ -27,7 +27,7 @@ class Columns(NamedTuple):
     Attributes:
       dense: ``[batch, dense]`` float32.
       ids: for each feature ``[batch, hotness]`` int32 or int64. Inside a step those of
-        a sequence are packed: ``[devices, events]``.
+        a sequence are packed: ``[total]``.
       weights: for each weighted feature float32 of the same shape.
       labels: ``[batch]`` float32; of several tasks ``[batch, tasks]``.
       sample_weights: ``[batch]`` float32, or None.

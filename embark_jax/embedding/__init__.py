@@ -3,7 +3,7 @@
 - ``collection``: all tables of a plan on a mesh, and the registry of clusters; what
   others use.
 - ``device_batch``: a batch on the devices.
-- ``bags``, ``indexing``, ``keys``: masks of bad ids, ids to owners and slots, or keys.
+- ``indexing``, ``keys``: masks of bad ids, ids to owners and slots, or keys.
 - ``data_parallel``, ``reduction``, ``unique``: the clusters DP, RB and UB.
 - ``exchange``: the collectives.
 - ``rules``, ``row_updates``: the update of touched rows.

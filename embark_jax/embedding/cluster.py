@@ -24,9 +24,8 @@ from embark_kernels import (
     sum_groups,
 )
 
-from embark_jax.embedding.bags import Requests
 from embark_jax.embedding.exchange import Exchange
-from embark_jax.embedding.indexing import StorageIndex
+from embark_jax.embedding.indexing import Requests, StorageIndex
 from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.wire import Wire
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,15 +12,8 @@ import jax.numpy as jnp
 from embark_kernels import Implementation, choose
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
-from embark_jax.embedding.bags import (
-    any_row,
-    check_arrays,
-    mask_bad,
-    mean_factor,
-    requests_of,
-    shapes_of_ids,
-)
 from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import (
@@ -29,12 +22,17 @@ from embark_jax.embedding.exchange import (
     HierarchicalExchange,
     largest_over_devices,
 )
-from embark_jax.embedding.indexing import StorageIndex, index_storage
+from embark_jax.embedding.indexing import (
+    StorageIndex,
+    index_storage,
+    mask_bad,
+    mean_factor,
+)
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
-from embark_jax.embedding.sequences import Spans, pack_columns, unpack
+from embark_jax.embedding.sequences import Spans, pack, unpack
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.plans import options
 from embark_jax.plans.capacities import events_of, rows_of
@@ -73,7 +71,6 @@ class Routes(NamedTuple):
       storages: route of each storage's cluster, by storage name.
       mean_factors: for each feature with mean pooling ``[batch]``: one over the total
         weight of a bag.
-      spans: for each sequence, where its events lie.
       needed: for each capacity of the plan the ``[]`` int32 that the batch needs.
       bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
         number of ids in each device's samples that are neither a row of their table nor
@@ -83,7 +80,6 @@ class Routes(NamedTuple):
 
     storages: dict[str, Route]
     mean_factors: dict[str, jax.Array]
-    spans: dict[str, Spans]
     needed: dict[str, jax.Array]
     bad_ids: jax.Array
     any_bad: jax.Array
@@ -157,13 +153,11 @@ class EmbeddingCollection:
             if name not in self.clusters
         }
         self._weighted = {f.name for f in plan.features if f.weighted}
-        self._sequences = [f for f in plan.features if f.sequence]
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
         storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
         self.route_specs: Any = Routes(
             storages,
-            BATCH,  # pyright: ignore
             BATCH,  # pyright: ignore
             everywhere,  # pyright: ignore
             BATCH,  # pyright: ignore
@@ -258,31 +252,35 @@ class EmbeddingCollection:
 
         Args:
           ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded;
-            for a sequence of ``spans`` ``[devices, events]``, as ``sequences.pack``
-            packs those of each device's samples.
+            for a sequence ``[total]``, the events of each device's samples, up to the
+            room that the plan has, as ``packed`` packs them.
           weights: for each weighted feature float32 of the same shape.
-          spans: spans of the sequences that are packed; others are packed here.
+          spans: spans of the sequences.
 
         Raises:
           ValueError: if a feature is missing or has another shape or type.
         """
-        shapes = shapes_of_ids(self.plan, spans)
-        check_arrays("ids", ids, shapes, (jnp.int32, jnp.int64))
+        shapes = _shapes_of_ids(self.plan)
+        _check_arrays("ids", ids, shapes, (jnp.int32, jnp.int64))
         weighted = {name: shapes[name] for name in sorted(self._weighted)}
-        check_arrays("weights", weights, weighted, (jnp.float32,))
+        _check_arrays("weights", weights, weighted, (jnp.float32,))
 
         def route(ids, weights, spans):
-            ids, weights, spans = pack_columns(self.plan.events, ids, weights, spans)
+            with jax.enable_x64(True):  # an event is a row of one id
+                ids, weights = (
+                    {n: x.reshape(len(x), -1) for n, x in columns.items()}
+                    for columns in (ids, weights)
+                )
             masked = {n: mask_bad(ids[n], rows) for n, rows in self._rows.items()}
             ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
             present = {n: present for n, (_, present, _) in masked.items()}
             bad = jnp.stack([count for _, _, count in masked.values()])
             storages, own, of_clusters = {}, {}, {}
             for name, index in self._passed_on.items():
-                requests = requests_of(index, ids, weights)
-                own[name] = any_row(index, requests).astype(jnp.int32)
+                requests = index.requests(ids, weights)
+                own[name] = index.any_row(requests).astype(jnp.int32)
             for name, cluster in self.clusters.items():
-                requests = requests_of(cluster.index, ids, weights)
+                requests = cluster.index.requests(ids, weights)
                 storages[name], of_clusters[name] = cluster.route(requests)
             for name, of_sequence in spans.items():
                 if events_of(name) in self.plan.capacities:
@@ -303,9 +301,7 @@ class EmbeddingCollection:
                 )
                 needed |= of_cluster
             needed = {n: needed.get(n, jnp.int32(0)) for n in self.plan.capacities}
-            return Routes(
-                storages, mean_factors, spans, needed, bad[None], bad_anywhere > 0
-            )
+            return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
 
         mapped = self.map(route, BATCH, self.route_specs)
         return mapped(dict(ids), dict(weights), dict(spans))
@@ -322,12 +318,9 @@ class EmbeddingCollection:
         fits = [routes.needed[name] <= have for name, have in capacities]
         return jnp.all(jnp.array(fits, bool))
 
-    def lookup(
-        self, storages: Storages, routes: Routes, packed: bool = False
-    ) -> dict[str, jax.Array]:
-        """Returns each feature's pooled embedding, ``[batch, dim]`` float32; for a
-        sequence it is ``[batch, hotness, dim]``, or, ``packed``, ``[total, dim]``: the
-        events of each device's samples, up to the room that the plan has."""
+    def lookup(self, storages: Storages, routes: Routes) -> dict[str, jax.Array]:
+        """Returns each feature's pooled embedding, ``[batch, dim]`` float32; of a
+        sequence the rows of its events, ``[total, dim]``."""
 
         plan = self.plan
         dims = {f.name: self.output_shapes[f.name][-1] for f in plan.features}
@@ -347,9 +340,6 @@ class EmbeddingCollection:
                 else jnp.zeros((plan.events.get(name, batch), dims[name]))
                 for name, terms in sums.items()
             }
-            for feature in () if packed else self._sequences:
-                name = feature.name
-                pooled[name] = unpack(pooled[name], routes.spans[name], feature.hotness)
             for name, factor in routes.mean_factors.items():
                 pooled[name] = pooled[name] * factor[:, None]
             return pooled
@@ -357,6 +347,48 @@ class EmbeddingCollection:
         return self.map(lookup, (self._specs, self.route_specs), BATCH)(
             storages, routes
         )
+
+    def padded(
+        self,
+        columns: Mapping[str, jax.Array],
+        spans: Mapping[str, Spans],
+        fill: float = 0,
+    ) -> dict[str, jax.Array]:
+        """Returns arrays by feature, in which sequences, ``[total, …]``, are padded:
+        ``[batch, hotness, …]``, with ``fill`` where there is no event."""
+        hotness = {f.name: f.hotness for f in self.plan.features}
+
+        def lookup(columns, spans):
+            return {n: unpack(columns[n], spans[n], hotness[n], fill) for n in columns}
+
+        return self._map_sequences(lookup, columns, spans)
+
+    def packed(
+        self,
+        columns: Mapping[str, jax.Array],
+        spans: Mapping[str, Spans],
+        fill: float = 0,
+    ) -> dict[str, jax.Array]:
+        """Inverts ``padded``; ``fill`` is where there is room for other events."""
+        room = self.plan.events
+
+        def gradients(columns, spans):
+            return {n: pack(columns[n], spans[n], room[n], fill) for n in columns}
+
+        return self._map_sequences(gradients, columns, spans)
+
+    def _map_sequences(
+        self,
+        function: Callable,
+        columns: Mapping[str, jax.Array],
+        spans: Mapping[str, Spans],
+    ) -> dict[str, jax.Array]:
+        """Applies a function of ``(columns, spans)`` to columns of sequences."""
+        names = [name for name in spans if name in columns]
+        if not names:
+            return dict(columns)
+        own = ({name: of[name] for name in names} for of in (columns, spans))
+        return {**columns, **self.map(function, BATCH, BATCH)(*own)}
 
     def update(
         self,
@@ -393,7 +425,6 @@ class EmbeddingCollection:
                     state[name],
                     routes.storages[name],
                     routes.mean_factors,
-                    routes.spans,
                     gradients if replicated else late_gradients,
                     rule_of(optimizer, self._storages[name]),
                     step,
@@ -485,3 +516,43 @@ def check_mesh(plan: Plan, mesh: Mesh) -> None:
             f"mesh is {dict(mesh.shape)}, the plan needs "
             f"{dict(zip(MESH_AXES, needed, strict=True))}"
         )
+
+
+def _shapes_of_ids(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each feature's ids."""
+    return {
+        f.name: (plan.devices * plan.events[f.name],)
+        if f.sequence
+        else (plan.batch_size, f.hotness)
+        for f in plan.features
+    }
+
+
+def _check_arrays(
+    what: str,
+    arrays: Mapping[str, jax.Array],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Sequence[DTypeLike],
+) -> None:
+    """Raises ``ValueError`` if ids or weights are not those of a plan's batch.
+
+    Args:
+      what: name of the arrays in the message.
+      arrays: arrays by feature.
+      shapes: shapes of the features that must have them.
+      dtypes: allowed dtypes.
+    """
+    if set(arrays) != set(shapes):
+        raise ValueError(
+            f"{what} are given for {sorted(arrays)}, must be for {sorted(shapes)}"
+        )
+    allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
+    problems = [
+        f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
+        f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan, or "
+        "[events] of a sequence)"
+        for name, array in arrays.items()
+        if array.shape != shapes[name] or array.dtype not in dtypes
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))

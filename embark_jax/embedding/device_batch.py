@@ -15,11 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError, Jagged
 from embark_jax.data.layout import LONG_IDS, NUMBERS, Columns, Layout
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
-from embark_jax.embedding.indexing import FULL
-from embark_jax.embedding.sequences import Spans, unpack
+from embark_jax.embedding.collection import EmbeddingCollection, Routes
+from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.plan import MESH_AXES, Plan
-from embark_jax.plans.tables import PADDING_ID
 
 Matrices = dict[str, jax.Array]
 """Matrices of ``data.layout``, sharded by their rows; ids of 64 bits are pairs of
@@ -53,12 +51,18 @@ class DeviceBatch:
         return len(next(iter(self.samples.values())))
 
     def columns(self) -> Columns:
-        """Returns its columns, which are slices; call it inside a compiled program."""
+        """Returns its columns, which are slices; call it inside a compiled program.
+        Those of sequences are packed, ``[total]``."""
         columns = _columns_of(self.samples, self.layout)
         events = _columns_of(self.events, self.layout_of_events)
+        with jax.enable_x64(True):
+            ids, weights = (
+                {name: x.reshape(-1) for name, x in of_kind.items()}
+                for of_kind in (events.ids, events.weights)
+            )
         return columns._replace(
-            ids={**columns.ids, **events.ids},
-            weights={**columns.weights, **events.weights},
+            ids={**columns.ids, **ids},
+            weights={**columns.weights, **weights},
             spans={
                 name: Spans(*jnp.unstack(spans, axis=1))
                 for name, spans in columns.spans.items()
@@ -144,27 +148,7 @@ def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Rout
     return jax.tree.map(sharded, collection.route_specs, shapes)
 
 
-def check_batch(plan: Plan, batch: DeviceBatch) -> None:
-    """Checks the number of samples when a step is traced; ``EmbeddingCollection.route``
-    checks ids and weights.
-
-    Raises:
-      ValueError: if it is not the plan's batch size.
-    """
-    if len(batch) != plan.batch_size:
-        raise ValueError(
-            f"batch has {len(batch)} samples, must have {plan.batch_size}: the "
-            "plan is made for so many"
-        )
-
-
-def put_batch(
-    batch: Batch,
-    mesh: Mesh,
-    samples: int,
-    hot: bool = False,
-    room: Mapping[str, int] = FULL,
-) -> DeviceBatch:
+def put_batch(batch: Batch, plan: Plan, mesh: Mesh, hot: bool = False) -> DeviceBatch:
     """Copies a checked batch to the devices, sharded by samples.
 
     In a run of several processes each gives its own samples, and all get the whole
@@ -173,17 +157,15 @@ def put_batch(
 
     Args:
       batch: this process's samples.
+      plan: plan with the batch size, and the room for events.
       mesh: mesh of the plan.
-      samples: number of samples of the whole batch.
       hot: as in ``DeviceBatch``.
-      room: events that a device has room for, by sequence, as in the plan; others have
-        room for all.
 
     Raises:
       DataError: if the number of samples is another.
       ValueError: if an array has another shape or type than a checked batch has.
     """
-    share = samples // jax.process_count()
+    share = plan.batch_size // jax.process_count()
     if len(batch) != share:
         raise DataError(
             f"batch has {len(batch)} samples, must have {share}: the plan is made for "
@@ -204,25 +186,22 @@ def put_batch(
     on_devices = put({name: matrices[name] for name in layout.widths})
     if not batch.sequences:
         return DeviceBatch(on_devices, layout, hot)
-    devices = mesh.size // jax.process_count()
-    of_events, events = _events_by_device(batch, devices, room)
+    of_events, events = _events_by_device(batch, plan)
     return DeviceBatch(on_devices, layout, hot, put(events), of_events)
 
 
-def _events_by_device(
-    batch: Batch, devices: int, room: Mapping[str, int]
-) -> tuple[Layout, dict[str, np.ndarray]]:
-    """Returns the events of a batch's samples on so many devices, a row for each."""
-    share = len(batch) // devices
-    sizes = {n: room.get(n, share * ids.longest) for n, ids in batch.sequences.items()}
+def _events_by_device(batch: Batch, plan: Plan) -> tuple[Layout, dict[str, np.ndarray]]:
+    """Returns the events of a batch's samples, a row for each of the devices that they
+    go to."""
+    devices = plan.devices // jax.process_count()
     weights = {n: x for n, x in batch.weights.items() if isinstance(x, Jagged)}
     layout = Layout(
         labels=0,
         ids=tuple(
-            (name, sizes[name], ids.dtype.itemsize > 4)
+            (name, plan.events[name], ids.dtype.itemsize > 4)
             for name, ids in batch.sequences.items()
         ),
-        weights=tuple((name, sizes[name]) for name in weights),
+        weights=tuple((name, plan.events[name]) for name in weights),
     )
     matrices = layout.padding(devices)
     columns = layout.columns(matrices)
@@ -259,28 +238,3 @@ def route_batch(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
     """Routes a batch, under jit."""
     columns = batch.columns()
     return collection.route(columns.ids, columns.weights, columns.spans)
-
-
-def pad_batch(collection: EmbeddingCollection, batch: Columns) -> Columns:
-    """Returns a batch with padded sequences, as losses get it."""
-    longest = {f.name: f.hotness for f in collection.plan.features}
-
-    def pad(columns: Mapping[str, jax.Array], fill: float) -> dict[str, jax.Array]:
-        def unpack_own(packed, spans):
-            return {
-                name: unpack(events[0], spans[name], longest[name], fill)
-                for name, events in packed.items()
-            }
-
-        packed = {name: x for name, x in columns.items() if name in batch.spans}
-        if not packed:
-            return dict(columns)
-        spans = {name: batch.spans[name] for name in packed}
-        return {**columns, **collection.map(unpack_own, BATCH, BATCH)(packed, spans)}
-
-    if not batch.spans:
-        return batch
-    return batch._replace(
-        ids=pad(batch.ids, PADDING_ID),
-        weights=pad(batch.weights, 0),
-    )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,19 @@ import numpy as np
 from embark_jax.embedding.keys import row_shard_of, words_of
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
 from embark_jax.plans.layout import Storage
-from embark_jax.plans.tables import PADDING_ID, FeatureSpec
+from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID, FeatureSpec
+
+
+class Requests(NamedTuple):
+    """What the features of a block ask for.
+
+    Attributes:
+      ids: ``[rows, columns]`` ids, -1 where padded.
+      weights: ``[rows, columns]`` float32, or None if no feature has weights.
+    """
+
+    ids: jax.Array
+    weights: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,6 +236,42 @@ class StorageIndex:
         np.add.at(rows_by_device, shards["owner"], rows)
         return int(rows_by_device.max())
 
+    def requests(
+        self, ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array]
+    ) -> list[Requests]:
+        """Returns the requests of each block. The arrays of a feature have the rows of
+        its block."""
+        wide = self.wide or any(
+            ids[f.feature.name].dtype == jnp.int64 for f in self.features
+        )
+        weighted = any(f.feature.weighted for f in self.features)
+        requests = []
+        for block in self.blocks:
+            names = [f.feature.name for f in block.features]
+            integer = jnp.int64 if wide else jnp.int32
+            with jax.enable_x64(wide):
+                own = [ids[name].astype(integer) for name in names]
+                columns = jnp.concatenate(own, axis=1)
+            factors = None
+            if weighted:
+                own = [
+                    weights[name]
+                    if name in weights
+                    else jnp.ones(ids[name].shape, jnp.float32)
+                    for name in names
+                ]
+                factors = jnp.concatenate(own, axis=1)
+            requests.append(Requests(columns, factors))
+        return requests
+
+    def any_row(self, requests: Sequence[Requests]) -> jax.Array:
+        """Returns ``[]`` bool: whether the requests ask for any row of the storage."""
+        owners = [
+            block.expand(of_block.ids)[1]
+            for block, of_block in zip(self.blocks, requests, strict=True)
+        ]
+        return jnp.stack([(owner < self.devices).any() for owner in owners]).any()
+
     def request_bags(self) -> jax.Array:
         """Returns the ``[requests of a device]`` outputs that they belong to, numbered
         block by block and row by row."""
@@ -236,16 +284,12 @@ class StorageIndex:
         return jnp.concatenate(bags)
 
 
-FULL: Mapping[str, int] = MappingProxyType({})
-"""Room for every event that there may be."""
-
-
 def index_storage(
     storage: Storage,
     features: Sequence[FeatureSpec],
     devices: int,
     batch: int,
-    events: Mapping[str, int] = FULL,
+    events: Mapping[str, int] = MappingProxyType({}),
 ) -> StorageIndex:
     """Builds the index arrays of ``storage`` for the features that read its tables.
 
@@ -254,7 +298,7 @@ def index_storage(
       features: all features.
       devices: number of devices in the mesh.
       batch: samples of a device.
-      events: events that a device has room for, by sequence; others are full.
+      events: events that a device has room for, by sequence.
     """
     tables = {table.name for table in storage.tables.values()}
     own = [feature for feature in features if feature.table in tables]
@@ -262,7 +306,7 @@ def index_storage(
     blocks = [_index_block(storage, pooled, devices, batch)] if pooled else []
     for feature in own:
         if feature.sequence:
-            rows = events.get(feature.name, batch * feature.hotness)
+            rows = events[feature.name]
             blocks.append(_index_block(storage, [feature], devices, rows))
     return StorageIndex(storage, devices, tuple(blocks))
 
@@ -323,3 +367,28 @@ def find(ids: Any, row_shards: Any) -> tuple[Any, Any]:
     """
     row = ids // row_shards
     return ids - row * row_shards, row
+
+
+def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the ids, with padding for those that are no row of a table of
+    ``rows`` rows; which are no padding, bool; and how many were masked, ``[]`` int32.
+    All bits of 64-bit ids count, in any mode; any of them is a key of a dynamic
+    table."""
+    with jax.enable_x64(ids.dtype == jnp.int64):
+        if rows == DYNAMIC_KEYS:
+            return ids, ids != PADDING_ID, jnp.zeros((), jnp.int32)
+        valid = ids >= 0
+        if rows <= jnp.iinfo(ids.dtype).max:
+            valid &= ids < rows
+        bad = (~valid & (ids != PADDING_ID)).sum(dtype=jnp.int32)
+        return jnp.where(valid, ids, PADDING_ID), valid, bad
+
+
+def mean_factor(
+    present: jax.Array, weights: Mapping[str, jax.Array], name: str
+) -> jax.Array:
+    """Returns ``[batch]``: one over each bag's total weight; zero if that is zero.
+    ``present`` is ``[batch, hotness]`` bool."""
+    factors = present.astype(jnp.float32)
+    total = (factors * weights[name] if name in weights else factors).sum(axis=1)
+    return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))

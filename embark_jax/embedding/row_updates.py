@@ -19,7 +19,6 @@ from embark_kernels.rounding import column_noise
 
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients, pick
 from embark_jax.embedding.initial import locate, row_key
-from embark_jax.embedding.sequences import Spans, pack
 from embark_jax.plans.layout import Storage
 
 
@@ -29,7 +28,6 @@ def update_block(
     state: Mapping[str, jax.Array],
     route: Route,
     mean_factors: Mapping[str, jax.Array],
-    spans: Mapping[str, Spans],
     gradients: Mapping[str, jax.Array],
     optimizer: RowOptimizer,
     step: jax.Array,
@@ -44,8 +42,7 @@ def update_block(
         noise_of_slots = noise_of(cluster.index.storage, step)
     keys = route.row_keys if cluster.index.storage.cached else None
     mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
-    spans = {n: spans[n] for n in names if n in spans}
-    by_block = _by_block(cluster, mean_factors, spans, gradients)
+    by_block = _by_block(cluster, mean_factors, gradients)
     whole_rows = not (optimizer.row_wise and cluster.index.storage.kind.split)
     if whole_rows and cluster.sums_alone:
         terms = cluster.gradient_terms(by_block, route)
@@ -94,7 +91,6 @@ def _full_gradients(
 def _by_block(
     cluster: Cluster,
     mean_factors: Mapping[str, jax.Array],
-    spans: Mapping[str, Spans],
     gradients: Mapping[str, jax.Array],
 ) -> list[jax.Array]:
     """Joins gradients of features to those of a storage's ``lookup`` result: for each
@@ -107,8 +103,6 @@ def _by_block(
             gradient = gradients[name].astype(jnp.float32)
             if name in mean_factors:
                 gradient = gradient * mean_factors[name][:, None]
-            if name in spans and gradient.ndim == 3:  # else it is packed
-                gradient = pack(gradient, spans[name], block.rows)
             joined.append(feature.disassemble(gradient))
         by_block.append(jnp.concatenate(joined, axis=1))
     return by_block

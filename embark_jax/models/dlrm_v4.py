@@ -75,8 +75,6 @@ class DLRMv4(MaskedModel):
       heads: their attention heads.
       head_dim: width of queries, keys and values of a head.
       deep: width of the hidden layers of the candidate's MLP and the logit's.
-      samples_at_once: number of samples of the whole batch that go through the model at
-        once, whose activations alone are in memory; None is all.
       input_dropout: share of an event that training sets to zero.
       dropout: the same of what each layer adds.
 
@@ -97,7 +95,6 @@ class DLRMv4(MaskedModel):
         heads: PositiveInt = 4,
         head_dim: PositiveInt = 16,
         deep: PositiveInt = 64,
-        samples_at_once: PositiveInt | None = None,
         compute_dtype: ComputeDtype = "float32",
         input_dropout: Dropout = 0.0,
         dropout: Dropout = 0.0,
@@ -122,7 +119,6 @@ class DLRMv4(MaskedModel):
         self.others = tuple(
             name for name, _ in self.history if name not in (content, *encodings)
         )
-        self.samples_at_once = samples_at_once
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
 
         def dims(*names: str) -> int:
@@ -166,46 +162,8 @@ class DLRMv4(MaskedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        check_embeddings(unmasked(embeddings)[0], self.shapes)
-        batch = dense.shape[0]
-        if self.samples_at_once is None or batch <= self.samples_at_once:
-            return self.logits(dense, embeddings)
-        chunks = batch // self.samples_at_once
-        if batch % self.samples_at_once:
-            raise ValueError(
-                f"samples_at_once is {self.samples_at_once}, must divide {batch}, the "
-                "number of samples"
-            )
-        graph, params, state = nnx.split(self, nnx.Param, ...)
-
-        @jax.checkpoint
-        def logits_of(chunk):
-            number, dense, embeddings = chunk
-            folded = jax.tree.map(
-                lambda leaf: (
-                    jax.random.fold_in(leaf, number)
-                    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-                    else leaf
-                ),
-                state,
-            )
-            model = nnx.merge(graph, params, folded, copy=True)
-            return model.logits(dense, embeddings)
-
-        def by_chunk(array: jax.Array) -> jax.Array:
-            """Deals samples out to chunks: of each device as many to each."""
-            return jnp.moveaxis(array.reshape(-1, chunks, *array.shape[1:]), 1, 0)
-
-        inputs = jax.tree.map(by_chunk, (dense, dict(embeddings)))
-        logits = lax.map(logits_of, (jnp.arange(chunks), *inputs))
-        for _, node in nnx.iter_graph(self):  # the next step draws other masks
-            if isinstance(node, nnx.RngStream):
-                node()
-        return logits.T.reshape(batch)
-
-    def logits(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
-        """Returns the logits of samples that go through the model at once."""
         embeddings, events_at = unmasked(embeddings)
+        check_embeddings(embeddings, self.shapes)
         whole = {
             name: jnp.concatenate([embeddings[name], embeddings[now][:, None]], axis=1)
             for name, now in self.history

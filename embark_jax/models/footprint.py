@@ -31,11 +31,9 @@ def footprint(
     config: ModelConfig,
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
-    batch_size: int | None = None,
 ) -> Footprint:
     """Returns the footprint of the model that ``build`` makes; arguments and errors are
-    those of ``build``. A model may keep what some samples of a batch need at once, and
-    of the others their embeddings alone."""
+    those of ``build``."""
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )
@@ -55,12 +53,7 @@ def footprint(
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     # Only the parameters themselves do not grow with the batch.
-    of_sample = kept_bytes(2) - kept_bytes(1)
-    at_once = getattr(config, "samples_at_once", None)
-    if at_once is not None and batch_size is not None and at_once < batch_size:
-        waiting = (kept_bytes(3 * at_once) - kept_bytes(2 * at_once)) // at_once
-        of_sample = waiting + of_sample * at_once // batch_size
-    return Footprint(parameters, of_sample)
+    return Footprint(parameters, kept_bytes(2) - kept_bytes(1))
 
 
 def _floats(*shape: int) -> Any:

@@ -136,9 +136,7 @@ def _dense_load(
 
     shapes = embedding_shapes(tables, features)
     with config_error_at("model"):
-        model = models.footprint(
-            config.model, shapes, data.dense_features, config.train.batch_size
-        )
+        model = models.footprint(config.model, shapes, data.dense_features)
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     return DenseLoad(
         model.parameters,

@@ -2,7 +2,8 @@
 
 - ``trainer``: the interface.
 - ``loop``: batches are placed, started, landed or started again, and scored.
-- ``step``, ``gradients``, ``state``: one step as one program, and what it changes.
+- ``step``, ``gradients``, ``cuts``, ``state``: one step as one program, its
+  micro-batches, and what it changes.
 - ``outcome``: what became of a step.
 - ``step_model``, ``losses``: models and losses of a step.
 """

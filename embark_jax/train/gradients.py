@@ -19,16 +19,14 @@ from jax.sharding import PartitionSpec
 
 from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
-from embark_jax.embedding.device_batch import pad_batch
 from embark_jax.embedding.exchange import own_share_alone
 from embark_jax.plans.options import DenseParallelism, WireFormat
-from embark_jax.plans.plan import MESH_AXES, Plan
+from embark_jax.plans.plan import MESH_AXES
+from embark_jax.train.cuts import Cuts
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.state import TrainState, sample_sharding
-from embark_jax.train.step_model import StepModel, as_taken
+from embark_jax.train.step_model import StepModel, as_taken, padded_batch
 
-MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
-"""Cuts of a batch along the first axis, their samples over all devices."""
 LossShare = Callable[..., tuple[jax.Array, tuple[jax.Array, Any]]]
 """``(params, embeddings, model_state, batch) -> (loss, (logits, model_state))``; the
 loss is what these samples add to the mean over the batch."""
@@ -159,84 +157,35 @@ def batch_gradients(
         )
         return gradients._replace(loss=loss, dense=dense)
 
-    embeddings = collection.lookup(state.storages, routes, model.packed)
-    batch = pad_batch(collection, batch)._replace(spans=routes.spans)
+    packed = collection.lookup(state.storages, routes)
+    batch = padded_batch(collection, batch)
     if micro_batches == 1:
-        return summed(of_cut(state.model_state, embeddings, batch))
+        spans = {} if model.packed else batch.spans
+        embeddings = collection.padded(packed, spans)
+        gradients = of_cut(state.model_state, embeddings, batch)
+        packed = collection.packed(gradients.embeddings, spans)
+        return summed(gradients._replace(embeddings=packed))
 
     def add(carried, numbered):
         sums, model_state, embeddings = carried
         number, cut = numbered
-        own = {
-            name: lax.dynamic_index_in_dim(whole, number, keepdims=False)
-            for name, whole in embeddings.items()
-        }
+        own = cuts.embeddings_of(embeddings, number)
         gradients = of_cut(model_state, own, cut)
         sums = jax.tree.map(jnp.add, sums, (gradients.loss, gradients.dense))
         # In the place of the embeddings, which no other cut reads: a result of its own
         # would take as much memory again.
-        embeddings = {
-            name: lax.dynamic_update_index_in_dim(
-                whole, gradients.embeddings[name], number, axis=0
-            )
-            for name, whole in embeddings.items()
-        }
+        embeddings = cuts.with_gradients(embeddings, number, gradients.embeddings)
         return (sums, gradients.model_state, embeddings), gradients.logits
 
     zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params)
     if options.by_device:
         zeros = _zeros_by_device(collection, zeros)
-    embeddings, cuts = _cut(collection, (embeddings, batch), micro_batches)
+    cuts = Cuts(collection, micro_batches, batch.spans)
     ((loss, dense), model_state, embeddings), logits = lax.scan(
-        add,
-        (zeros, state.model_state, embeddings),
-        (jnp.arange(micro_batches), cuts),
+        add, (zeros, state.model_state, packed), cuts.numbered(batch)
     )
-    logits, embeddings = _join(collection, (logits, embeddings))
+    logits = cuts.joined(logits)
     return summed(Gradients(loss, logits, model_state, dense, embeddings))
-
-
-def check_cuts(model: StepModel, plan: Plan, micro_batches: int) -> None:
-    """Checks that a batch can be cut.
-
-    Raises:
-      ValueError: if a device's samples are no multiple of the cuts, or the model takes
-        packed sequences.
-    """
-    if micro_batches == 1:
-        return
-    samples = plan.batch_size // plan.devices
-    if samples % micro_batches:
-        raise ValueError(
-            f"micro_batches is {micro_batches}, must divide the {samples} samples of "
-            "a device"
-        )
-    if model.packed:
-        raise ValueError(
-            f"micro_batches is {micro_batches}, must be 1 for a model of packed "
-            "sequences: a device's events lie in one array, which is not cut"
-        )
-
-
-def _cut(collection: EmbeddingCollection, batch: Any, micro_batches: int) -> Any:
-    """Cuts arrays ``[batch, …]`` into ``[micro_batches, batch / micro_batches, …]``, of
-    equal shares of each device's samples, so that nothing moves."""
-
-    def cut(batch):
-        return jax.tree.map(
-            lambda array: array.reshape(micro_batches, -1, *array.shape[1:]), batch
-        )
-
-    return collection.map(cut, (BATCH,), MICRO_BATCHES)(batch)
-
-
-def _join(collection: EmbeddingCollection, cuts: Any) -> Any:
-    """Inverts ``_cut``."""
-
-    def join(cuts):
-        return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), cuts)
-
-    return collection.map(join, (MICRO_BATCHES,), BATCH)(cuts)
 
 
 def _loss_share(

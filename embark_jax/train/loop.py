@@ -125,7 +125,9 @@ class Loop:
             self._model, embeddings, optimizers, self.state, self._options
         )
         self._scorer = functools.cache(
-            functools.partial(make_score_step, self._model, embeddings)
+            functools.partial(
+                make_score_step, self._model, embeddings, self._options.micro_batches
+            )
         )
 
     def checker(self, on_bad_id: OnBadId = "error") -> BatchChecker:
@@ -147,7 +149,7 @@ class Loop:
         plan, mesh = self.embeddings.plan, self.embeddings.mesh
         samples = own_samples(batch, plan.batch_size) if to_score else batch
         hot = batch.hot and not to_score
-        on_devices = put_batch(samples, mesh, plan.batch_size, hot, plan.events)
+        on_devices = put_batch(samples, plan, mesh, hot)
         return Placed(batch, on_devices, to_score)
 
     def place_ahead(

@@ -14,13 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
 from embark_jax.embedding.device_batch import (
     DeviceBatch,
-    check_batch,
-    pad_batch,
     route_batch,
 )
 from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients, check_cuts
+from embark_jax.train.cuts import Cuts, check_cuts
+from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.outcome import StepReport, join_numbers
 from embark_jax.train.state import Optimizers, TrainState, update_shardings
 from embark_jax.train.step_model import (
@@ -29,6 +28,7 @@ from embark_jax.train.step_model import (
     as_taken,
     check_independent,
     check_logits,
+    padded_batch,
 )
 
 MATMUL_PRECISION = "highest"
@@ -78,7 +78,6 @@ def make_train_step(
         routes: Routes,
         following: DeviceBatch | None,
     ) -> tuple[TrainState, StepReport, Routes | None]:
-        check_batch(collection.plan, batch)
         tables = collection.for_batch(batch.hot)
         next_routes = None
         if following is not None:
@@ -172,7 +171,10 @@ def _compiler_options(mesh: Mesh) -> dict[str, int] | None:
 
 
 def make_score_step(
-    model: StepModel, collection: EmbeddingCollection, method: str = CALL
+    model: StepModel,
+    collection: EmbeddingCollection,
+    micro_batches: int = 1,
+    method: str = CALL,
 ) -> Callable:
     """Makes a jitted ``(params, model_state, storages, batch, routes) -> report``.
 
@@ -180,18 +182,27 @@ def make_score_step(
     results."""
 
     def score_step(params, model_state, storages, batch, routes):
-        check_batch(collection.plan, batch)
-        columns = batch.columns()
-        ids = pad_batch(collection, columns).ids if model.masked else {}
-        embeddings = as_taken(
-            model,
-            collection.lookup(storages, routes, model.packed),
-            ids,
-            routes.spans,
-            collection.mesh.size,
-        )
-        with jax.default_matmul_precision(MATMUL_PRECISION):
-            logits = model.score(params, model_state, columns.dense, embeddings, method)
+
+        def logits_of(embeddings, batch):
+            embeddings = as_taken(
+                model, embeddings, batch.ids, batch.spans, collection.mesh.size
+            )
+            with jax.default_matmul_precision(MATMUL_PRECISION):
+                return model.score(params, model_state, batch.dense, embeddings, method)
+
+        columns = padded_batch(collection, batch.columns())
+        embeddings, spans = collection.lookup(storages, routes), columns.spans
+        if micro_batches == 1:
+            spans = {} if model.packed else spans
+            logits = logits_of(collection.padded(embeddings, spans), columns)
+        else:
+            cuts = Cuts(collection, micro_batches, spans)
+
+            def of_cut(numbered):
+                number, cut = numbered
+                return logits_of(cuts.embeddings_of(embeddings, number), cut)
+
+            logits = cuts.joined(lax.map(of_cut, cuts.numbered(columns)))
         if method == CALL:
             check_logits(logits, columns.labels)
         numbers = join_numbers(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from embark_jax.data.layout import Columns
+from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.sequences import Spans
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
 from embark_jax.models.packed import (
@@ -155,6 +156,14 @@ def step_model(model: Model) -> StepModel:
     return PlainModel(model) if isinstance(model, FunctionModel) else FlaxModel(model)
 
 
+def padded_batch(collection: EmbeddingCollection, batch: Columns) -> Columns:
+    """Returns a batch as losses get it, with padded sequences."""
+    return batch._replace(
+        ids=collection.padded(batch.ids, batch.spans, PADDING_ID),
+        weights=collection.padded(batch.weights, batch.spans),
+    )
+
+
 def as_taken(
     model: StepModel,
     embeddings: Mapping[str, jax.Array],
@@ -167,14 +176,15 @@ def as_taken(
 
     Args:
       model: the model.
-      embeddings: results of ``EmbeddingCollection.lookup``.
+      embeddings: results of ``EmbeddingCollection.lookup``; of sequences padded ones,
+        unless the model takes them packed.
       ids: ``[batch, hotness]`` ids of each feature, padded.
       spans: spans of the sequences, of ``[batch]`` samples.
       devices: number of devices that have these samples.
     """
     inputs: dict[str, Any] = dict(embeddings)
     for name, of_sequence in spans.items():
-        if embeddings[name].ndim == 2:
+        if model.packed:
             lengths = of_sequence.length.reshape(devices, -1)
             inputs[name] = Packed(embeddings[name], lengths)
         elif model.masked:

@@ -10,6 +10,7 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS
 from hypothesis import strategies as st
 
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
@@ -158,6 +159,14 @@ def events(ids: np.ndarray, devices: int) -> np.ndarray:
     return np.reshape(lengths, (devices, -1)).sum(axis=1)
 
 
+def spans_of(present: jax.Array) -> Spans:
+    """Spans of ``[batch, longest]`` places, of which it is said which are events."""
+    begin = jnp.argmax(present, axis=1)
+    end = present.shape[1] - jnp.argmax(present[:, ::-1], axis=1)
+    length = jnp.where(present.any(axis=1), end - begin, 0)
+    return Spans(begin.astype(jnp.int32), length.astype(jnp.int32))
+
+
 def step_of(collection: EmbeddingCollection, optimizer):
     """A compiled step ``(storages, state, batch of "batches", number) -> (storages,
     state, lookups, routes)``, which changes nothing if the batch does not fit."""
@@ -165,9 +174,14 @@ def step_of(collection: EmbeddingCollection, optimizer):
     @jax.jit
     def step(storages, state, batch, number):
         ids, weights, gradients = batch
-        routes = collection.route(ids, weights)
-        lookups = collection.lookup(storages, routes)
+        sequences = [f.name for f in collection.plan.features if f.sequence]
+        spans = {name: spans_of(ids[name] >= 0) for name in sequences}
+        routes = collection.route(
+            collection.packed(ids, spans, -1), collection.packed(weights, spans), spans
+        )
+        lookups = collection.padded(collection.lookup(storages, routes), spans)
         fits, number = collection.fits(routes), jnp.int32(number)
+        gradients = collection.packed(gradients, spans)
         storages, state = collection.update(
             storages, state, routes, gradients, optimizer, number, fits
         )

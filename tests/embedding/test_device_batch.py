@@ -12,9 +12,7 @@ from embark_jax.data import Batch, BatchChecker, DataError
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.device_batch import (
     abstract_batch,
-    check_batch,
     own_samples,
-    pad_batch,
     put_batch,
 )
 from embark_jax.plans.capacities import events_of
@@ -69,7 +67,7 @@ def equal_columns(columns, batch: Batch) -> None:
 
 def test_columns_are_those_of_the_batch():
     batch, mesh = draw(SAMPLES), PLAN.make_mesh()
-    on_devices = put_batch(batch, mesh, SAMPLES)
+    on_devices = put_batch(batch, PLAN, mesh)
     equal_columns(jax.jit(lambda each: each.columns())(on_devices), batch)
     expected = abstract_batch(PLAN, mesh, DENSE, wide={"wide"})
     assert jax.tree.structure(on_devices) == jax.tree.structure(expected)
@@ -93,7 +91,7 @@ def test_a_short_batch_is_filled_up_with_empty_samples():
     with pytest.raises(DataError, match="has 9 samples, must have at most 8"):
         own_samples(draw(9), SAMPLES)
     with pytest.raises(DataError, match="has 5 samples, must have 8"):
-        put_batch(batch, PLAN.make_mesh(), SAMPLES)
+        put_batch(batch, PLAN, PLAN.make_mesh())
 
 
 SEQUENCES = (
@@ -131,39 +129,40 @@ def test_only_events_go_to_the_devices():
     plan = plan_of(past=11)
     collection = EmbeddingCollection(plan, mesh := plan.make_mesh())
     batch = draw_sequences()
-    placed = put_batch(batch, mesh, SAMPLES, False, plan.events)
+    placed = put_batch(batch, plan, mesh)
     expected = abstract_batch(plan, mesh, DENSE, wide={"wide"})
     assert jax.tree.structure(placed) == jax.tree.structure(expected)
     assert [x.shape for x in jax.tree.leaves(placed)] == [
         x.shape for x in jax.tree.leaves(expected)
     ]
-    check_batch(plan, placed)
     assert placed.has_room(plan.events)
     assert not placed.has_room({**plan.events, "past": 10})
     assert {len(matrix) for matrix in placed.events.values()} == {4}
 
     @jax.jit
     def padded(batch):
-        return pad_batch(collection, batch.columns())
+        columns = batch.columns()
+        return columns._replace(
+            ids=collection.padded(columns.ids, columns.spans, -1),
+            weights=collection.padded(columns.weights, columns.spans),
+        )
 
     equal_columns(padded(placed), batch)
 
 
 def test_events_beyond_their_room_are_left_out():
     """Of the last samples of a device; spans tell of them."""
-    batch = draw_sequences()
-    mesh = plan_of().make_mesh()
-    columns = jax.jit(lambda b: b.columns())(
-        put_batch(batch, mesh, SAMPLES, room={"past": 2})
-    )
+    batch, plan = draw_sequences(), plan_of(past=2)
+    placed = put_batch(batch, plan, plan.make_mesh())
+    columns = jax.jit(lambda batch: batch.columns())(placed)
     np.testing.assert_array_equal(
         columns.spans["past"].length, batch.ids["past"].length
     )
     first = batch.ids["past"].length[:2].sum()
     assert first > 2
-    assert columns.ids["past"].shape == (4, 2)
-    np.testing.assert_array_equal(columns.ids["past"][0], batch.ids["past"].values[:2])
-    assert columns.ids["wide"].shape == (4, 2 * 5)
+    assert columns.ids["past"].shape == (4 * 2,)
+    np.testing.assert_array_equal(columns.ids["past"][:2], batch.ids["past"].values[:2])
+    assert columns.ids["wide"].shape == (4 * 2 * 5,)
 
 
 def test_a_short_batch_of_sequences_is_filled_up():

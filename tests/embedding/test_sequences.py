@@ -9,7 +9,7 @@ import pytest
 from embark_kernels import Adagrad
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.sequences import pack, spans_of, unpack
+from embark_jax.embedding.sequences import pack, unpack
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -27,7 +27,7 @@ PADDED = np.array(
 
 def test_events_follow_each_other():
     """A hole between two events is one of them."""
-    spans = spans_of(jnp.asarray(PADDED >= 0))
+    spans = problems.spans_of(jnp.asarray(PADDED >= 0))
     np.testing.assert_array_equal(spans.begin[spans.length > 0], [1, 0, 0, 3])
     np.testing.assert_array_equal(spans.length, [2, 0, 3, 4, 1])
     events = [7, 8, 5, -1, 6, 1, 2, 3, 4, 9]

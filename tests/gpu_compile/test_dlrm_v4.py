@@ -34,7 +34,6 @@ MODEL = section_of("dlrm_v4")(
     head_dim=128,
     deep=512,
     layers=1,
-    samples_at_once=8 * GPUS,
     compute_dtype="bfloat16",
     input_dropout=0.0,
     dropout=0.0,

@@ -151,38 +151,3 @@ def v4_model(**options):
         **options,
         rngs=nnx.Rngs(0),
     )
-
-
-def test_samples_go_through_in_chunks_with_the_same_gradients():
-    dense, embeddings = v4_inputs(8)
-
-    def results(model):
-        graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-        @jax.jit
-        def gradients(params, embeddings):
-            def loss(params, embeddings):
-                merged = nnx.merge(graph, params, rest, copy=True)
-                logits = merged(dense, with_lengths(embeddings, range(8)))
-                return jnp.sum(logits**2), logits
-
-            return jax.grad(loss, (0, 1), has_aux=True)(params, embeddings)
-
-        return jax.tree.leaves(gradients(params, embeddings))
-
-    whole, chunked = results(v4_model()), results(v4_model(samples_at_once=2))
-    for one, other in zip(whole, chunked, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("of", ["input_dropout", "dropout"])
-def test_each_chunk_and_step_has_its_own_dropout(of):
-    dense, embeddings = v4_inputs(4)
-    same = {name: np.repeat(rows[3:], 4, axis=0) for name, rows in embeddings.items()}
-    dense = np.repeat(dense[3:], 4, axis=0)
-    model = v4_model(samples_at_once=2, **{of: 0.5})
-    call = nnx.jit(lambda model: model(dense, same))
-    logits = np.concatenate([call(model), call(model)])
-    assert len(np.unique(logits)) == 8
-    model.eval()
-    np.testing.assert_allclose(call(model), call(model)[0].item(), rtol=1e-5)

@@ -113,9 +113,8 @@ def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
     assert message in str(caught.value)
     assert trainer.step == 5
     assert_equal_states(snapshot(trainer), states[5])
-    report = trainer.apply(
-        put_batch(data.train_batch(5, BATCH), trainer.embeddings.mesh, BATCH)
-    )
+    plan, mesh = trainer.embeddings.plan, trainer.embeddings.mesh
+    report = trainer.apply(put_batch(data.train_batch(5, BATCH), plan, mesh))
     assert report.result(trainer.embeddings.plan.capacities).refused == "bad ids"
     assert np.asarray(report.bad_ids).sum(axis=0).tolist() == [0, 3]
 
