@@ -16,12 +16,7 @@ from jax.typing import DTypeLike
 
 from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.data_parallel import DataParallel
-from embark_jax.embedding.exchange import (
-    Exchange,
-    FlatExchange,
-    HierarchicalExchange,
-    largest_over_devices,
-)
+from embark_jax.embedding.exchange import EXCHANGES, largest_over_devices
 from embark_jax.embedding.indexing import (
     StorageIndex,
     index_storage,
@@ -480,7 +475,10 @@ def make_cluster(
     most = index.max_rows
     return CLUSTERS[storage.kind.cluster](
         index=index,
-        exchange=_make_exchange(plan, storage, index),
+        # RB alone sends partial sums, and its index has one block.
+        exchange=EXCHANGES[storage.kind.exchange](
+            index.blocks[0].partial_sums, plan.nodes, plan.gpus_per_node
+        ),
         capacity=plan.capacities.get(storage.name, 0),
         rows=min(plan.capacities.get(rows_of(storage.name), most), most),
         wire=wire,
@@ -492,14 +490,6 @@ def index_of(plan: Plan, storage: Storage) -> StorageIndex:
     """Returns the index of a storage of the plan."""
     batch = plan.batch_size // plan.devices
     return index_storage(storage, plan.features, plan.devices, batch, plan.events)
-
-
-def _make_exchange(plan: Plan, storage: Storage, index: StorageIndex) -> Exchange:
-    # RB alone sends partial sums, and its index has one block.
-    partial_sums = index.blocks[0].partial_sums
-    if storage.kind.of_exchange.staged:
-        return HierarchicalExchange(partial_sums, plan.nodes, plan.gpus_per_node)
-    return FlatExchange(partial_sums)
 
 
 def check_mesh(plan: Plan, mesh: Mesh) -> None:

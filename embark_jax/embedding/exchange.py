@@ -10,6 +10,7 @@ https://doi.org/10.1145/3640457.3688111).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from embark_jax.embedding.partial_sums import PartialSums, merge_in_nodes
+from embark_jax.plans import options
 from embark_jax.plans.options import WireFormat
 from embark_jax.plans.plan import MESH_AXES
 
@@ -51,7 +53,7 @@ class Exchange(Protocol):
 class FlatExchange:
     """One all-to-all between all devices; see ``Exchange``."""
 
-    def __init__(self, partial_sums: PartialSums):
+    def __init__(self, partial_sums: PartialSums, nodes: int, gpus_per_node: int):
         self.partial_sums = partial_sums
 
     def swap(self, values, wire: WireFormat = "float32"):
@@ -97,6 +99,14 @@ class HierarchicalExchange:
         spread = received.at[:, :, rank].get(mode="fill", fill_value=0)
         staged = _inside_node(spread.transpose(0, 2, 1, 3, 4), wire)
         return staged.reshape(-1, *staged.shape[2:])
+
+
+EXCHANGES: dict[options.Exchange, Callable[[PartialSums, int, int], Exchange]] = {
+    "flat": FlatExchange,
+    "hierarchical": HierarchicalExchange,
+}
+"""The registry of exchanges; each is called with partial sums of a storage, the number
+of nodes, and that of a node's GPUs."""
 
 
 def _inside_node(staged: jax.Array, wire: WireFormat) -> jax.Array:

@@ -11,8 +11,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from embark_jax.plans.options import Cluster, Exchange, Kernels
-
+Cluster = Literal["dp", "rb", "ub"]
+"""How a table's rows reach the samples: DP replicates it; RB pools at the owner; UB
+makes ids unique, and pools at the requester."""
+Exchange = Literal["flat", "hierarchical"]
+"""How ids, rows and gradients travel: directly between any two devices, or inside
+nodes first."""
+Kernels = Literal["xla", "mosaic_gpu"]
+"""What looks up, sums and updates rows: plain XLA, or the Pallas kernels for GPUs."""
 Reach = Literal["fleet", "node", "rail"]
 """Devices of a collective: all, those of a node, or those of equal rank of all
 nodes."""

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 
-Cluster = Literal["dp", "rb", "ub"]
-"""How a table's rows reach the samples: DP replicates it; RB pools at the owner; UB
-makes ids unique, and pools at the requester."""
-Exchange = Literal["flat", "hierarchical"]
-"""How ids, rows and gradients travel: directly between any two devices, or inside
-nodes first."""
-Kernels = Literal["xla", "mosaic_gpu"]
-"""What looks up, sums and updates rows: plain XLA, or the Pallas kernels for GPUs."""
+from embark_jax.plans.clusters import Cluster as Cluster
+from embark_jax.plans.clusters import Exchange as Exchange
+from embark_jax.plans.clusters import Kernels as Kernels
+
 WireFormat = Literal["float32", "bfloat16"]
 """Number format in which rows or gradients travel between devices."""
 Pooling = Literal["sum", "mean", "none"]
