@@ -175,7 +175,7 @@ def step_of(collection: EmbeddingCollection, optimizer):
     def step(storages, state, batch, number):
         ids, weights, gradients = batch
         sequences = [f.name for f in collection.plan.features if f.sequence]
-        spans = {name: spans_of(ids[name] >= 0) for name in sequences}
+        spans = {name: spans_of(ids[name] != -1) for name in sequences}
         routes = collection.route(
             collection.packed(ids, spans, -1), collection.packed(weights, spans), spans
         )
