@@ -108,8 +108,9 @@ def workload_of(
     lookups and updates. Needs no JAX if the config names a fleet."""
     embedding = config.embedding
     kinds = [embedding.optimizer_of(table.name).kind for table in tables]
+    its_fleet = machines(config)
     return Workload(
-        fleet=machines(config),
+        fleet=its_fleet,
         batch_size=config.train.batch_size,
         zipf_exponent=zipf_exponent,
         capacity_slack=embedding.capacity_slack,
@@ -118,7 +119,7 @@ def workload_of(
         wire=wire(config),
         dense=dense,
         micro_batches=config.train.micro_batches,
-        overlap=looks_ahead(None, machines(config)),
+        overlap=looks_ahead(None, its_fleet),
         sample_ids=sum(feature.hotness for feature in features),
         kernels=implementation,
         memory_gb=embedding.memory_gb,

@@ -10,7 +10,32 @@ from typing import Any, NamedTuple
 
 import highspy
 import numpy as np
-from scipy import sparse
+
+
+class Rows(NamedTuple):
+    """Rows of a linear program.
+
+    Attributes:
+      number: number of rows.
+      row, column, value: what is not zero, by row and column.
+    """
+
+    number: int
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, number: int, *parts: tuple[Any, Any, Any]) -> Rows:
+        """Returns rows of ``(row, column, value)``, each an array or one for all."""
+        arrays = [np.broadcast_arrays(*part) for part in parts]
+        row, column, value = (
+            np.concatenate([each.ravel() for each in of_parts])
+            for of_parts in zip(*arrays, strict=True)
+        )
+        order = np.lexsort((column, row))
+        order = order[value[order] != 0]
+        return cls(number, row[order], column[order], value[order].astype(float))
 
 
 class Optimum(NamedTuple):
@@ -29,57 +54,53 @@ class Optimum(NamedTuple):
 
 
 class LinearProgram:
-    """Minimises ``cost @ x`` such that ``sums @ x = totals``, ``matrix @ x <= limits``
+    """Minimises ``cost @ x`` such that ``sums @ x = totals``, ``rows @ x <= limits``
     and ``0 <= x <= upper``.
 
     Attributes:
       cost: ``[variables]`` cost.
-      matrix, limits: ``[rows, variables]`` and ``[rows]`` of the rows so far.
+      limits: ``[rows]`` of the rows so far.
     """
 
     def __init__(
         self,
         cost: np.ndarray,
         upper: np.ndarray,
-        sums: sparse.csr_matrix,
+        sums: Rows,
         totals: np.ndarray,
+        presolve: bool = True,
     ):
         """
         Args:
           cost, upper: ``[variables]``.
-          sums, totals: ``[sums, variables]`` and ``[sums]``.
+          sums, totals: equations, and ``[sums]`` their right sides.
+          presolve: whether HiGHS may simplify the program before it begins.
         """
         number = len(cost)
-        self.cost = cost
-        self.matrix = sparse.csr_matrix((0, number))
-        self.limits = np.zeros(0)
-        self._sums = len(totals)
+        self.cost, self.limits = cost, np.zeros(0)
+        self._rows: list[Rows] = []
         self._solver: Any = highspy.Highs()
         self._solver.silent()
+        self._solver.setOptionValue("presolve", "choose" if presolve else "off")
         nothing = np.zeros(0, np.int32)
         first = np.zeros(number, np.int32)
         self._solver.addCols(
             number, cost, np.zeros(number), upper, 0, first, nothing, np.zeros(0)
         )
+        self._sums = sums.number
         self._add_rows(sums, totals, totals)
 
-    def add_rows(self, matrix: sparse.csr_matrix, limits: np.ndarray) -> None:
-        """Adds ``[rows, variables]`` with ``[rows]`` limits."""
-        self.matrix = sparse.csr_matrix(sparse.vstack([self.matrix, matrix]))
+    def add_rows(self, rows: Rows, limits: np.ndarray) -> None:
+        """Adds rows with ``[rows]`` limits."""
+        self._rows.append(rows)
         self.limits = np.append(self.limits, limits)
-        self._add_rows(matrix, np.full(len(limits), -np.inf), limits)
+        self._add_rows(rows, np.full(rows.number, -np.inf), limits)
 
-    def _add_rows(
-        self, matrix: sparse.csr_matrix, lower: np.ndarray, upper: np.ndarray
-    ) -> None:
+    def _add_rows(self, rows: Rows, lower: np.ndarray, upper: np.ndarray) -> None:
+        first = np.searchsorted(rows.row, np.arange(rows.number + 1)).astype(np.int32)
+        column = rows.column.astype(np.int32)
         self._solver.addRows(
-            len(lower),
-            lower,
-            upper,
-            matrix.nnz,
-            matrix.indptr,
-            matrix.indices,
-            matrix.data,
+            rows.number, lower, upper, len(column), first, column, rows.value
         )
 
     def solve(self) -> Optimum | None:
@@ -94,3 +115,12 @@ class LinearProgram:
             variables=np.maximum(solution.col_value, 0.0),
             multipliers=np.maximum(-row_multipliers, 0.0),
         )
+
+    def rates(self, multipliers: np.ndarray) -> np.ndarray:
+        """Returns ``[variables]`` costs, with the rows at these multipliers."""
+        rates, first = self.cost.copy(), 0
+        for rows in self._rows:
+            factors = multipliers[first : first + rows.number][rows.row]
+            rates += np.bincount(rows.column, rows.value * factors, len(rates))
+            first += rows.number
+        return rates

@@ -32,11 +32,10 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from scipy import sparse
 
 from embark_jax.planner.cost.objective import PEAK_STORE
 from embark_jax.planner.search.instance import Instance
-from embark_jax.planner.search.linear_program import LinearProgram
+from embark_jax.planner.search.linear_program import LinearProgram, Rows
 from embark_jax.planner.search.spread import (
     OF_STORAGES,
     spread_evenly,
@@ -75,7 +74,7 @@ class Relaxation:
       spread: candidates of the instance, spread evenly.
       live: ``[live]`` candidates that are not left out.
       group: ``[live]`` group of each.
-      mean, largest: ``[peaks, live]`` values of ``spread``, in units of ``unit``.
+      mean, largest: values of ``spread``, in units of ``unit``, as rows of peaks.
       unit: ``[peaks]`` largest value of any candidate.
       worth: ``[live + peaks]`` ms of each table and of a unit of each peak.
       cost: ``[live + peaks]`` objective: the same without row stores' peak.
@@ -108,21 +107,16 @@ class Relaxation:
         self.worth = np.append(everywhere_ms, spread.ms * self.unit)
         self.cost = self.worth.copy()
         self.cost[STORE] = 0.0
-        shards = self.largest.tocoo()
-        keys = self.group[shards.col] * spread.peaks + shards.row
+        row, column, value = self.largest[1:]
+        keys = self.group[column] * spread.peaks + row
         order = np.argsort(keys, kind="stable")
-        self.shards = keys[order], shards.col[order], shards.data[order]
+        self.shards = keys[order], column[order], value[order]
         self._added_keys = np.zeros(0, np.int64)
 
-    def _by_peak(self, peak: np.ndarray, values: np.ndarray) -> sparse.csr_matrix:
-        """Returns ``[peaks, live]`` of ``[ADDED, live]`` values, in units."""
-        column = np.broadcast_to(np.arange(len(self.live)), peak.shape)
-        matrix = sparse.csr_matrix(
-            ((values / self.unit[peak]).ravel(), (peak.ravel(), column.ravel())),
-            (self.spread.peaks, len(self.live)),
-        )
-        matrix.eliminate_zeros()
-        return matrix
+    def _by_peak(self, peak: np.ndarray, values: np.ndarray) -> Rows:
+        """Returns a row for each peak, of ``[ADDED, live]`` values, in units."""
+        columns = np.arange(len(self.live))
+        return Rows.of(self.spread.peaks, (peak, columns, values / self.unit[peak]))
 
     def within(self, peaks: np.ndarray, factor: float) -> np.ndarray:
         """Returns ``[live]`` whether no shard of each is larger than so many times the
@@ -133,10 +127,9 @@ class Relaxation:
         """
         limits = np.where(self.spread.whole, np.ceil(peaks - 1e-6), factor * peaks)
         limits[self.spread.ms <= 0] = np.inf
-        shards = self.largest.tocoo()
-        larger = shards.data > limits[shards.row] * (1 + 1e-9)
+        _, row, column, value = self.largest
         keep = np.ones(len(self.live), bool)
-        keep[shards.col[larger]] = False
+        keep[column[value > limits[row] * (1 + 1e-9)]] = False
         some = np.bincount(self.group[keep], minlength=len(self.instance.counts))
         return keep | (some[self.group] == 0)
 
@@ -161,14 +154,15 @@ class Relaxation:
         upper = np.append(counts[self.group], np.full(rows + extra, np.inf))
         if taken is not None:
             upper[:number] *= taken
-        tables = sparse.csr_matrix(
-            (np.ones(number), (self.group, np.arange(number))), (len(counts), len(cost))
+        tables = Rows.of(len(counts), (self.group, np.arange(number), 1.0))
+        # Presolving takes longer than it saves, but its optima are better to round.
+        program = LinearProgram(
+            cost / scale, upper, tables, counts.astype(float), presolve=not crowding
         )
-        program = LinearProgram(cost / scale, upper, tables, counts.astype(float))
         program.add_rows(self._peak_rows(crowding), np.zeros(rows + extra))
         matrix, limits = self._limit_rows()
-        matrix = sparse.csr_matrix(np.pad(matrix, [(0, 0), (0, extra)]))
-        program.add_rows(matrix, limits)
+        of_limits = np.arange(len(limits))[:, None], np.arange(matrix.shape[1]), matrix
+        program.add_rows(Rows.of(len(limits), of_limits), limits)
         per_share = self.memory()[0][1] / instance.memory.limit_bytes
         worth = self.worth / scale
         keys = self._added_keys
@@ -197,7 +191,7 @@ class Relaxation:
         if self.has_stores:
             last = (1 + bool(crowding)) * rows + len(limits) - 1
             multipliers[last] = min(multipliers[last], 1.0)
-        rates = program.cost + program.matrix.T @ multipliers
+        rates = program.rates(multipliers)
         if taken is not None:
             rates[:number][~taken] = np.inf
         bound = self._dual_bound(rates) - program.limits @ multipliers
@@ -233,10 +227,13 @@ class Relaxation:
         below = np.minimum(rates[len(self.live) :], 0.0)
         highest = np.zeros(len(below))
         for r in np.flatnonzero(below):
-            row = r % self.spread.peaks
-            loads = self.mean[row] * self.instance.objective.devices + self.largest[row]
+            loads = np.zeros(len(self.live))
+            devices = self.instance.objective.devices
+            for rows, times in (self.mean, devices), (self.largest, 1):
+                own = rows.row == r % self.spread.peaks
+                loads[rows.column[own]] += times * rows.value[own]
             of_group = np.zeros(len(counts))
-            np.maximum.at(of_group, self.group[loads.indices], loads.data)
+            np.maximum.at(of_group, self.group, loads)
             highest[r] = counts @ of_group
         return float(counts @ self._least_of_groups(rates) + below @ highest)
 
@@ -284,28 +281,28 @@ class Relaxation:
             limits.append(ahead * instance.objective.dense_ms / scale)
         return np.stack(matrix), np.array(limits)
 
-    def _peak_rows(self, crowding: float = 0.0) -> sparse.csr_matrix:
-        """Returns ``[peaks, live + peaks]`` means less the peak; or with crowding, ``[2
-        * peaks, live + 2 * peaks]`` means and a share of the largest shard less the
-        peak, and that shard less the peak."""
-        one = sparse.identity(self.spread.peaks)
+    def _peak_rows(self, crowding: float) -> Rows:
+        """Returns the means less each peak; with crowding means and a share of the
+        largest shard, and then that shard, less each peak."""
+        peaks = self.spread.peaks
+        each, variables = np.arange(peaks), len(self.live) + np.arange(peaks)
+        mean = self.mean[1:], (each, variables, -1.0)
         if not crowding:
-            return sparse.csr_matrix(sparse.hstack([self.mean, -one]))
+            return Rows.of(peaks, *mean)
         # What is whole, such as partial sums, always fits.
         share = np.where(self.spread.whole, 0.0, crowding)
-        blocks = [[self.mean, -one, sparse.diags(share)], [None, -one, one]]
-        return sparse.csr_matrix(sparse.bmat(blocks))
+        largest = variables + peaks
+        beside = (each, largest, share), (peaks + each, largest, 1.0)
+        return Rows.of(2 * peaks, *mean, *beside, (peaks + each, variables, -1.0))
 
-    def _largest_rows(self, keys: np.ndarray, extra: int = 0) -> sparse.csr_matrix:
-        """Returns ``[keys, live + extra + peaks]`` largest shards of a group less the
-        peak.
+    def _largest_rows(self, keys: np.ndarray, extra: int = 0) -> Rows:
+        """Returns the largest shards of a group less the peak.
 
         Args:
           keys: ``group * peaks + peak`` of each row of the result.
           extra: number of variables before those of the rows.
         """
         all_keys, columns, sizes = self.shards
-        variables = len(self.live) + extra
         group, row = np.divmod(keys, self.spread.peaks)
         # The shards of a key lie together: from ``first``, so many in ``lengths``.
         first = np.searchsorted(all_keys, keys)
@@ -314,15 +311,10 @@ class Relaxation:
         begin = np.cumsum(lengths) - lengths
         shard = np.arange(lengths.sum()) + (first - begin)[key_of_shard]
         values = sizes[shard] / self.instance.counts[group][key_of_shard]
-        return sparse.csr_matrix(
-            (
-                np.append(values, np.full(len(keys), -1.0)),
-                (
-                    np.append(key_of_shard, np.arange(len(keys))),
-                    np.append(columns[shard], variables + row),
-                ),
-            ),
-            (len(keys), variables + self.spread.peaks),
+        return Rows.of(
+            len(keys),
+            (key_of_shard, columns[shard], values),
+            (np.arange(len(keys)), len(self.live) + extra + row, -1.0),
         )
 
     def _broken(
