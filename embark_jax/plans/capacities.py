@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from embark_jax.plans.storage import StorageKind
+
 LENGTH_DEVIATIONS = 3.0
 """Standard deviations of the sum of a device's lengths, if lengths varied as much as
 they can, that are kept above its expectation. Of lengths that vary half as much these
@@ -32,6 +34,13 @@ def events_of(feature: str) -> str:
 def rows_of(storage: str) -> str:
     """Returns the name of the capacity of the rows that a device updates there."""
     return f"rows of {storage}"
+
+
+def of_storage(storage: StorageKind) -> list[str]:
+    """Returns the names of a storage's capacities: of ids, which its name is, unless it
+    is replicated, and of updated rows, unless it is cached: there each slot may be."""
+    ids = [storage.name] * (not storage.of_cluster.replicated)
+    return ids + [rows_of(storage.name)] * (storage.tier == "device")
 
 
 def capacity_of(certain: Any, expected: Any, slack: float) -> np.ndarray:

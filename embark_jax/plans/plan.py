@@ -12,7 +12,7 @@ import pydantic
 
 from embark_jax._base.agreement import differences
 from embark_jax._base.validation import problems_of
-from embark_jax.plans.capacities import events_of, rows_of
+from embark_jax.plans.capacities import events_of, of_storage
 from embark_jax.plans.layout import Storage, lay_out
 from embark_jax.plans.prediction import Prediction
 from embark_jax.plans.storage import Placement, sequence_problems
@@ -101,8 +101,8 @@ class Plan:
                     "split its tables further"
                 )
         needed = {s.name for s in self.storages if not s.replicated}
-        possible = needed | {events_of(f.name) for f in self.features if f.sequence}
-        possible |= {rows_of(s.name) for s in self.storages if not s.cached}
+        possible = {name for s in self.storages for name in of_storage(s.kind)}
+        possible |= {events_of(f.name) for f in self.features if f.sequence}
         if not needed <= set(self.capacities) <= possible:
             raise ValueError(
                 f"capacities are given for {sorted(self.capacities)}, must be for the "

@@ -33,18 +33,16 @@ def test_what_storages_take():
     assert memory.limit_bytes == 0.9e9
     assert memory.row_bytes(16) == 4 * 17
     # A row in 16 bits, and one float32 of the optimizer.
-    assert memory.slot_bytes(StorageKind("rb", 16, dtype="bfloat16")) == 2 * 16 + 4
-    # Partial sums of 16 columns for 10 samples of 8 devices, there and received.
+    in_16_bits = StorageKind("rb", 16, dtype="bfloat16")
+    assert memory.of_storage(in_16_bits).slot == 2 * 16 + 4
+    # Partial sums of 16 columns for 10 samples of 8 devices, or of 2 nodes, and rows of
+    # 16 columns for each of 8 devices; there and received.
     sum_bytes = 2 * 4 * 16 * 10 * 8
-    assert memory.sum_bytes(StorageKind("rb", 16)) == sum_bytes
-    assert memory.sum_bytes(StorageKind("ub", 16)) == 0
-    staged = StorageKind("rb", 16, exchange="hierarchical")
-    assert memory.sum_bytes(staged) == sum_bytes
-    assert memory.node_sum_bytes(staged) == sum_bytes / 4  # for 2 nodes
-    assert memory.node_sum_bytes(StorageKind("rb", 16)) == 0
-    # Rows of 16 columns for each of 8 devices.
-    assert memory.travelling_row_bytes(StorageKind("ub", 16)) == 2 * 4 * 16 * 8
-    assert memory.travelling_row_bytes(StorageKind("rb", 16)) == 0
+    in_rb, in_ub = (memory.of_storage(StorageKind(name, 16)) for name in ("rb", "ub"))
+    staged = memory.of_storage(StorageKind("rb", 16, exchange="hierarchical"))
+    assert in_rb[2:] == (0, sum_bytes, 0)
+    assert staged[2:] == (0, sum_bytes, sum_bytes / 4)
+    assert in_ub[2:] == (2 * 4 * 16 * 8, 0, 0)
 
 
 def test_what_routes_take():
@@ -52,11 +50,10 @@ def test_what_routes_take():
     memory = Memory(WORKLOAD)
     # Four values for each of 8 devices, of this step and of the next; a weight; how
     # squares find their way back.
-    assert memory.id_bytes(in_rb) == 2 * 4 * 4 * 8
-    assert memory.id_bytes(StorageKind("rb", 16, weighted=True)) == 2 * 5 * 4 * 8
-    assert memory.id_bytes(split) == 2 * 5 * 4 * 8
-    assert changed(optimizer="sgd").id_bytes(split) == 2 * 4 * 4 * 8
-    assert memory.id_bytes(StorageKind("dp", 16)) == 0
+    assert memory.of_storage(in_rb).id == 2 * 4 * 4 * 8
+    assert memory.of_storage(in_rb._replace(weighted=True)).id == 2 * 5 * 4 * 8
+    assert memory.of_storage(split).id == 2 * 5 * 4 * 8
+    assert changed(optimizer="sgd").of_storage(split).id == 2 * 4 * 4 * 8
 
 
 def test_what_a_table_takes_on_every_device():

@@ -8,7 +8,6 @@ between the row shards of a candidate are in *flat* arrays, candidate by candida
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -40,6 +39,8 @@ class Candidates:
       cached, on_disk, dynamic, forgets: ``[candidates]`` whether each has fewer slots
         than rows; has room for all rows on a disk; has rows by key; and forgets rows
         that leave its slots.
+      room: updated rows of all together that there is room for; None for those that
+        are expected.
       candidate, row_shard: flat, the candidate of each row shard, and its number there.
     """
 
@@ -52,8 +53,9 @@ class Candidates:
         table: np.ndarray,
         row_shards: np.ndarray,
         column_shards: np.ndarray,
+        room: int | None = None,
     ):
-        self.workload, self.uses = workload, uses
+        self.workload, self.uses, self.room = workload, uses, room
         self.cluster: Cluster = cluster
         self.exchange: Exchange = exchange
         self.table = table
@@ -199,13 +201,10 @@ class Candidates:
     def room_for_rows(self) -> np.ndarray:
         """Room for updated rows that each row shard adds to its owner's, at least."""
         certain, expected = self.updated_rows
-        return certain + self.workload.capacity_slack * expected
-
-    def with_room_for(self, rows: int) -> Candidates:
-        """Returns the same candidates with this room for updated rows together."""
-        other, room = copy.copy(self), self.room_for_rows
-        other.room_for_rows = room * (rows / max(1.0, room.sum()))
-        return other
+        room = certain + self.workload.capacity_slack * expected
+        if self.room is None:
+            return room
+        return room * (self.room / max(1.0, room.sum()))
 
     @functools.cached_property
     def missed_rows(self) -> np.ndarray:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,25 @@ ROUTED = 2
 OWN_ROUTE_VALUES = 2
 """int32 values for each id that a device pools itself: the slot or element that it
 reads, and its group."""
+
+
+class StorageBytes(NamedTuple):
+    """Bytes of a device for a unit of each load of a storage.
+
+    Attributes:
+      slot: a slot, and in a cached storage its part of the key index.
+      id: the routes of one id of capacity for each device.
+      row: the row that comes back for it, or the row's gradient, sent and received; 0
+        where owners pool.
+      sum, node_sum: a partial sum a sample of a device, and of a node whose devices add
+        up theirs, or their gradients, sent and received; 0 where owners do not pool.
+    """
+
+    slot: float
+    id: float
+    row: float = 0.0
+    sum: float = 0.0
+    node_sum: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,18 +144,26 @@ class Memory:
             for table in tables
         )
 
-    def slot_bytes(self, storage: StorageKind) -> float:
-        """Returns the bytes of a slot, and in a cached storage of its key index."""
-        row_bytes = self.row_bytes(storage.width, VALUE_BYTES[storage.dtype])
-        return row_bytes + INDEX_BYTES * (storage.tier != "device")
-
-    def id_bytes(self, storage: StorageKind) -> float:
-        """Returns the bytes of the route of one id of capacity for each device."""
-        if storage.of_cluster.replicated:
-            return 0.0
-        squares = storage.split and self.workload.row_wise  # they come back the way
+    def of_storage(self, storage: StorageKind) -> StorageBytes:
+        """Returns the bytes of a unit of each load of a sharded storage."""
+        workload, properties = self.workload, storage.of_cluster
+        width, devices = storage.width, workload.devices
+        row_bytes = self.row_bytes(width, VALUE_BYTES[storage.dtype])
+        squares = storage.split and workload.row_wise  # they come back the way
         values = RECEIVED_ROUTE_VALUES + storage.weighted + squares
-        return ROUTED * traffic.id_buffer_bytes(values, self.workload.devices)
+        found = StorageBytes(
+            slot=row_bytes + INDEX_BYTES * (storage.tier != "device"),
+            id=ROUTED * traffic.id_buffer_bytes(values, devices),
+        )
+        if not properties.pools_at_owner:
+            return found._replace(row=2 * traffic.row_buffer_bytes(width, devices))
+
+        def sums(places: int) -> float:
+            return 2 * traffic.sum_buffer_bytes(width, workload.device_batch, places)
+
+        staged = storage.of_exchange.staged
+        of_nodes = sums(workload.fleet.nodes) if staged else 0.0
+        return found._replace(sum=sums(devices), node_sum=of_nodes)
 
     def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
         """Returns ``[candidates]`` bytes of each table on every device: its ids; the
@@ -160,34 +187,6 @@ class Memory:
             candidates.dim, candidates.value_bytes
         )
         return held_bytes + table_bytes + gradient_bytes
-
-    def sum_bytes(self, storage: StorageKind) -> float:
-        """Returns the bytes of a partial sum a sample, or of its gradients, both sent
-        and received."""
-        if not storage.of_cluster.pools_at_owner:
-            return 0.0
-        workload = self.workload
-        return 2 * traffic.sum_buffer_bytes(
-            storage.width, workload.device_batch, workload.devices
-        )
-
-    def node_sum_bytes(self, storage: StorageKind) -> float:
-        """Returns the bytes of a node's partial sum, if its devices add up theirs, or
-        of its gradients, both sent and received."""
-        if not (storage.of_cluster.pools_at_owner and storage.of_exchange.staged):
-            return 0.0
-        workload = self.workload
-        return 2 * traffic.sum_buffer_bytes(
-            storage.width, workload.device_batch, workload.fleet.nodes
-        )
-
-    def travelling_row_bytes(self, storage: StorageKind) -> float:
-        """Returns the bytes of rows that travel, or of their gradients, both sent and
-        received, for one id of capacity for each device."""
-        properties = storage.of_cluster
-        if properties.replicated or properties.pools_at_owner:
-            return 0.0
-        return 2 * traffic.row_buffer_bytes(storage.width, self.workload.devices)
 
     def shortage(self, least_bytes: float) -> str:
         """Says what is short of these bytes, which each device needs at least."""

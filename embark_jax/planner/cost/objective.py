@@ -105,12 +105,14 @@ class Objective:
         self.prices[[PEAK_LOOKUP, PEAK_GRADIENTS]] = 1.0
         self.prices[PEAK_NODE] = [price.node_sum_ms for price in prices]
         for s, storage in enumerate(storages):
-            self.held_bytes[PEAK_IDS, s] = memory.id_bytes(storage)
             if not storage.of_cluster.replicated:
-                self.held_bytes[PEAK_ROWS, s] = memory.slot_bytes(storage)
-            self.update_bytes[PEAK_SUMS, s] = memory.sum_bytes(storage)
-            self.update_bytes[PEAK_IDS, s] = memory.travelling_row_bytes(storage)
-            self.update_bytes[PEAK_NODE, s] = memory.node_sum_bytes(storage)
+                unit = memory.of_storage(storage)
+                self.held_bytes[[PEAK_IDS, PEAK_ROWS], s] = unit.id, unit.slot
+                self.update_bytes[[PEAK_SUMS, PEAK_IDS, PEAK_NODE], s] = (
+                    unit.sum,
+                    unit.row,
+                    unit.node_sum,
+                )
             row_bytes = traffic.rows_bytes(1, storage.width)
             self.update_bytes[PEAK_UPDATED, s] = row_bytes
         self.tier = np.array([_tier_number(storage) for storage in storages], np.int64)

@@ -35,7 +35,7 @@ from embark_jax.planner.cost.objective import (
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import PHASES, STORE, Unit, Work
 from embark_jax.planner.request.workload import Workload, events_of_device
-from embark_jax.plans.capacities import events_of, rows_of
+from embark_jax.plans.capacities import events_of, of_storage, rows_of
 from embark_jax.plans.prediction import Breakdown, Prediction, Removal
 from embark_jax.plans.storage import Placement, StorageKind, alike
 from embark_jax.plans.tables import FeatureSpec
@@ -148,14 +148,12 @@ class PricedPlan:
         workload, of_storages = self.workload, {}
         for s, storage in enumerate(self.objective.storages):
             rows = self.peaks[PEAK_UPDATED, s]
-            if not storage.of_cluster.replicated:
-                of_storages[storage.name] = self.peaks[PEAK_IDS, s]
-            else:
+            if storage.of_cluster.replicated:
                 certain, expected = self._of_storages[s][1].updated_rows
                 rows = self.objective.capacities(certain.sum(), expected.sum())
-            if storage.tier == "device":
-                of_storages[rows_of(storage.name)] = rows
-        of_storages = {name: max(1, int(most)) for name, most in of_storages.items()}
+            most = {storage.name: self.peaks[PEAK_IDS, s], rows_of(storage.name): rows}
+            for name in of_storage(storage):
+                of_storages[name] = max(1, int(most[name]))
         events = {f: events_of_device(f, workload) for f in self.features if f.sequence}
         of_sequences = {
             events_of(feature.name): room
@@ -186,8 +184,9 @@ class PricedPlan:
         storage, model = self.candidates.storages[s], self._model
         ranges, candidates = self._of_storages[s]
         if storage.of_cluster.replicated and capacities is not None:
-            room = capacities.get(rows_of(storage.name))
-            candidates = candidates if room is None else candidates.with_room_for(room)
+            candidates = self._candidates_of(
+                ranges, capacities.get(rows_of(storage.name))
+            )
         found: dict[tuple, Work] = {}
 
         def add(work: Work, spread: Callable[[Any], np.ndarray]) -> None:
@@ -235,18 +234,23 @@ class PricedPlan:
         found = []
         for s in range(len(self.candidates.storages)):
             ranges = np.flatnonzero(self.candidates.storage == s)
-            first = self.ranges[ranges[0]]
-            candidates = Candidates(
-                self.workload,
-                [self.uses[i] for i in ranges],
-                first.cluster,
-                first.exchange,
-                np.arange(len(ranges)),
-                self.candidates.row_shards[ranges],
-                self.candidates.column_shards[ranges],
-            )
-            found.append((ranges, candidates))
+            found.append((ranges, self._candidates_of(ranges)))
         return found
+
+    def _candidates_of(self, ranges: np.ndarray, room: int | None = None) -> Candidates:
+        """Returns the candidates of row ranges of one storage; with ``room``, for so
+        many updated rows together."""
+        first = self.ranges[ranges[0]]
+        return Candidates(
+            self.workload,
+            [self.uses[i] for i in ranges],
+            first.cluster,
+            first.exchange,
+            np.arange(len(ranges)),
+            self.candidates.row_shards[ranges],
+            self.candidates.column_shards[ranges],
+            room,
+        )
 
     def _times(
         self, s: int, capacities: Mapping[str, int] | None
