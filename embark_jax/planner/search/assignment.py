@@ -52,6 +52,10 @@ class Assignment:
     def step_ms(self) -> float:
         return self.instance.objective.step_ms(self.loads)
 
+    def bytes(self) -> float:
+        """Returns the bytes on every device."""
+        return self.instance.objective.bytes(self.loads)
+
     def rank(self) -> tuple[float, float]:
         """Returns ``(excess bytes, step ms)``, by which assignments are compared:
         memory beyond the limit, on every device, in host memory and on disks of every
@@ -59,7 +63,7 @@ class Assignment:
         memory, objective = self.instance.memory, self.instance.objective
         stored = objective.stored_bytes(self.loads) - memory.stored_limit_bytes
         excesses = (
-            objective.bytes(self.loads) - memory.limit_bytes,
+            self.bytes() - memory.limit_bytes,
             float(self.loads.own[ROWS].max()) - MAX_SLOTS,
             *stored.tolist(),
         )

@@ -9,7 +9,7 @@ way is kept, by the true cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -85,6 +85,7 @@ class LocalSearch:
         dice: np.random.Generator,
         ms_per_byte: float,
         powers: Sequence[int],
+        rank: Callable[[Assignment], tuple[float, float]] = Assignment.rank,
     ) -> Assignment:
         """Returns the best assignment on the way of all passes.
 
@@ -93,15 +94,14 @@ class LocalSearch:
           dice: random order of tables.
           ms_per_byte: price of memory.
           powers: powers of the smooth costs of the passes.
+          rank: by which assignments are compared.
         """
         best = assignment.copy()
-        best_rank = assignment.rank()
+        best_rank = rank(assignment)
         for power in powers:
             self._pass(Insertion(assignment, power, ms_per_byte), dice)
-            rank = assignment.rank()
-            if rank < best_rank:
-                best = assignment.copy()
-                best_rank = rank
+            if (moved_rank := rank(assignment)) < best_rank:
+                best, best_rank = assignment.copy(), moved_rank
         return best
 
     def fill(self, assignment: Assignment) -> Assignment:

@@ -49,6 +49,12 @@ class SearchParams:
     memory_searches: int = 8
     """Largest number of searches, the first without a price: the last price is 400 step
     times."""
+    lighter_price: float = 0.3
+    """The same, for moves from the best plan to one that takes less memory."""
+    lighter_step: float = 0.01
+    """Share by which the step of that plan may be longer, to be advised,"""
+    lighter_memory: float = 0.05
+    """and least share of the memory that it must save."""
     tolerance: float = 3e-5
     """Share of the optimum by which a row of the relaxation must be broken to be
     added."""

@@ -10,7 +10,7 @@ from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.params import DEFAULT, SearchParams
-from embark_jax.planner.search.solve import solve
+from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.options import Cluster
@@ -38,6 +38,8 @@ def plan_for(
 ) -> Plan:
     """Places every table of a model, for a step that a workload describes.
 
+    Returns the plan alone; ``searched_plan`` also what the search found.
+
     Args:
       workload: circumstances of the step.
       tables, features: the model.
@@ -49,6 +51,17 @@ def plan_for(
       ValueError: if the model is inconsistent, a forced placement impossible, or the
         statistics are of another model.
     """
+    return searched_plan(workload, tables, features, forced, params)[0]
+
+
+def searched_plan(
+    workload: Workload,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    forced: Mapping[str, ForcedPlacement] | None = None,
+    params: SearchParams = DEFAULT,
+) -> tuple[Plan, SearchResult]:
+    """Returns the plan of ``plan_for``, and what the search found."""
     check_model(tables, features)
     # Dynamic tables are planned for the size that they grow to.
     grown = [_fully_grown(table) for table in tables]
@@ -69,7 +82,7 @@ def plan_for(
     placements = result.assignment.placements()
     priced = price(placements, features, workload)
     begin = {table.name: table for table in tables if table.is_dynamic}
-    return Plan(
+    plan = Plan(
         features=tuple(features),
         placements=tuple(
             dataclasses.replace(each, table=begin.get(each.table.name, each.table))
@@ -81,6 +94,7 @@ def plan_for(
         capacities=priced.capacities(),
         prediction=priced.prediction(float(result.bound_ms)),
     )
+    return plan, result
 
 
 def _fully_grown(table: TableSpec) -> TableSpec:

@@ -28,11 +28,13 @@ class SearchResult:
     Attributes:
       assignment: best assignment.
       bound_ms: bound: no plan takes less.
+      search: moves that it was found by.
       ms_per_byte: price of memory at which it was found.
     """
 
     assignment: Assignment
     bound_ms: float
+    search: LocalSearch
     ms_per_byte: float = 0.0
 
     @property
@@ -147,7 +149,8 @@ def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | No
         fastest = min(placed, key=Assignment.step_ms)
         if not fastest.fits():
             placed.append(search.fill(fastest))
-        result = SearchResult(min(placed, key=Assignment.rank), bound_ms, ms_per_byte)
+        best_placed = min(placed, key=Assignment.rank)
+        result = SearchResult(best_placed, bound_ms, search, ms_per_byte)
         if result.assignment.fits():
             if best is not None and result.step_ms >= best.step_ms:
                 break
@@ -162,7 +165,29 @@ def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | No
         search = LocalSearch(instance, relaxed, params.last_tried)
         dice = np.random.default_rng(0)
         moved = search.improve(moved.copy(), dice, best.ms_per_byte, powers)
-    return dataclasses.replace(best, assignment=search.fill(moved))
+    return dataclasses.replace(best, assignment=search.fill(moved), search=search)
+
+
+def lighter(result: SearchResult) -> Assignment | None:
+    """Returns the assignment of least memory that moves from the result lead to, and
+    that takes hardly longer; None if it saves hardly any."""
+    best = result.assignment
+    instance, step_ms = best.instance, best.step_ms()
+    params, most_bytes = instance.params, best.bytes()
+
+    def rank(assignment: Assignment) -> tuple[float, float]:
+        late_ms = assignment.step_ms() - (1 + params.lighter_step) * step_ms
+        return max(0.0, late_ms), assignment.bytes()
+
+    found = result.search.improve(
+        best.copy(),
+        np.random.default_rng(0),
+        params.lighter_price * step_ms / most_bytes,
+        params.powers,
+        rank,
+    )
+    saves = found.bytes() <= (1 - params.lighter_memory) * most_bytes
+    return found if saves and found.fits() else None
 
 
 def _roundings(relaxation: Relaxation, relaxed: Solution) -> list[np.ndarray]:
