@@ -43,11 +43,41 @@ def compile_step(
 ):
     """The compiled train step of DLRM-DCNv2, from shapes alone."""
     collection = ej.EmbeddingCollection(plan, mesh, implementation=implementation)
-    step, state, batch = _step_of(
-        collection, optimizer, bottom, top, rank, micro_batches, dense, dense_wire
+    model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
+    return compile_model(
+        collection,
+        FlaxModel(model(collection.output_shapes)),
+        Optimizers(optax.adagrad(0.01), optimizer),
+        options=StepOptions(micro_batches, dense, dense_wire=dense_wire),
+        wide=wide_features(plan),
+        compiler_options=compiler_options,
     )
-    routes = abstract_routes(collection, batch)
-    lowered = step.lower(state, batch, routes, batch)
+
+
+def wide_features(plan: ej.Plan) -> set[str]:
+    """Features with ids beyond 32 bits."""
+    rows = {table.name: table.rows for table in plan.tables}
+    return {feature.name for feature in plan.features if rows[feature.table] > 2**31}
+
+
+def compile_model(
+    collection: ej.EmbeddingCollection,
+    model,
+    optimizers: Optimizers,
+    dense_features: int = DENSE_FEATURES,
+    *,
+    options: StepOptions | None = None,
+    wide: set[str] | None = None,
+    compiler_options: dict | None = None,
+):
+    """The compiled train step of a model, from shapes alone, and those of its state."""
+    options = options or StepOptions()
+    state = abstract_state(model, collection, optimizers, options.dense)
+    step = make_train_step(model, collection, optimizers, state, options)
+    with jax.enable_x64(bool(wide)):
+        plan, mesh = collection.plan, collection.mesh
+        batch = abstract_batch(plan, mesh, dense_features, wide or set())
+        lowered = step.lower(state, batch, abstract_routes(collection, batch), batch)
     return lowered.compile(compiler_options), state
 
 
@@ -55,7 +85,12 @@ def compile_cached(plan: ej.Plan, mesh: Mesh, optimizer, *, bottom, top, rank):
     """The programs of a step with cached tables: that of routes and the step itself,
     from shapes alone."""
     collection = ej.EmbeddingCollection(plan, mesh, implementation="xla")
-    step, state, batch = _step_of(collection, optimizer, bottom, top, rank)
+    model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
+    model = FlaxModel(model(collection.output_shapes))
+    optimizers = Optimizers(optax.adagrad(0.01), optimizer)
+    state = abstract_state(model, collection, optimizers)
+    step = make_train_step(model, collection, optimizers, state)
+    batch = abstract_batch(plan, mesh, DENSE_FEATURES, wide_features(plan))
 
     def sharded(spec, arrays):
         sharding = NamedSharding(mesh, spec)
@@ -71,31 +106,6 @@ def compile_cached(plan: ej.Plan, mesh: Mesh, optimizer, *, bottom, top, rank):
     routes = jax.tree.map(sharded, collection.route_specs, routes)
     resolving = jax.jit(resolve, donate_argnums=0).lower(indexes, batch)
     return resolving.compile(), step.lower(state, batch, routes, None).compile()
-
-
-def _step_of(
-    collection,
-    optimizer,
-    bottom,
-    top,
-    rank,
-    micro_batches=1,
-    dense="replicated",
-    dense_wire="float32",
-):
-    """The jitted train step of DLRM-DCNv2, with the shapes of a state and a batch."""
-    model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
-    model, dense_optimizer = (
-        FlaxModel(model(collection.output_shapes)),
-        optax.adagrad(0.01),
-    )
-    optimizers = Optimizers(dense_optimizer, optimizer)
-    state = abstract_state(model, collection, optimizers, dense)
-    options = StepOptions(micro_batches, dense, dense_wire=dense_wire)
-    step = make_train_step(model, collection, optimizers, state, options)
-    plan, rows = collection.plan, {t.name: t.rows for t in collection.plan.tables}
-    wide = [f.name for f in plan.features if rows[f.table] > 2**31]
-    return step, state, abstract_batch(plan, collection.mesh, DENSE_FEATURES, wide)
 
 
 def bytes_per_device(arrays) -> int:

@@ -12,7 +12,7 @@ from embark_jax.cache.cached_rows import TooFewSlotsError
 from embark_jax.cache.row_store import StoreError
 from tests.builders import losses
 from tests.compiled import check_swap
-from tests.matrix.runs import KINDS, Kind, batches, fixed, rows_of, trainer_of
+from tests.matrix.runs import HOT, KINDS, Kind, batches, fixed, rows_of, trainer_of
 
 STEPS, ONE = 8, (1, 1)
 HOST, RESIDENT = KINDS["on host"], KINDS["ub"]
@@ -54,8 +54,11 @@ def assert_alike(found: ej.Trainer, expected: ej.Trainer, given) -> None:
 
 
 def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
+    """Of a table whose rows lie in two column shards, but for the hot ones."""
     monkeypatch.setitem(row_store.STORES, "host", DictStore)
-    cached, resident = (trainer_of(kind, ONE) for kind in (HOST, RESIDENT))
+    placed = "rb", 2, HOT
+    tables = fixed(tier="host", slots=80), fixed()
+    cached, resident = (trainer_of(Kind(each, placed), (1, 2)) for each in tables)
     assert_alike(cached, resident, batches(0, STEPS))
     assert cached.cached is not None
     *hits, late = cached.cached.figures().values()

@@ -148,34 +148,3 @@ def test_only_events_go_to_the_devices():
         )
 
     equal_columns(padded(placed), batch)
-
-
-def test_events_beyond_their_room_are_left_out():
-    """Of the last samples of a device; spans tell of them."""
-    batch, plan = draw_sequences(), plan_of(past=2)
-    placed = put_batch(batch, plan, plan.make_mesh())
-    columns = jax.jit(lambda batch: batch.columns())(placed)
-    np.testing.assert_array_equal(
-        columns.spans["past"].length, batch.ids["past"].length
-    )
-    first = batch.ids["past"].length[:2].sum()
-    assert first > 2
-    assert columns.ids["past"].shape == (4 * 2,)
-    np.testing.assert_array_equal(columns.ids["past"][:2], batch.ids["past"].values[:2])
-    assert columns.ids["wide"].shape == (4 * 2 * 5,)
-
-
-def test_a_short_batch_of_sequences_is_filled_up():
-    batch = draw_sequences()
-    short = Batch(
-        batch.dense[:5],
-        {name: ids[:5] for name, ids in batch.ids.items()},
-        batch.labels[:5],
-        {"past": batch.weights["past"][:5]},
-    )
-    filled = own_samples(CHECK(short), SAMPLES)
-    assert len(filled) == SAMPLES
-    for name in ("past", "wide"):
-        np.testing.assert_array_equal(filled.ids[name][:5], batch.ids[name][:5])
-        assert (filled.ids[name][5:] == -1).all()
-    np.testing.assert_array_equal(filled.weights["past"][:5], batch.weights["past"][:5])

@@ -1,15 +1,14 @@
 """Sequences lie packed on the devices, and come back padded as they were."""
 
 import dataclasses
+import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from embark_kernels import Adagrad
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.sequences import pack, unpack
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -19,30 +18,6 @@ from tests.builders import (
 )
 from tests.embedding import problems
 from tests.thorough import thorough
-
-PADDED = np.array(
-    [[-1, 7, 8, -1], [-1] * 4, [5, -1, 6, -1], [1, 2, 3, 4], [-1, -1, -1, 9]]
-)
-
-
-def test_events_follow_each_other():
-    """A hole between two events is one of them."""
-    spans = problems.spans_of(jnp.asarray(PADDED >= 0))
-    np.testing.assert_array_equal(spans.begin[spans.length > 0], [1, 0, 0, 3])
-    np.testing.assert_array_equal(spans.length, [2, 0, 3, 4, 1])
-    events = [7, 8, 5, -1, 6, 1, 2, 3, 4, 9]
-    for room in (10, 13, 4):
-        packed = pack(jnp.asarray(PADDED), spans, room, -1)
-        expected = np.pad(events, (0, 3), constant_values=-1)[:room]
-        np.testing.assert_array_equal(packed, expected)
-    packed = pack(jnp.asarray(PADDED), spans, 13, -1)
-    np.testing.assert_array_equal(unpack(packed, spans, 4, -1), PADDED)
-    rows = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4, 2)))
-    back = unpack(pack(rows, spans, 11), spans, 4)
-    place = np.arange(4)[None] - np.asarray(spans.begin)[:, None]
-    inside = (place >= 0) & (place < np.asarray(spans.length)[:, None])
-    np.testing.assert_array_equal(back, np.where(inside[..., None], rows, 0))
-
 
 TABLE = TableSpec("t", 29, 8)
 FEATURES = (
@@ -75,8 +50,14 @@ def batch_of(kind: str):
     return ids, weights, gradients
 
 
-@pytest.mark.parametrize("kind", ["some", "none"])
-@pytest.mark.parametrize("placed", thorough(["dp", "ub", "ub, hot"], ["dp", "ub, hot"]))
+@pytest.mark.parametrize(
+    ("placed", "kind"),
+    thorough(
+        itertools.product(["dp", "ub", "ub, hot"], ["some", "none"]),
+        [("dp", "none"), ("ub, hot", "some")],
+        unpack=True,
+    ),
+)
 def test_packed_equals_padded_bit_by_bit(placed, kind):
     results = []
     for full in (True, False):

@@ -12,16 +12,15 @@ import embark_jax as ej
 from embark_jax import models, planner
 from embark_jax.config import DENSE_RULES, ROW_RULES
 from embark_jax.config.models import section_of
-from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
-from embark_jax.train.state import Optimizers, abstract_state
-from embark_jax.train.step import make_train_step
+from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import step_model
 from experiments.step_bytes.absent import absent_mesh
 from tests.collectives import collectives
+from tests.compiled import compile_model
 from tests.config_files import CONFIGS
 
 EVENTS, SAMPLES, GPUS, DENSE_FEATURES = 600, 32, 8, 4
@@ -53,13 +52,8 @@ def compiled(plan: ej.Plan, workload: Workload):
         build_dense_optimizer(DENSE_RULES["adam"](), steps=1),
         build_embedding_optimizer(ROW_RULES["rowwise_adagrad"](), steps=1),
     )
-    state = abstract_state(model, collection, optimizers)
-    step = make_train_step(model, collection, optimizers, state)
-    batch = abstract_batch(plan, mesh, DENSE_FEATURES)
     with jax.numpy_dtype_promotion("standard"):  # which Adam of Optax needs
-        program = step.lower(
-            state, batch, abstract_routes(collection, batch), batch
-        ).compile()
+        program, state = compile_model(collection, model, optimizers, DENSE_FEATURES)
     return program, sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 

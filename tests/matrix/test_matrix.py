@@ -101,7 +101,11 @@ CASES = [
     for i, kind in enumerate(KINDS)
     for j, event in enumerate(EVENTS)
 ]
-QUICK = {("hot", "a refused batch"), ("on host", "resumed"), ("dynamic", "scored")}
+QUICK = {
+    ("hot", "a refused batch"),
+    ("hot, 16 bits, on host", "resumed"),
+    ("dynamic", "scored"),
+}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import WorkItem, Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.capacities import events_capacity, events_of, rows_of
@@ -23,12 +22,11 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from embark_jax.statistics.accesses import FeatureAccess, Statistics
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.state import Optimizers, abstract_state
-from embark_jax.train.step import make_train_step
+from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
 from tests.collectives import counted
-from tests.compiled import DENSE_FEATURES
+from tests.compiled import DENSE_FEATURES, compile_model
 
 OPTIMIZERS = {
     "sgd": SGD(0.1),
@@ -161,15 +159,14 @@ def compile_and_predict(
     plan, name, wire, wide = request(seed)
     mesh = mesh or plan.make_mesh()
     collection = EmbeddingCollection(plan, mesh, wire=wire)
-    model = FlaxModel(Flat(collection.output_shapes))
-    dense_optimizer = optax.sgd(0.1)
-    settings = (model, collection, Optimizers(dense_optimizer, OPTIMIZERS[name]))
-    state = abstract_state(*settings)
-    step = make_train_step(*settings, state, StepOptions(micro_batches))
-    with jax.enable_x64(bool(wide)):
-        batch = abstract_batch(plan, mesh, DENSE_FEATURES, wide)
-        lowered = step.lower(state, batch, abstract_routes(collection, batch), batch)
-    compiled = lowered.compile(compiler_options=compiler_options)
+    compiled, state = compile_model(
+        collection,
+        FlaxModel(Flat(collection.output_shapes)),
+        Optimizers(optax.sgd(0.1), OPTIMIZERS[name]),
+        options=StepOptions(micro_batches),
+        wide=wide,
+        compiler_options=compiler_options,
+    )
 
     # The gradients of the dense layers are one operand an array, and the check of those
     # of rows is one.

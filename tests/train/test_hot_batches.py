@@ -13,16 +13,15 @@ from flax import nnx
 import embark_jax as ej
 from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
-from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.plans.storage import Placement
 from embark_jax.run import experiment
 from embark_jax.train import loop
-from embark_jax.train.state import Optimizers, abstract_state
-from embark_jax.train.step import make_train_step
+from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
 from tests import runs
 from tests.builders import make_trainer
 from tests.collectives import counted
+from tests.compiled import compile_model
 
 BATCH, DENSE, HOT = 32, 2, 20
 TABLES = (ej.TableSpec("a", 71, 4), ej.TableSpec("b", 64, 8), ej.TableSpec("c", 7, 4))
@@ -129,17 +128,10 @@ def test_no_sharded_table_is_in_the_program():
     mesh, texts = PLAN.make_mesh(), {}
     for hot in (False, True):
         collection = ej.EmbeddingCollection(PLAN, mesh, hot_only=hot)
-        settings = (
-            FlaxModel(WeightedSum()),
-            collection,
-            Optimizers(optax.sgd(0.1), ej.RowwiseAdagrad(0.5)),
-        )
-        state = abstract_state(*settings)
-        step = make_train_step(*settings, state)
-        batch = abstract_batch(PLAN, mesh, DENSE)
-        routes = abstract_routes(collection, batch)
-        lowered = step.lower(state, batch, routes, batch)
-        texts[hot] = lowered.compile().as_text()
+        optimizers = Optimizers(optax.sgd(0.1), ej.RowwiseAdagrad(0.5))
+        model = FlaxModel(WeightedSum())
+        compiled, _ = compile_model(collection, model, optimizers, DENSE)
+        texts[hot] = compiled.as_text()
     kinds = {hot: {kind for kind, _ in counted(text)} for hot, text in texts.items()}
     assert "all_to_all" in kinds[False]
     assert kinds[True] <= {"all_reduce", "all_gather"}
