@@ -6,19 +6,20 @@ import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.agreement import WINDOW, differences, parts
-from embark_jax.data.manifest import Manifest, vocabulary_file
-from embark_jax.data.prepare.extension import EXTENDS
+from embark_jax._base.errors import DataError
+from embark_jax._base.files import read_arrow
+from embark_jax.data.hashed_file import MEND
+from embark_jax.data.manifest import FILE_NAME, Manifest, vocabulary_file
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.vocabulary import (
-    FIRST_ID,
-    RARE_ID,
-    is_text,
-    read_keys,
-)
+from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID, is_text
 from embark_jax.plans.tables import HASHED_KEYS
+
+EXTENDS = "extends"
+"""The key of ``made_from`` with the digest of the data that these extend."""
 
 
 class Meaning(NamedTuple):
@@ -55,10 +56,12 @@ class Meaning(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class TableValues:
     """The manifest of prepared data, or of a run's or an export's encoding, and its
-    folder."""
+    folder. A vocabulary is read here alone, and its hash is compared with the
+    manifest's; ``mend`` says what to do about one that is damaged."""
 
     folder: Path
     manifest: Manifest
+    mend: str = MEND
 
     def meaning(self, table: str) -> Meaning:
         """Returns what the rows of a table stand for."""
@@ -111,8 +114,51 @@ class TableValues:
         return not len(keys) or first.equals(keys)
 
     def keys(self, table: str) -> pa.Array:
-        """Returns the values of a table, in the order of their rows."""
+        """Returns the values of a table, in the order of their rows.
+
+        Raises:
+          DataError: if its vocabulary is not as it was written, or another table's.
+        """
+        vocabulary, path = self.vocabulary(table), self.folder / vocabulary_file(table)
+        wanted = self.manifest.table_rows[table] - FIRST_ID
+        if (
+            "key" not in vocabulary.column_names
+            or len(vocabulary) - vocabulary["key"].null_count != wanted
+        ):
+            raise DataError(
+                f"{path}: must have a column 'key' with {wanted:,} values, has "
+                f"{len(vocabulary):,} of {', '.join(vocabulary.column_names)}"
+            )
+        return vocabulary["key"].combine_chunks()
+
+    def row_numbers(self, table: str) -> np.ndarray:
+        """Returns the row of each hash or number, int64 ``[rows]``, of a table whose
+        rows are numbered by frequency.
+
+        Raises:
+          DataError: if the file is not as it was written, or has not each row once.
+        """
+        numbers, rows = self.vocabulary(table), self.manifest.table_rows[table]
+        if numbers.schema != pa.schema({"row": pa.int64()}) or not np.array_equal(
+            np.sort(numbers["row"].to_numpy()), np.arange(rows)
+        ):
+            raise DataError(
+                f"{self.folder / vocabulary_file(table)}: must have a column 'row' "
+                f"with 0 to {rows - 1:,} once"
+            )
+        return numbers["row"].to_numpy()
+
+    def vocabulary(self, table: str) -> pa.Table:
+        """Returns the file of a table's values, or of its row numbers.
+
+        Raises:
+          DataError: if it is not as it was written, or the manifest does not list it.
+        """
         name = vocabulary_file(table)
-        file = next(f for f in self.manifest.vocabularies if f.file == name)
-        file.verified(self.folder)
-        return read_keys(self.folder, table)
+        for file in self.manifest.vocabularies:
+            if file.file == name:
+                return read_arrow(file.verified(self.folder, self.mend))
+        raise DataError(
+            f"{self.folder / FILE_NAME}: lists no vocabulary of table {table!r}, which "
+            "is not hashed"
+        )

@@ -25,9 +25,9 @@ from embark_jax.data.prepare.vocabulary import (
     MISSING_ID,
     RARE_ID,
     hash_of,
-    read_keys,
-    read_row_numbers,
+    is_text,
 )
+from embark_jax.data.table_values import TableValues
 from embark_jax.plans.tables import HASHED_KEYS, PADDING_ID
 
 CHUNK_ROWS = 2**18
@@ -44,19 +44,22 @@ def vocabulary_table(table: str) -> str:
     return sql.name(f"values of {table.encode().hex()}")  # DuckDB takes A for a
 
 
-def add_vocabularies(database: sql.Database, manifest: Manifest, folder: Path) -> None:
-    """Makes tables of the vocabularies in a folder, whose files were verified.
+def add_vocabularies(database: sql.Database, values: TableValues) -> None:
+    """Makes tables of the vocabularies of an encoding.
 
     Raises:
-      DataError: if one is another table's.
+      DataError: if one is not as it was written, or its values are texts where those of
+        features are whole numbers, or the other way round.
     """
+    manifest = values.manifest
+    texts = {manifest.features[name].table for name in manifest.text_features}
     for table in manifest.tables_with_values:
-        keys, wanted = read_keys(folder, table), manifest.table_rows[table] - FIRST_ID
-        if len(keys) - keys.null_count != wanted:
-            path = folder / manifests.vocabulary_file(table)
+        keys = values.keys(table)
+        if len(keys) and is_text(keys.type) != (table in texts):
             raise DataError(
-                f"{path}: must have a column 'key' with {wanted:,} values, has "
-                f"{len(keys):,}"
+                f"{values.folder / manifests.vocabulary_file(table)}: column 'key' has "
+                f"{keys.type}, must have {'text' if table in texts else 'integers'}, "
+                f"as the features of table {table!r}"
             )
         known = pa.table({"key": keys, "id": np.arange(FIRST_ID, FIRST_ID + len(keys))})
         database.run(
@@ -69,72 +72,55 @@ class SampleEncoder:
 
     Args:
       database: for the queries; it has the vocabularies.
-      manifest: describes the batches.
-      folder: holds the rows of hashes and numbers that are numbered by frequency.
+      values: describes the batches, and has the rows of hashes and numbers that are
+        numbered by frequency.
     """
 
-    def __init__(self, database: sql.Database, manifest: Manifest, folder: Path):
-        self._database, self._manifest = database, manifest
-        self._layout = manifest.layout()
+    def __init__(self, database: sql.Database, values: TableValues):
+        self._database, self._manifest = database, values.manifest
+        self._layout = self._manifest.layout()
         self._categories = {
             name: feature
-            for name, feature in manifest.features.items()
-            if name not in manifest.numbers
+            for name, feature in self._manifest.features.items()
+            if name not in self._manifest.numbers
         }
         self._rows_of = {
-            table: read_row_numbers(folder, table, manifest.table_rows[table])
-            for table in manifest.by_frequency
+            table: values.row_numbers(table) for table in self._manifest.by_frequency
         }
 
     def of_samples(
-        self, samples: str, types: Mapping[str, str]
+        self,
+        samples: str,
+        types: Mapping[str, str],
+        ask: Callable[[str], pa.Table] | None = None,
     ) -> tuple[Batch, pa.Table]:
-        """Returns samples as a batch, and all their columns but categories.
+        """Returns samples as a batch, and all their columns but categories. A missing
+        label is NaN, a missing weight 1.
 
         Args:
-          samples: a query that gives some samples of a file.
+          samples: a query that gives neighbouring samples of a file.
           types: types of their columns.
+          ask: asks a query; None takes the database's ``table``.
         """
+        manifest, ask = self._manifest, ask or self._database.table
         others = [name for name in types if name not in self._categories]
-        facts = self._database.table(
+        facts = ask(
             f"SELECT {', '.join(map(sql.name, others))} FROM ({samples}) "
             f"ORDER BY {sql.name(IN_FILE)}"
         ).combine_chunks()
-        places = facts[IN_FILE].to_numpy()
-        first, count = (int(places[0]), len(places)) if len(places) else (0, 0)
-
-        def found(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            query = self._ids(samples, name, first, types[name].endswith("]"))
-            columns = self._database.table(query)
-            n, place, ids = (columns[c].to_numpy() for c in ("n", "place", "id"))
-            return n, place, ids
-
-        return self.batch(facts, found, count), facts
-
-    def batch(
-        self,
-        facts: pa.Table,
-        found: Callable[[str], tuple[np.ndarray, np.ndarray, np.ndarray]],
-        count: int,
-    ) -> Batch:
-        """Returns a batch; labels are 0 and weights 1 if samples have none.
-
-        Args:
-          facts: labels, weights and numbers of the samples, in their order.
-          found: returns, for a feature, the sample, place and id of each value.
-          count: number of samples.
-        """
-        manifest = self._manifest
+        count = len(facts)
+        first = facts[IN_FILE][0].as_py() if count else 0
         batch = Batch.of(self._layout, self._layout.padding(count))
-        if LABEL in facts.column_names and not has_nulls(facts[LABEL]):
+        if LABEL in types:
             label = facts[LABEL].combine_chunks()
             if pa.types.is_fixed_size_list(label.type):
-                batch.labels[...] = label.flatten().to_numpy().reshape(count, -1)
-            else:
-                batch.labels[...] = label.to_numpy()
+                label = label.flatten()
+            batch.labels[...] = label.to_numpy(zero_copy_only=False).reshape(
+                batch.labels.shape
+            )
         if batch.sample_weights is not None:
             batch.sample_weights[...] = 1
-            if WEIGHT in facts.column_names:
+            if WEIGHT in types:
                 weights = facts[WEIGHT].combine_chunks().fill_null(1)
                 batch.sample_weights[...] = weights.to_numpy(zero_copy_only=False)
         as_it_is = FittedNumber()
@@ -147,18 +133,19 @@ class SampleEncoder:
             of_features[name][...] = manifest.numbers[name].ranges(values)[:, None]
         for name, feature in self._categories.items():
             ids = np.full((count, feature.stored_hotness), PADDING_ID, np.int64)
-            n, place, id_ = found(name)
-            ids[n, place] = id_
+            found = ask(self._ids(samples, name, types[name].endswith("]")))
+            n, place, id_ = (found[c].to_numpy() for c in ("n", "place", "id"))
+            ids[n - first, place] = id_
             if feature.table in self._rows_of:
                 ids = np.where(ids < 0, ids, self._rows_of[feature.table][ids])
             of_features[name][...] = ids
-        return batch
+        return batch, facts
 
-    def _ids(self, samples: str, name: str, first: int, is_list: bool) -> str:
+    def _ids(self, samples: str, name: str, is_list: bool) -> str:
         """Returns SQL of the sample, place and id of each value of a feature."""
         feature, manifest = self._categories[name], self._manifest
         table, hotness = feature.table, feature.stored_hotness
-        column, n = sql.name(name), f"{sql.name(IN_FILE)} - {first} AS n"
+        column, n = sql.name(name), f"{sql.name(IN_FILE)} AS n"
         if is_list:
             # The padding of a sequence is in front, and its last events are kept.
             at_end = feature.pooling == "none"
@@ -214,14 +201,6 @@ class SampleEncoder:
         )
 
 
-def has_nulls(labels: pa.ChunkedArray) -> bool:
-    """Says whether any label is missing."""
-    values = labels.combine_chunks()
-    if pa.types.is_fixed_size_list(values.type):
-        values = values.flatten()
-    return values.null_count > 0
-
-
 def encode(
     database: sql.Database,
     rows: Sequence[int],
@@ -242,7 +221,7 @@ def encode(
       held_out: splits whose shared values are kept, for metrics by groups.
       workers: progress is a number of samples.
     """
-    encoder, done = SampleEncoder(database, manifest, out), 0
+    encoder, done = SampleEncoder(database, TableValues(out, manifest)), 0
     chunks = [
         (file, first)
         for file, n in enumerate(rows)

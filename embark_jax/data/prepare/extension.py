@@ -4,7 +4,6 @@ row keeps it, new values get new rows after those, and numbers keep their transf
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,30 +13,18 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.agreement import EXTENSION, differences, parts
-from embark_jax._base.files import read_arrow
 from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
-from embark_jax.data.manifest import Manifest
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.recipe import Recipe
-from embark_jax.data.prepare.vocabulary import read_row_numbers, vocabulary_file
+from embark_jax.data.prepare.vocabulary import vocabulary_file
+from embark_jax.data.table_values import EXTENDS as EXTENDS
+from embark_jax.data.table_values import TableValues
 
-EXTENDS = "extends"
-"""The key of ``made_from`` with the digest of the data that these extend."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Earlier:
-    """Prepared data that new ones extend.
-
-    Attributes:
-      folder: their folder.
-      manifest: their manifest.
-    """
-
-    folder: Path
-    manifest: Manifest
+class Earlier(TableValues):
+    """Prepared data that new ones extend."""
 
     @classmethod
     def open(
@@ -54,8 +41,6 @@ class Earlier:
           DataError: if they are not wholly prepared, or otherwise than the new ones.
         """
         manifest = manifests.load(local(folder))
-        for file in manifest.vocabularies:
-            file.verified(local(folder))
         features = [feature.name for feature in recipe.features]
         names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
         now = json.loads(json.dumps({**made_from, **names}))
@@ -85,7 +70,7 @@ class Earlier:
         Raises:
           DataError: if there are more values than rows, or they are of other types.
         """
-        before = read_arrow(path := self.folder / vocabulary_file(table))
+        before, path = self.vocabulary(table), self.folder / vocabulary_file(table)
         if before.column_names != ["key", "count"] or before["count"].type != _COUNT:
             raise DataError(f"{path}: must have 'key', and 'count' of {_COUNT}")
         (kind,) = database.rows("SELECT any_value(key) FROM counted")[0]
@@ -111,12 +96,6 @@ class Earlier:
         (values,) = database.rows("SELECT count(*) FROM kept")[0]
         if values > max_rows:
             self.refuse(table, max_rows)
-
-    def row_numbers(self, table: str) -> np.ndarray:
-        """Returns the row of each hash or number of a table that are numbered by
-        frequency."""
-        rows = self.manifest.table_rows[table]
-        return read_row_numbers(self.folder, table, rows)
 
     def refuse(self, table: str, max_rows: int) -> NoReturn:
         """Raises ``DataError``: a table has more values than rows, and may not be

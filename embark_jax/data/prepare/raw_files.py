@@ -159,6 +159,27 @@ class ParquetFile:
         return "NULL::VARCHAR" if value is None else f"{sql.text(value)}::VARCHAR"
 
 
+@dataclasses.dataclass(frozen=True)
+class RowsInMemory:
+    """Rows in a table of a database, whose columns are c0, c1, and so on, and number.
+
+    Attributes:
+      table: the table.
+      columns: names of the columns.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    path: Path = Path("rows")
+    unit: str = "row"
+
+    def source(self, path: Path, options: str = "") -> str:
+        return self.table
+
+    def column(self, name: str) -> str:
+        return f"c{self.columns.index(name)}"
+
+
 @contextlib.contextmanager
 def plain(file: RawFile, folder: Path) -> Iterator[Path]:
     """Gives the path of the file, or of its text if it is compressed: a copy in a

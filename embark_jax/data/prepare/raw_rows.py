@@ -10,7 +10,7 @@ import dataclasses
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,16 +24,11 @@ from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.manifest import LABEL, SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import own_files, raw_files, reading, sql
 from embark_jax.data.prepare.columns import check_there
-from embark_jax.data.prepare.encode import (
-    CHUNK_ROWS,
-    SampleEncoder,
-    add_vocabularies,
-    has_nulls,
-)
+from embark_jax.data.prepare.encode import CHUNK_ROWS, SampleEncoder, add_vocabularies
 from embark_jax.data.prepare.recipe import IN_FILE, WEIGHT
-from embark_jax.data.prepare.row_queries import RowQueries
-from embark_jax.data.prepare.values import define
-from embark_jax.data.prepare.vocabulary import RARE_ID, is_text, read_keys
+from embark_jax.data.prepare.values import Column, define
+from embark_jax.data.prepare.vocabulary import RARE_ID
+from embark_jax.data.table_values import TableValues
 
 FOLDER = "encoding"
 FEWEST_WARNED = 10
@@ -63,45 +58,21 @@ def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
     manifest.model_copy(update={"files": dict.fromkeys(SPLITS, ())}).save(out)
 
 
-def read_encoding(folder: Path) -> Manifest:
-    """Reads the manifest of an encoding, and checks all its files.
-
-    Raises:
-      DataError: if a file is missing or damaged.
-    """
-    mend = f"copy {folder} anew"
-    manifest = manifests.read(folder, mend)
-    for file in manifest.vocabularies:
-        file.verified(folder, mend)
-    listed = {file.file for file in manifest.vocabularies}
-    for table in manifest.tables_with_values:
-        if manifests.vocabulary_file(table) not in listed:
-            raise DataError(
-                f"{folder / manifests.FILE_NAME}: lists no vocabulary of table "
-                f"{table!r}, which is not hashed"
-            )
-    return manifest
-
-
 def copy_encoding(run: Path, out: Path) -> None:
     """Copies a run's encoding, if it has one."""
     if (run / FOLDER / manifests.FILE_NAME).exists():
-        save_encoding(run / FOLDER, read_encoding(run / FOLDER), out / FOLDER)
+        values = read_encoding(run / FOLDER)
+        save_encoding(values.folder, values.manifest, out / FOLDER)
 
 
-def _check_kinds(manifest: Manifest, folder: Path) -> None:
-    """Raises ``DataError`` unless the values of each vocabulary are texts, or whole
-    numbers, as those of a feature that reads it."""
-    texts = {manifest.features[name].table for name in manifest.text_features}
-    for table in manifest.tables_with_values:
-        keys = read_keys(folder, table)
-        if len(keys) and is_text(keys.type) != (table in texts):
-            path = folder / manifests.vocabulary_file(table)
-            wanted = "text" if table in texts else "integers"
-            raise DataError(
-                f"{path}: column 'key' has {keys.type}, must have {wanted}, as the "
-                f"features of table {table!r}"
-            )
+def read_encoding(folder: Path) -> TableValues:
+    """Reads the manifest of an encoding.
+
+    Raises:
+      DataError: if it is missing or damaged.
+    """
+    mend = f"copy {folder} anew"
+    return TableValues(folder, manifests.read(folder, mend), mend)
 
 
 class RowEncoder:
@@ -129,19 +100,21 @@ class RowEncoder:
                 f"{folder}: has no {FOLDER}/, so raw rows cannot be read; runs have it "
                 "whose data `embark data prepare csv` or parquet prepared"
             )
-        self._manifest = read_encoding(encoding)
-        if self._manifest.columns is None:
+        values = read_encoding(encoding)
+        manifest = self._manifest = values.manifest
+        if manifest.columns is None:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
-        self._columns = self._manifest.columns
+        self._columns = manifest.columns
+        self._known = own_files.label_columns(self._columns, required=False)
+        self._known += own_files.input_columns(self._columns, manifest.text_features)
         self._database = sql.Database()
         define(self._database)
-        add_vocabularies(self._database, self._manifest, encoding)
-        _check_kinds(self._manifest, encoding)
-        self._encoder = SampleEncoder(self._database, self._manifest, encoding)
-        self._rows = RowQueries(self._database, self._manifest, self._columns)
-        self.cut = dict.fromkeys(self._manifest.features, 0)
-        self.labels = self._manifest.labels
-        self.dense = [f"column {name}" for name in self._manifest.dense]
+        add_vocabularies(self._database, values)
+        self._encoder = SampleEncoder(self._database, values)
+        self._queries: dict[pa.Schema, _RowQueries] = {}
+        self.cut = dict.fromkeys(manifest.features, 0)
+        self.labels = manifest.labels
+        self.dense = [f"column {name}" for name in manifest.dense]
 
     def batches(self, rows: Any) -> Iterator[tuple[Batch, bool]]:
         """Returns batches of any size, in the order of the rows, and whether they have
@@ -187,47 +160,106 @@ class RowEncoder:
             raise DataError(f"{rows}: columns differ between files: {error}") from None
 
     def _of_files(self, rows: str | Path) -> Iterator[_Made]:
-        database, columns = self._database, self._columns
-        texts = self._manifest.text_features
-        wanted = own_files.input_columns(columns, texts)
-        for file in own_files.files_of_rows(Path(rows), columns, columns.inputs):
-            optional = own_files.label_columns(columns, required=False)
-            there = [column for column in optional if column.name in file.columns]
-            read = reading.read(database, "given", file, [*there, *wanted])
-            names = [*columns.inputs, *({WEIGHT} & {c.alias for c in there})]
-            made = [sql.name(name) for name in names]
-            targets = [c for c in there if c.alias != WEIGHT]
-            if len(targets) == len(columns.targets):
-                made.append(f"{own_files.label_of(columns)} AS {LABEL}")
-            query = f"SELECT rowid AS {sql.name(IN_FILE)}, {', '.join(made)} FROM given"
-            types = database.types(query)
-            self._count_cut(query, types)
+        paths = own_files.files_of_rows(Path(rows), self._columns, self._columns.inputs)
+        for file in paths:
+            columns = self._used(file.columns)
+            read = reading.read(self._database, "given", file, columns)
+            query = self._samples(
+                columns, f"SELECT *, rowid AS {sql.name(IN_FILE)} FROM given"
+            )
+            types = self._database.types(query)
+            self._count_cut(query, types, self._database.table)
             for first in range(0, read.good, CHUNK_ROWS):
-                chunk = (
-                    f"{query} WHERE rowid BETWEEN {first} AND {first + CHUNK_ROWS - 1}"
-                )
-                batch, facts = self._encoder.of_samples(chunk, types)
-                yield _Made(file.path, first, batch, _has_labels(facts))
-
-    def _count_cut(self, query: str, types: Mapping[str, str]) -> None:
-        for name, feature in self._manifest.features.items():
-            if types[name].endswith("]"):
-                length = f"len({sql.name(name)}) - {feature.hotness}"
-                ((cut,),) = self._database.rows(
-                    f"SELECT coalesce(sum(greatest({length}, 0)), 0) FROM ({query})"
-                )
-                self.cut[name] += int(cut)
+                last = first + CHUNK_ROWS - 1
+                chunk = f"{query} WHERE {sql.name(IN_FILE)} BETWEEN {first} AND {last}"
+                made = self._encoder.of_samples(chunk, types)
+                yield _Made.of(file.path, first, *made)
 
     def _of_table(self, rows: Any) -> Iterator[_Made]:
-        columns, table = self._columns, _table(rows)
-        optional = {*columns.targets, columns.weight} & {*table.column_names}
-        used = [*columns.inputs, *sorted(optional)]
-        check_there(used, table.column_names, "rows")
-        facts, found, cut = self._rows(table.select(used))
-        for name, values in cut.items():
-            self.cut[name] += values
-        batch = self._encoder.batch(facts, found.__getitem__, len(table))
-        yield _Made("rows", 0, batch, _has_labels(facts))
+        """Asks the same of a table of the database, whose queries are planned once for
+        columns of these types."""
+        table, ask = _table(rows), self._database.planned
+        columns = self._used(table.column_names)
+        names = [column.name for column in columns]
+        check_there(names, table.column_names, "rows")
+        table = _plain_texts(table.select(names))
+        if table.schema not in self._queries:
+            self._queries[table.schema] = self._planned(table, columns)
+        queries = self._queries[table.schema]
+        for first in range(0, max(1, len(table)), CHUNK_ROWS):
+            part = _numbered(table.slice(first, CHUNK_ROWS), first)
+            self._database.refill(queries.file.table, part)
+            if len(ask(queries.bad)):
+                file, given = queries.file, queries.given
+                told = reading.bad_rows(self._database, file, file.path, given, 1)
+                raise DataError(told[0])
+            self._count_cut(queries.samples, queries.types, ask)
+            made = self._encoder.of_samples(queries.samples, queries.types, ask)
+            yield _Made.of("rows", first, *made)
+
+    def _planned(self, table: pa.Table, columns: Sequence[Column]) -> _RowQueries:
+        """Makes a table of the database for such rows, and the queries of it."""
+        name = f"rows_{len(self._queries)}"
+        numbered = _numbered(table.slice(0, 0), 0)
+        self._database.run(f"CREATE TABLE {name} AS FROM given", given=numbered)
+        types = self._database.types("FROM given", given=numbered)
+        file = raw_files.RowsInMemory(name, tuple(table.column_names))
+        given = reading.Selected.of(
+            columns, file, {c: types[file.column(c)] for c in table.column_names}
+        )
+        samples = self._samples(
+            columns, f"SELECT number AS {sql.name(IN_FILE)}, {given.values} FROM {name}"
+        )
+        bad = f"SELECT number FROM {name} WHERE NOT {given.good} LIMIT 1"
+        types = self._database.types(samples)
+        return _RowQueries(file, given, bad, samples, types)
+
+    def _used(self, names: Sequence[str]) -> list[Column]:
+        """Returns how columns of rows are read: labels and weights if they are
+        there."""
+        inputs = {*self._columns.inputs}
+        return [c for c in self._known if c.name in inputs or c.name in names]
+
+    def _samples(self, columns: Sequence[Column], source: str) -> str:
+        """Returns a query of samples, from one of their typed values."""
+        given = {column.alias or column.name for column in columns}
+        names = [IN_FILE, *self._columns.inputs, *({WEIGHT} & given)]
+        made = [*map(sql.name, names)]
+        if {f"{LABEL} of {name}" for name in self._columns.targets} <= given:
+            made.append(f"{own_files.label_of(self._columns)} AS {LABEL}")
+        return f"SELECT {', '.join(made)} FROM ({source})"
+
+    def _count_cut(
+        self, query: str, types: Mapping[str, str], ask: Callable[[str], pa.Table]
+    ) -> None:
+        features = self._manifest.features
+        lists = [n for n in self._columns.features if types[n].endswith("]")]
+        cut = ", ".join(
+            f"sum(greatest(len({sql.name(n)}) - {features[n].hotness}, 0)) AS "
+            f"{sql.name(n)}"
+            for n in lists
+        )
+        for found in ask(f"SELECT {cut} FROM ({query})").to_pylist() if lists else ():
+            for name, values in found.items():
+                self.cut[name] += int(values or 0)
+
+
+class _RowQueries(NamedTuple):
+    """What is asked of rows in memory.
+
+    Attributes:
+      file: the table of the database that they are put into.
+      given: how values are made of their columns.
+      bad: a query of those that break a rule.
+      samples: a query of their samples.
+      types: types of the columns of samples.
+    """
+
+    file: raw_files.RowsInMemory
+    given: reading.Selected
+    bad: str
+    samples: str
+    types: Mapping[str, str]
 
 
 class _Made(NamedTuple):
@@ -239,9 +271,15 @@ class _Made(NamedTuple):
     batch: Batch
     has_label: bool
 
-
-def _has_labels(facts: pa.Table) -> bool:
-    return LABEL in facts.column_names and not has_nulls(facts[LABEL])
+    @classmethod
+    def of(cls, where: Any, first: int, batch: Batch, facts: pa.Table) -> _Made:
+        """Of several labels each row may lack some, but no label all rows."""
+        missing = np.isnan(batch.labels)
+        lacks = missing.all(axis=0) if missing.ndim > 1 else missing
+        has_label = LABEL in facts.column_names and not lacks.any()
+        if not has_label:
+            batch.labels[...] = 0
+        return cls(where, first, batch, has_label)
 
 
 class _UnknownValues:
@@ -287,6 +325,32 @@ def _table(rows: Any) -> pa.Table:
         return pa.table(rows)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(f"rows: are no table ({error})") from None
+
+
+def _plain_texts(table: pa.Table) -> pa.Table:
+    """Returns a table without dictionaries, whose values are not those of the next one,
+    and without what its maker says of it.
+
+    Raises:
+      DataError: if texts are no UTF-8, such as half of a surrogate pair.
+    """
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_dictionary(field.type):
+            column = column.cast(field.type.value_type)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"rows: column {field.name}: {error}") from None
+        columns[field.name] = column
+    return pa.table(columns)
+
+
+def _numbered(table: pa.Table, first: int) -> pa.Table:
+    """Returns rows with their numbers, whose columns are c0, c1 and so on."""
+    names = [f"c{i}" for i in range(table.num_columns)]
+    numbers = pa.array(np.arange(first, first + len(table)))
+    return table.rename_columns(names).append_column("number", numbers)
 
 
 def _column(name: str, values: Any) -> Any:

@@ -72,21 +72,19 @@ def _read(
     columns: Sequence[Column],
     on_bad_line: OnBadLine,
 ) -> Rows:
-    made = _typed(columns, file, types_of(database, file, columns))
-    checks = " AND ".join(f"({typed.check})" for _, typed in made)
-    good = f"coalesce({checks}, false)"
-    values = [f"{t.value} AS {sql.name(c.alias or c.name)}" for c, t in made]
+    given = Selected.of(columns, file, types_of(database, file, columns))
+    good = given.good
     into, skips = sql.name(table), on_bad_line == "skip"
     flag = good if skips else f"CASE WHEN {good} THEN true ELSE error('bad row') END"
     options = _REJECTS if skips and file.unit == "line" else ""
     try:
         # Tables made by CREATE TABLE AS are in the order of the file.
         database.run(
-            f"CREATE OR REPLACE TABLE {into} AS SELECT {', '.join(values)}, "
-            f"{flag} AS {sql.name(GOOD)} FROM {file.source(path, options)}"
+            f"CREATE OR REPLACE TABLE {into} AS SELECT {given.values}, {flag} AS "
+            f" {sql.name(GOOD)} FROM {file.source(path, options)}"
         )
     except sql.Error as error:
-        told = _bad_rows(database, file, path, made, good, 1)
+        told = bad_rows(database, file, path, given, 1)
         raise DataError(told[0] if told else f"{file.path}: {error}") from None
     rejected = sum(lines for *_, lines in _rejected(database)) if options else 0
     ((rows, good_rows),) = database.rows(
@@ -94,7 +92,7 @@ def _read(
     )
     bad, told = rejected + rows - good_rows, []
     if bad:
-        told = _bad_rows(database, file, path, made, good, SHOWN)
+        told = bad_rows(database, file, path, given, SHOWN)
     if rows > good_rows:
         kept = f"SELECT * FROM {into} WHERE {sql.name(GOOD)}"
         database.run(f"CREATE OR REPLACE TABLE {into} AS {kept}")
@@ -119,17 +117,34 @@ def types_of(
     return {c.name: types.get(file.column(c.name), "VARCHAR") for c in columns}
 
 
-def _typed(
-    columns: Sequence[Column], file: RawFile, types: Mapping[str, str]
-) -> list[tuple[Column, Typed]]:
-    made = []
-    for column in columns:
-        try:
-            typed = column.typed(file.column(column.name), types[column.name])
-        except DataError as error:
-            raise DataError(f"{file.path}: column {column.name}: {error}") from None
-        made.append((column, typed))
-    return made
+class Selected(NamedTuple):
+    """How values are made of a file's columns.
+
+    Attributes:
+      made: each column, and SQL of its value.
+      values: SQL of all values, under their aliases or names.
+      good: SQL of whether a row is good.
+    """
+
+    made: list[tuple[Column, Typed]]
+    values: str
+    good: str
+
+    @classmethod
+    def of(
+        cls, columns: Sequence[Column], file: RawFile, types: Mapping[str, str]
+    ) -> Selected:
+        """Raises ``DataError`` if a column is of a type that it may not have."""
+        made = []
+        for column in columns:
+            try:
+                typed = column.typed(file.column(column.name), types[column.name])
+            except DataError as error:
+                raise DataError(f"{file.path}: column {column.name}: {error}") from None
+            made.append((column, typed))
+        values = [f"{t.value} AS {sql.name(c.alias or c.name)}" for c, t in made]
+        checks = " AND ".join(f"({typed.check})" for _, typed in made)
+        return cls(made, ", ".join(values), f"coalesce({checks}, false)")
 
 
 class _Rejected(NamedTuple):
@@ -155,15 +170,11 @@ def _rejected(database: sql.Database) -> list[_Rejected]:
     return [_Rejected(*each, 1 + each[-1].count("\n")) for each in texts]
 
 
-def _bad_rows(
-    database: sql.Database,
-    file: RawFile,
-    path: Path,
-    made: Sequence[tuple[Column, Typed]],
-    good: str,
-    most: int,
+def bad_rows(
+    database: sql.Database, file: RawFile, path: Path, given: Selected, most: int
 ) -> list[str]:
     """Returns what is wrong with the first bad lines or rows."""
+    made, good = given.made, given.good
     which = " ".join(
         f"WHEN NOT coalesce({typed.check}, false) THEN {place}"
         for place, (_, typed) in enumerate(made)

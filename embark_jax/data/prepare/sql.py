@@ -14,6 +14,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from embark_jax._base.errors import DataError
+
 _SHARE_OF_MEMORY = 0.5
 """Of this machine's memory; what is larger goes to disk."""
 Error = duckdb.Error
@@ -40,6 +42,7 @@ class Database:
         if spill is None:  # which nobody else can read, or know by name before
             spill = Path(tempfile.mkdtemp(prefix="embark-"))
             weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
+        self._planned: dict[str, str] = {}
         self.spill, self._threads = spill, threads or os.cpu_count() or 1
         self._connection = duckdb.connect(
             config={
@@ -67,10 +70,18 @@ class Database:
             return self._connection.execute(query).to_arrow_table()
 
     def refill(self, table: str, rows: pa.Table) -> None:
-        """Puts other rows into a table. Queries that are prepared stay planned, as they
-        do not when a name is given to an Arrow table."""
+        """Puts other rows into a table. Queries of it stay planned, as they do not when
+        a name is given to an Arrow table."""
         self._connection.execute(f"TRUNCATE {table}").fetchall()
         self._connection.execute(f"INSERT INTO {table} FROM rows").fetchall()
+
+    def planned(self, query: str) -> pa.Table:
+        """Returns the result of a query that is asked often, and planned once."""
+        if query not in self._planned:
+            plan = f"planned_{len(self._planned)}"
+            self._connection.execute(f"PREPARE {plan} AS {query}").fetchall()
+            self._planned[query] = plan
+        return self.table(f"EXECUTE {self._planned[query]}")
 
     def batches(self, query: str, rows: int) -> Iterator[pa.RecordBatch]:
         """Yields a large result in pieces of about so many rows."""
@@ -107,13 +118,23 @@ class Database:
 
 
 def name(column: str) -> str:
-    """Returns the name of a column in SQL, whatever characters it has."""
-    return '"' + column.replace('"', '""') + '"'
+    """Returns the name of a column or table in SQL, whatever characters it has.
+
+    Raises:
+      DataError: if one is a zero byte, which ends a query.
+    """
+    return _quoted(column, '"')
 
 
 def text(value: str) -> str:
-    """Returns a text in SQL."""
-    return "'" + value.replace("'", "''") + "'"
+    """Returns a text in SQL, in the same way."""
+    return _quoted(value, "'")
+
+
+def _quoted(value: str, quote: str) -> str:
+    if "\0" in value:
+        raise DataError(f"{value!r} has a zero byte, must be without")
+    return quote + value.replace(quote, 2 * quote) + quote
 
 
 def texts(values: tuple[str, ...]) -> str:

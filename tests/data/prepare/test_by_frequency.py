@@ -8,8 +8,10 @@ import pytest
 import embark_jax as ej
 from embark_jax._base.files import write_arrow
 from embark_jax.data import DataError, PreparedData
+from embark_jax.data.hashed_file import HashedFile
+from embark_jax.data.manifest import Manifest
 from embark_jax.data.prepare.raw_rows import FOLDER, RowEncoder, save_encoding
-from embark_jax.data.prepare.vocabulary import read_row_numbers, vocabulary_file
+from embark_jax.data.prepare.vocabulary import vocabulary_file
 from embark_jax.data.table_values import TableValues
 from embark_jax.statistics.histogram import Histogram
 from tests.runs import assert_refused, done, embark
@@ -115,12 +117,20 @@ def test_ids_of_ones_own():
         ej.by_frequency([-2, 3], 4)
 
 
+def row_numbers(folder, rows) -> list[int]:
+    write_arrow(folder / (file := vocabulary_file("a")), pa.table({"row": rows}))
+    manifest = Manifest.of(
+        made_from={},
+        dense=(),
+        features={},
+        table_rows={"a": 3},
+        vocabularies=(HashedFile.of(folder, file),),
+    )
+    return TableValues(folder, manifest).row_numbers("a").tolist()
+
+
 @pytest.mark.parametrize("rows", [[0.0, 2.0, 1.0], [0, 2, 2], [0, 1], [1, 2, 3]])
 def test_row_numbers_that_are_no_permutation_are_refused(tmp_path, rows):
-    path = tmp_path / vocabulary_file("a")
-    path.parent.mkdir()
-    write_arrow(path, pa.table({"row": rows}))
     with pytest.raises(DataError, match="must have a column 'row' with 0 to 2 once"):
-        read_row_numbers(tmp_path, "a", 3)
-    write_arrow(path, pa.table({"row": [2, 0, 1]}))
-    assert read_row_numbers(tmp_path, "a", 3).tolist() == [2, 0, 1]
+        row_numbers(tmp_path, rows)
+    assert row_numbers(tmp_path, [2, 0, 1]) == [2, 0, 1]

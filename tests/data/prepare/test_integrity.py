@@ -1,15 +1,17 @@
 """Names stay inside their folder, and what is read is what was written."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from embark_jax.data import DataError, PreparedData
+from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.prepare import own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.table_values import TableValues
 from tests.data.prepare.raw_files import prepared, write_rows
 from tests.runs import assert_refused, embark, snapshot
 
@@ -65,28 +67,48 @@ def exchange(vocabulary: Path) -> None:
     scratch.rename(other)
 
 
+def flip(vocabulary: Path) -> None:
+    """Changes a byte of a value: a1 becomes e1."""
+    path = vocabulary / "a.arrow"
+    content = path.read_bytes().replace(b"a0a1a2", b"a0e1a2")
+    assert content != path.read_bytes()
+    path.unlink()  # it may be a hard link
+    path.write_bytes(content)
+
+
 def remove(vocabulary: Path) -> None:
     (vocabulary / "a.arrow").unlink()
 
 
-@pytest.mark.parametrize("damage", [exchange, remove])
-def test_vocabularies_are_those_that_were_written(folder, damage, tmp_path):
-    out = tmp_path / "run" / raw_rows.FOLDER
-    data = PreparedData(folder)
-    raw_rows.save_encoding(folder, data.manifest, out)
-    raw_rows.RowEncoder(out.parent)
-    shutil.copytree(folder, tmp_path / "copy")
-    for vocabulary in (tmp_path / "copy" / "vocabulary", out / "vocabulary"):
-        damage(vocabulary)
-    with pytest.raises(DataError, match=r"a\.arrow: is "):
-        raw_rows.save_encoding(tmp_path / "copy", data.manifest, tmp_path / "new")
-    with pytest.raises(DataError, match=r"a\.arrow: is "):
-        raw_rows.RowEncoder(out.parent)
-    if damage is exchange:  # hashed when it is read or copied
-        assert PreparedData(tmp_path / "copy").table_rows == {"a": 7, "b": 7}
-        return
+def encoded(folder: Path, run: Path) -> None:
+    data = manifests.read(folder)
+    raw_rows.save_encoding(folder, data, run / raw_rows.FOLDER)
+
+
+def extended(folder: Path, out: Path) -> None:
+    recipe = own_files.csv(folder.parent / "rows.csv", Columns())
+    prepare(recipe, out, Options("time"), {}, extend=folder)
+
+
+def known(folder: Path, out: Path) -> None:
+    TableValues(folder, manifests.read(folder)).keys("a")
+
+
+@pytest.mark.parametrize("damage", [exchange, flip, remove])
+@pytest.mark.parametrize("read", [encoded, extended, known])
+def test_vocabularies_are_those_that_were_written(folder, damage, read, tmp_path):
+    """Whoever reads one compares its hash; training reads none."""
+    encoded(folder, tmp_path / "run")
+    raw_rows.RowEncoder(tmp_path / "run")
+    read(folder, tmp_path / "good")
+    damage(folder / "vocabulary")
     with pytest.raises(DataError, match=r"a\.arrow: is .*prepare the data again"):
-        PreparedData(tmp_path / "copy")
+        read(folder, tmp_path / "bad")
+    if damage is not remove:
+        assert PreparedData(folder).table_rows == {"a": 7, "b": 7}
+    damage(tmp_path / "run" / raw_rows.FOLDER / "vocabulary")
+    with pytest.raises(DataError, match=r"a\.arrow: is .*copy"):
+        raw_rows.RowEncoder(tmp_path / "run")
 
 
 def test_a_table_with_a_vocabulary_is_never_taken_for_a_hashed_one(folder, tmp_path):
