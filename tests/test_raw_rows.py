@@ -124,7 +124,12 @@ def test_an_export_needs_neither_run_nor_data(trained, tmp_path):
 
 def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
     rows = [
-        {"user": row["user"], "age": row["age"], "like": like, "love": like * (i % 2)}
+        {
+            "user": row["user"],
+            "age": row["age"],
+            "like": like if i % 5 else "",  # a label may be missing
+            "love": like * (i % 2),
+        }
         for i, row in enumerate(trained.rows)
         for like in [int(row["stars"] >= 3)]
     ]
@@ -137,6 +142,13 @@ def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
     config, run, out = runs.write_config(tmp_path, text), tmp_path / "run", "scores.csv"
     labels = "labels=[like, love]"
     done("data", "prepare", "csv", labels, "--raw", raw, "--out", data)
+    given = [
+        batch.labels
+        for split in ("train", "validation", "test")
+        for batch in ej.PreparedData(data).in_file_order(split, 100)
+    ]
+    missing = np.isnan(np.concatenate(given)).sum(axis=0)
+    assert missing.tolist() == [len(rows[::5]), 0]
     done("train", config, "train.task_weights={love: 0.5}", "--workdir", run)
     final = runs.final(run)
     tasks = [final["test_auc/like"], final["test_auc/love"]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
     from embark_jax.statistics.accesses import Statistics
 
 app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
+
+
+@app.callback()
+def options() -> None:
+    """Lets SIGTERM end a command as an error does, which removes unfinished folders."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 app.command("prepare")(prepare.prepare)
 app.command("synth")(prepare.synth)
 

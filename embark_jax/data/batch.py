@@ -33,7 +33,8 @@ class Batch:
         key of a dynamic table, either: who has such a key gives it another number. For
         a sequence, ``Jagged`` ones may stand for them, as in checked batches they do.
       labels: ``[batch]`` float32, 0 or 1; with several labels a sample ``[batch,
-        tasks]``.
+        tasks]``, NaN where a sample lacks one: it has no loss for this task, and does
+        not count in its metrics.
       weights: for each weighted feature ``[batch, hotness]`` float32; like its ids.
       hot: whether all ids of this batch, in all processes, are known to be
         of hot rows, so that its step may exchange nothing for embeddings.

@@ -83,7 +83,7 @@ class BatchChecker:
             return batch
         samples = len(labels)
         shape = (samples, self._tasks) if self._tasks else (samples,)
-        labels = _float32(batch, "labels", labels, shape)
+        labels = _float32(batch, "labels", labels, shape, self._tasks > 0)
         bad = (labels < 0) | (labels > 1)
         if bad.any():
             _fail(batch, "labels", bad, labels, "must be from 0 to 1")
@@ -250,6 +250,11 @@ class BatchChecker:
 
 
 def _array(what: str, values: Any) -> np.ndarray:
+    if np.ma.is_masked(values):  # NumPy would take what lies behind the mask
+        raise DataError(
+            f"{what}: is a masked array, must be whole: write {PADDING_ID} for ids "
+            "that are missing"
+        )
     try:
         return np.asarray(values)
     except ValueError:
@@ -260,8 +265,13 @@ def _array(what: str, values: Any) -> np.ndarray:
 
 
 def _float32(
-    batch: Batch, what: str, values: Any, shape: tuple[int, ...]
+    batch: Batch,
+    what: str,
+    values: Any,
+    shape: tuple[int, ...],
+    may_be_missing: bool = False,
 ) -> np.ndarray:
+    """Returns finite numbers; NaN is one that is missing."""
     values = _array(what, values)
     if values.dtype.kind not in "fiub":
         raise DataError(f"{what}: dtype is {values.dtype}, must be a number type")
@@ -270,6 +280,8 @@ def _float32(
     with np.errstate(over="ignore"):  # an overflow is found as an infinity below
         cast = values.astype(np.float32, copy=False)
     finite = np.isfinite(cast)
+    if may_be_missing:
+        finite |= np.isnan(cast)
     if not finite.all():
         _fail(batch, what, ~finite, values, "must be finite in float32")
     return cast

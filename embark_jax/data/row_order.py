@@ -19,8 +19,10 @@ def by_frequency(ids: ArrayLike, rows: int) -> np.ndarray:
       rows: rows of the table.
 
     Raises:
-      ValueError: if an id is no row of the table.
+      ValueError: if an id is no row of the table, or ids are masked.
     """
+    if np.ma.is_masked(ids):
+        raise ValueError("ids are a masked array, must be whole: write -1 for padding")
     ids = np.asarray(ids).reshape(-1)
     if len(ids) and not -1 <= ids.min() <= ids.max() < rows:
         raise ValueError(

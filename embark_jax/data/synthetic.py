@@ -26,6 +26,8 @@ BLOCK = 1024
 position and not on the batch size."""
 
 CALIBRATION_SAMPLES = 4 * BLOCK
+MOST_VALUES = 2**16
+"""Most ids and dense values of a sample: so many take CALIBRATION_SAMPLES 2 GB."""
 
 _TRAIN, _TEST, _CALIBRATION = range(3)
 
@@ -119,6 +121,12 @@ class SyntheticClicks:
         ):
             if value < least:
                 raise ValueError(f"{name} is {value}, must be >= {least}")
+        values = dense_features + sum(feature.hotness for feature in features)
+        if values > MOST_VALUES:
+            raise ValueError(
+                f"a sample has {values:,} ids (hotness of the features) and dense "
+                f"values, must have at most {MOST_VALUES:,} in synthetic data"
+            )
         self.table_rows: Mapping[str, int] = {t.name: t.rows for t in tables}
         self.features = tuple(features)
         self.dense_features = dense_features

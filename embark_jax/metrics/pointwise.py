@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embark_jax._base.errors import UserError
+from embark_jax._base.errors import DataError, UserError
 from embark_jax.metrics.metric import Metric
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Metrics:
         some are soft: neither 0 nor 1.
       accuracy: share of samples on whose side of 1/2 the prediction is; exactly 1/2
         counts as a prediction of 0. None if some labels are soft.
-      tasks: metrics of each label, if samples have several; those above are then their
-        means, None if one of them is.
+      tasks: metrics of each label, of the samples that have it, if samples have
+        several; those above are then their means, None if one of them is.
     """
 
     samples: int
@@ -54,7 +54,7 @@ def evaluate(
 
     Args:
       labels: ``[samples]`` or ``[samples, tasks]``, each from 0 to 1: clicks, or
-        probabilities of one.
+        probabilities of one. One of several may be missing: NaN.
       logits: log-odds of label 1, of the same shape.
       weights: ``[samples]`` weights, 0 or more, in all means; a pair of samples counts
         in the AUC by their product. None weighs all alike.
@@ -63,16 +63,28 @@ def evaluate(
       ValueError: if there are no samples, shapes differ, a label is not from 0 to 1, or
         no weight is above 0.
       NonFiniteLogitError: if a logit is not finite.
+      DataError: if no sample has one of several labels.
     """
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
     _check(labels, logits, weights)
     if labels.ndim > 1:
+        for task in np.flatnonzero(np.isnan(labels).all(axis=0)):
+            raise DataError(f"labels: no sample has the one of task {task}, from 0")
         pairs = zip(labels.T, logits.T, strict=True)
-        return _means([evaluate(*pair, weights) for pair in pairs])
+        tasks = [evaluate(*labelled(*pair, weights)) for pair in pairs]
+        return _means(len(labels), tasks)
     values: dict[str, Any] = {
         metric.name: metric.function(labels, logits, weights) for metric in POINTWISE
     }
     return Metrics(len(labels), **values)
+
+
+def labelled(
+    labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Returns one label's samples that have it: their labels, logits and weights."""
+    known = ~np.isnan(labels)
+    return labels[known], logits[known], None if weights is None else weights[known]
 
 
 def log_loss(labels: np.ndarray, logits: np.ndarray, weights=None) -> float:
@@ -132,14 +144,14 @@ def _are_soft(labels: np.ndarray) -> bool:
     return bool(((labels != 0) & (labels != 1)).any())
 
 
-def _means(tasks: Sequence[Metrics]) -> Metrics:
+def _means(samples: int, tasks: Sequence[Metrics]) -> Metrics:
     def mean(name: str) -> Any:
         values = [getattr(task, name) for task in tasks]
         return None if None in values else sum(values) / len(values)
 
     names = [task.name for task in dataclasses.fields(Metrics)[1:-1]]
     means = {name: mean(name) for name in names}
-    return Metrics(tasks[0].samples, **means, tasks=tuple(tasks))
+    return Metrics(samples, **means, tasks=tuple(tasks))
 
 
 def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -> None:
@@ -156,7 +168,8 @@ def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -
             f"weights have shape {np.shape(weights)}, must be one for each of the "
             f"{len(labels)} samples, finite, 0 or more, and some above 0"
         )
-    for wrong in np.argwhere((labels < 0) | (labels > 1) | np.isnan(labels)):
+    missing = np.isnan(labels) & (labels.ndim == 1)
+    for wrong in np.argwhere((labels < 0) | (labels > 1) | missing):
         label = labels[*wrong]
         raise ValueError(f"label of sample {wrong[0]} is {label}, must be from 0 to 1")
     for wrong in np.argwhere(~np.isfinite(logits)):

@@ -67,13 +67,12 @@ def ranked(
     tasks = tasks_of(setup.config.model)
     if not tasks:
         return _ranking(rank(groups, labels, logits, k), k)
-    return {
-        f"{name}/{task}": value
-        for i, task in enumerate(tasks)
-        for name, value in _ranking(
-            rank(groups, labels[:, i], logits[:, i], k), k
-        ).items()
-    }
+    metrics = {}
+    for task, label, logit in zip(tasks, labels.T, logits.T, strict=True):
+        known = ~np.isnan(label)
+        of_task = _ranking(rank(groups[known], label[known], logit[known], k), k)
+        metrics |= {f"{name}/{task}": value for name, value in of_task.items()}
+    return metrics
 
 
 def _unweighted(batches: Iterator[Batch], group_by: str) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from embark_jax.metrics.pointwise import auc
+from embark_jax.metrics.pointwise import auc, labelled
 from embark_jax.train.loop import STEPS_IN_FLIGHT
 from embark_jax.train.outcome import StepResult
 
@@ -119,7 +119,7 @@ class Figures:
         if not np.isfinite(logits).all():  # which a loss of one's own may allow
             return [None] * tasks
         pairs = zip(labels.T, logits.T, strict=True)
-        return [auc(*pair, weights) for pair in pairs]
+        return [auc(*labelled(*pair, weights)) for pair in pairs]
 
     def _times(self, steps: Sequence[_Step]) -> dict[str, float | None]:
         """Returns samples/s over these steps, or MIN_TIMED_STEPS; with ``hot_batches``

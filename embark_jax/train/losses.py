@@ -18,7 +18,7 @@ model gets them; a step's gradient is that of the mean loss."""
 @dataclasses.dataclass(frozen=True)
 class BinaryCrossEntropy:
     """Log loss of click probabilities; of several tasks, the weighted sum of each
-    one's.
+    one's, without those whose label is NaN: missing.
 
     Args:
       label_smoothing: weight of 1/2 in the labels that are trained; the label itself
@@ -42,8 +42,12 @@ class BinaryCrossEntropy:
         smooth = self.label_smoothing
         if smooth:
             labels = (1 - smooth) * labels + smooth / 2
-        losses = optax.sigmoid_binary_cross_entropy(logits, labels)
-        if losses.ndim > 1:
+        if labels.ndim == 1:
+            losses = optax.sigmoid_binary_cross_entropy(logits, labels)
+        else:
+            missing, known = jnp.isnan(labels), jnp.nan_to_num(labels)
+            losses = optax.sigmoid_binary_cross_entropy(logits, known)
+            losses = jnp.where(missing, 0, losses)
             weights = self.task_weights or (1.0,) * losses.shape[1]
             losses = (losses * jnp.array(weights, losses.dtype)[None]).sum(axis=1)
         if self.embedding_l2:

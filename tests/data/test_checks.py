@@ -82,6 +82,7 @@ def test_narrow_bags_are_padded_and_wide_padding_is_cut():
 
 
 NAN_WEIGHT = np.array([[1, 1, 1], [np.nan, 1, 1]], np.float32)
+MASKED = np.ma.array([[7], [99]], mask=[[False], [True]])
 WEIGHTS = good_batch().weights["tags"]
 
 
@@ -99,6 +100,11 @@ WEIGHTS = good_batch().weights["tags"]
         ),
         (with_ids("user", [[1], [2**64 - 1]], np.uint64), "18446744073709551615"),
         (with_ids("user", [[True], [True]], bool), "dtype is bool, must be an integer"),
+        (
+            good_batch(ids=good_batch().ids | {"user": MASKED}),
+            "ids of feature 'user': is a masked array, must be whole: write -1",
+        ),
+        (good_batch(labels=np.array([np.nan, 0.0])), "line 0: labels: value is nan"),
         (
             with_ids("user", [[7, -1], [99, 5]]),
             "line 1: ids of feature 'user', column 1: value is 5, a bag has more ids "

@@ -2,10 +2,14 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from embark_jax.data import DataError
+from embark_jax.train.losses import BinaryCrossEntropy
 from tests.builders import SMALL_BATCH, SMALL_DATA, Sum
 from tests.thorough import thorough
 from tests.train.tasks import WEIGHTS, batch_of, mmoe, tasks_trainer
@@ -29,6 +33,40 @@ def test_a_mesh_and_micro_batches_change_nothing():
         assert len(metrics.tasks) == 2
     np.testing.assert_allclose(*losses, rtol=1e-5)
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_missing_label_has_no_loss_and_counts_in_no_metric():
+    """Loss and gradient are NumPy's, metrics those of the samples that have it."""
+    batch = batch_of(0)
+    labels = batch.labels.copy()
+    labels[::3, 0], labels[1::4, 1], labels[5] = np.nan, np.nan, np.nan
+    batch = dataclasses.replace(batch, labels=labels)
+    trainer = tasks_trainer(mmoe(), gpus=4)
+    ((_, scored),) = trainer.predict([batch])
+    logits, known = np.asarray(scored, np.float64), ~np.isnan(labels)
+    p, y = 1 / (1 + np.exp(-logits)), np.nan_to_num(labels)
+    each = -(y * np.log(p) + (1 - y) * np.log(1 - p)) * known * WEIGHTS
+
+    def loss(logits):
+        return BinaryCrossEntropy(task_weights=WEIGHTS)(logits, labels, {}).sum()
+
+    gradient = jax.grad(loss)(jnp.asarray(logits, jnp.float32))
+    expected = (p - y) * known * WEIGHTS
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
+    metrics = trainer.evaluate([batch])
+    assert metrics.samples == SMALL_BATCH
+    for task, found in enumerate(metrics.tasks):
+        rows = known[:, task]
+        assert found.samples == rows.sum() < SMALL_BATCH
+        assert found.auc == roc_auc_score(labels[rows, task], logits[rows, task])
+        wanted = each[rows, task].mean() / WEIGHTS[task]
+        assert found.log_loss == pytest.approx(wanted, rel=1e-5)
+    result = trainer.train([batch])
+    assert result is not None
+    assert result.loss == pytest.approx(each.sum() / SMALL_BATCH, rel=1e-5)
+    labels[:, 1] = np.nan
+    with pytest.raises(DataError, match="no sample has the one of task 1, from 0"):
+        trainer.evaluate([dataclasses.replace(batch, labels=labels)])
 
 
 @pytest.mark.parametrize("gpus", thorough([1, 4], [4]))

@@ -10,6 +10,6 @@ has those of a user's own files, whose ``columns`` the user describes.
   and the split of each sample.
 - ``count``, ``vocabulary``, ``numbers``: ids and transforms. ``extension``: rows and
   transforms of earlier data are kept.
-- ``encode``: records; ``raw_rows`` makes the same of rows that are scored later, and
-  ``row_queries`` of those in memory.
+- ``encode``: files of samples; ``raw_rows`` makes the same of rows that are scored
+  later.
 """

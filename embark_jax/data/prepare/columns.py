@@ -60,7 +60,8 @@ class Columns(Config):
     label: str = "label"
     """The column of the label, a number from 0 to 1."""
     labels: tuple[str, ...] = ()
-    """The columns of the labels, if samples have several, in place of ``label``."""
+    """The columns of the labels, if samples have several, in place of ``label``. A
+    sample that lacks one has no loss for this task."""
     positive_from: float | None = None
     """If set, a label may be any number; it becomes 1 from this one on, otherwise 0."""
     weight: str | None = None

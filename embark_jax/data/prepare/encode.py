@@ -3,7 +3,7 @@ later go through the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,9 @@ class SampleEncoder:
       database: for the queries; it has the vocabularies.
       values: describes the batches, and has the rows of hashes and numbers that are
         numbered by frequency.
+
+    Attributes:
+      cut: for each feature, how many values of too long lists were left out.
     """
 
     def __init__(self, database: sql.Database, values: TableValues):
@@ -84,31 +87,44 @@ class SampleEncoder:
             for name, feature in self._manifest.features.items()
             if name not in self._manifest.numbers
         }
+        self.cut = dict.fromkeys(self._manifest.features, 0)
         self._rows_of = {
             table: values.row_numbers(table) for table in self._manifest.by_frequency
         }
 
-    def of_samples(
-        self,
-        samples: str,
-        types: Mapping[str, str],
-        ask: Callable[[str], pa.Table] | None = None,
-    ) -> tuple[Batch, pa.Table]:
-        """Returns samples as a batch, and all their columns but categories. A missing
-        label is NaN, a missing weight 1.
+    def facts(
+        self, samples: str, types: Mapping[str, str], are_few: bool = False
+    ) -> pa.Table:
+        """Returns all columns of samples but categories, in the order of the file.
 
         Args:
           samples: a query that gives neighbouring samples of a file.
           types: types of their columns.
-          ask: asks a query; None takes the database's ``table``.
+          are_few: whether the query is planned once, as in ``batch``.
         """
-        manifest, ask = self._manifest, ask or self._database.table
         others = [name for name in types if name not in self._categories]
-        facts = ask(
+        return self._ask(
             f"SELECT {', '.join(map(sql.name, others))} FROM ({samples}) "
-            f"ORDER BY {sql.name(IN_FILE)}"
+            f"ORDER BY {sql.name(IN_FILE)}",
+            are_few,
         ).combine_chunks()
-        count = len(facts)
+
+    def batch(
+        self,
+        samples: str,
+        types: Mapping[str, str],
+        facts: pa.Table,
+        are_few: bool = False,
+    ) -> Batch:
+        """Returns samples as a batch. A missing label is NaN, a missing weight 1.
+
+        Args:
+          samples, types: as in ``facts``.
+          facts: its result.
+          are_few: whether to ask for all features at once, by a query that is planned
+            once. Of many samples the joins of all features take much memory.
+        """
+        manifest, count = self._manifest, len(facts)
         first = facts[IN_FILE][0].as_py() if count else 0
         batch = Batch.of(self._layout, self._layout.padding(count))
         if LABEL in types:
@@ -131,42 +147,51 @@ class SampleEncoder:
         for name in manifest.features.keys() & manifest.numbers.keys():
             values = facts[name].combine_chunks()
             of_features[name][...] = manifest.numbers[name].ranges(values)[:, None]
-        for name, feature in self._categories.items():
-            ids = np.full((count, feature.stored_hotness), PADDING_ID, np.int64)
-            found = ask(self._ids(samples, name, types[name].endswith("]")))
-            n, place, id_ = (found[c].to_numpy() for c in ("n", "place", "id"))
-            ids[n - first, place] = id_
+        queries = [self._ids(samples, name, types[name]) for name in self._categories]
+        at_once = None
+        if are_few and queries:
+            at_once = self._ask(" UNION ALL ".join(queries), True)
+        for number, (name, feature) in enumerate(self._categories.items()):
+            hotness = feature.stored_hotness
+            ids = np.full((count, hotness), PADDING_ID, np.int64)
+            found = self._ask(queries[number]) if at_once is None else at_once
+            f, n, place, id_ = (column.to_numpy() for column in found.columns)
+            mine = f == number
+            kept = mine & (place >= 0) & (place < hotness)
+            self.cut[name] += int(mine.sum() - kept.sum())
+            ids[n[kept] - first, place[kept]] = id_[kept]
             if feature.table in self._rows_of:
                 ids = np.where(ids < 0, ids, self._rows_of[feature.table][ids])
             of_features[name][...] = ids
-        return batch, facts
+        return batch
 
-    def _ids(self, samples: str, name: str, is_list: bool) -> str:
-        """Returns SQL of the sample, place and id of each value of a feature."""
+    def _ask(self, query: str, is_planned: bool = False) -> pa.Table:
+        ask = self._database.planned if is_planned else self._database.table
+        return ask(query)
+
+    def _ids(self, samples: str, name: str, type_: str) -> str:
+        """Returns SQL of the number of a feature, and of the sample, place and id of
+        each of its values."""
         feature, manifest = self._categories[name], self._manifest
-        table, hotness = feature.table, feature.stored_hotness
-        column, n = sql.name(name), f"{sql.name(IN_FILE)} AS n"
-        if is_list:
-            # The padding of a sequence is in front, and its last events are kept.
-            at_end = feature.pooling == "none"
-            kept = f"{column}[{f'-{hotness}:' if at_end else f':{hotness}'}]"
-            pad = f"{hotness} - len({kept})" if at_end else "0"
-            values = (
-                f"SELECT {n}, unnest({kept}) AS key, {pad} + "
-                f"generate_subscripts({kept}, 1) - 1 AS place FROM ({samples})"
-            )
-        else:
-            values = f"SELECT {n}, {column} AS key, 0::BIGINT AS place FROM ({samples})"
+        table, column = feature.table, sql.name(name)
+        place, key, number = "0::BIGINT", column, [*self._categories].index(name)
+        if type_.endswith("]"):
+            key, place = f"unnest({column})", f"generate_subscripts({column}, 1) - 1"
+            if feature.pooling == "none":  # the last event is at the end
+                place += f" + {feature.stored_hotness} - len({column})"
+        values = (
+            f"(SELECT {sql.name(IN_FILE)} AS n, {key} AS key, {place} AS place FROM "
+            f"({samples}))"
+        )
         if table in manifest.numbered_tables:
-            return f"SELECT n, place, key AS id FROM ({values}) WHERE key IS NOT NULL"
-        if table in manifest.hashed_tables:
+            id_, values = "key", f"{values} WHERE key IS NOT NULL"
+        elif table in manifest.hashed_tables:
             id_ = hash_of("key", manifest.table_rows[table])
         else:
             id_ = f"coalesce(id, {RARE_ID})"
-            known = vocabulary_table(table)
-            values = f"SELECT * FROM ({values}) LEFT JOIN {known} USING (key)"
+            values += f" LEFT JOIN {vocabulary_table(table)} USING (key)"
         id_ = f"CASE WHEN key IS NULL THEN {MISSING_ID} ELSE {id_} END"
-        return f"SELECT n, place, {id_} AS id FROM ({values})"
+        return f"SELECT {number} AS f, n, place, {id_} AS id FROM {values}"
 
     def shared_values(
         self, samples: str, types: Mapping[str, str], batch: Batch, places: np.ndarray
@@ -233,7 +258,8 @@ def encode(
             f"SELECT * FROM {sql.name(f'samples {file}')} WHERE {place} >= {first} AND "
             f"{place} < {first + CHUNK_ROWS}"
         )
-        batch, facts = encoder.of_samples(samples, types)
+        facts = encoder.facts(samples, types)
+        batch = encoder.batch(samples, types, facts)
         places, splits = facts[IN_FILE].to_numpy(), facts[SPLIT].to_numpy()
         windows = facts[WINDOW].to_numpy() if WINDOW in types else None
         for split, split_name in enumerate(SPLITS):

@@ -153,14 +153,21 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
 
 
 def label_columns(columns: Columns, required: bool = True) -> list[Column]:
-    """Returns how labels and weights are read."""
+    """Returns how labels and weights are read; one of several labels may be missing."""
     bounds, rule = None, None
     if columns.positive_from is None:
         bounds = (0, 1)
         rule = "must be from 0 to 1; for ratings, give the lowest positive one: "
         rule += "positive_from=4"
     labels = [
-        Column(name, "number", required, bounds, rule=rule, alias=f"{LABEL} of {name}")
+        Column(
+            name,
+            "number",
+            required and len(columns.targets) == 1,
+            bounds,
+            rule=rule,
+            alias=f"{LABEL} of {name}",
+        )
         for name in columns.targets
     ]
     if columns.weight:

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from embark_jax.data.manifest import LABEL, SPLITS, VOCABULARY, Manifest
 from embark_jax.data.prepare import own_files, raw_files, reading, sql
 from embark_jax.data.prepare.columns import check_there
 from embark_jax.data.prepare.encode import CHUNK_ROWS, SampleEncoder, add_vocabularies
+from embark_jax.data.prepare.reading import GOOD
 from embark_jax.data.prepare.recipe import IN_FILE, WEIGHT
 from embark_jax.data.prepare.values import Column, define
 from embark_jax.data.prepare.vocabulary import RARE_ID
@@ -112,7 +113,7 @@ class RowEncoder:
         add_vocabularies(self._database, values)
         self._encoder = SampleEncoder(self._database, values)
         self._queries: dict[pa.Schema, _RowQueries] = {}
-        self.cut = dict.fromkeys(manifest.features, 0)
+        self.cut = self._encoder.cut
         self.labels = manifest.labels
         self.dense = [f"column {name}" for name in manifest.dense]
 
@@ -168,17 +169,17 @@ class RowEncoder:
                 columns, f"SELECT *, rowid AS {sql.name(IN_FILE)} FROM given"
             )
             types = self._database.types(query)
-            self._count_cut(query, types, self._database.table)
             for first in range(0, read.good, CHUNK_ROWS):
                 last = first + CHUNK_ROWS - 1
                 chunk = f"{query} WHERE {sql.name(IN_FILE)} BETWEEN {first} AND {last}"
-                made = self._encoder.of_samples(chunk, types)
-                yield _Made.of(file.path, first, *made)
+                facts = self._encoder.facts(chunk, types)
+                batch = self._encoder.batch(chunk, types, facts)
+                yield _Made.of(file.path, first, batch, facts)
 
     def _of_table(self, rows: Any) -> Iterator[_Made]:
         """Asks the same of a table of the database, whose queries are planned once for
         columns of these types."""
-        table, ask = _table(rows), self._database.planned
+        table = _table(rows)
         columns = self._used(table.column_names)
         names = [column.name for column in columns]
         check_there(names, table.column_names, "rows")
@@ -189,13 +190,14 @@ class RowEncoder:
         for first in range(0, max(1, len(table)), CHUNK_ROWS):
             part = _numbered(table.slice(first, CHUNK_ROWS), first)
             self._database.refill(queries.file.table, part)
-            if len(ask(queries.bad)):
+            samples = queries.samples, queries.types
+            facts = self._encoder.facts(*samples, are_few=True)
+            if not facts[GOOD].to_numpy().all():
                 file, given = queries.file, queries.given
                 told = reading.bad_rows(self._database, file, file.path, given, 1)
                 raise DataError(told[0])
-            self._count_cut(queries.samples, queries.types, ask)
-            made = self._encoder.of_samples(queries.samples, queries.types, ask)
-            yield _Made.of("rows", first, *made)
+            batch = self._encoder.batch(*samples, facts, are_few=True)
+            yield _Made.of("rows", first, batch, facts)
 
     def _planned(self, table: pa.Table, columns: Sequence[Column]) -> _RowQueries:
         """Makes a table of the database for such rows, and the queries of it."""
@@ -207,12 +209,10 @@ class RowEncoder:
         given = reading.Selected.of(
             columns, file, {c: types[file.column(c)] for c in table.column_names}
         )
-        samples = self._samples(
-            columns, f"SELECT number AS {sql.name(IN_FILE)}, {given.values} FROM {name}"
-        )
-        bad = f"SELECT number FROM {name} WHERE NOT {given.good} LIMIT 1"
-        types = self._database.types(samples)
-        return _RowQueries(file, given, bad, samples, types)
+        own = f"number AS {sql.name(IN_FILE)}, {given.good} AS {sql.name(GOOD)}"
+        source = f"SELECT {own}, {given.values} FROM {name}"
+        samples = self._samples(columns, source, [GOOD])
+        return _RowQueries(file, given, samples, self._database.types(samples))
 
     def _used(self, names: Sequence[str]) -> list[Column]:
         """Returns how columns of rows are read: labels and weights if they are
@@ -220,28 +220,16 @@ class RowEncoder:
         inputs = {*self._columns.inputs}
         return [c for c in self._known if c.name in inputs or c.name in names]
 
-    def _samples(self, columns: Sequence[Column], source: str) -> str:
+    def _samples(
+        self, columns: Sequence[Column], source: str, others: Sequence[str] = ()
+    ) -> str:
         """Returns a query of samples, from one of their typed values."""
         given = {column.alias or column.name for column in columns}
-        names = [IN_FILE, *self._columns.inputs, *({WEIGHT} & given)]
+        names = [IN_FILE, *self._columns.inputs, *({WEIGHT} & given), *others]
         made = [*map(sql.name, names)]
         if {f"{LABEL} of {name}" for name in self._columns.targets} <= given:
             made.append(f"{own_files.label_of(self._columns)} AS {LABEL}")
         return f"SELECT {', '.join(made)} FROM ({source})"
-
-    def _count_cut(
-        self, query: str, types: Mapping[str, str], ask: Callable[[str], pa.Table]
-    ) -> None:
-        features = self._manifest.features
-        lists = [n for n in self._columns.features if types[n].endswith("]")]
-        cut = ", ".join(
-            f"sum(greatest(len({sql.name(n)}) - {features[n].hotness}, 0)) AS "
-            f"{sql.name(n)}"
-            for n in lists
-        )
-        for found in ask(f"SELECT {cut} FROM ({query})").to_pylist() if lists else ():
-            for name, values in found.items():
-                self.cut[name] += int(values or 0)
 
 
 class _RowQueries(NamedTuple):
@@ -250,14 +238,12 @@ class _RowQueries(NamedTuple):
     Attributes:
       file: the table of the database that they are put into.
       given: how values are made of their columns.
-      bad: a query of those that break a rule.
-      samples: a query of their samples.
+      samples: a query of their samples, and of which rows are good.
       types: types of the columns of samples.
     """
 
     file: raw_files.RowsInMemory
     given: reading.Selected
-    bad: str
     samples: str
     types: Mapping[str, str]
 

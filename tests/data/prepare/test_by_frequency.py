@@ -115,6 +115,8 @@ def test_ids_of_ones_own():
     assert ej.by_frequency(np.zeros(0, int), 2).tolist() == [0, 1]
     with pytest.raises(ValueError, match="ids are from -2 to 3, must be from 0 to 3"):
         ej.by_frequency([-2, 3], 4)
+    with pytest.raises(ValueError, match="ids are a masked array, must be whole"):
+        ej.by_frequency(np.ma.array([2, 3], mask=[1, 0]), 4)
 
 
 def row_numbers(folder, rows) -> list[int]:
