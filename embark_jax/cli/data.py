@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +29,8 @@ app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=Tru
 
 @app.callback()
 def options() -> None:
-    """Lets SIGTERM end a command as an error does, which removes unfinished folders."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """Lets SIGTERM end a command as Ctrl-C does, which removes unfinished folders."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 app.command("prepare")(prepare.prepare)

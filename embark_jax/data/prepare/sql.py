@@ -107,11 +107,15 @@ class Database:
 
     @contextlib.contextmanager
     def _tables(self, tables: dict[str, pa.Table]) -> Iterator[None]:
-        """Lets the queries of a block see Arrow tables."""
+        """Lets the queries of a block see Arrow tables, and a signal end them."""
         for name, table in tables.items():
             self._connection.register(name, table)
         try:
             yield
+        except RuntimeError as error:
+            if str(error) == "Query interrupted":  # by an exception of its handler
+                raise KeyboardInterrupt from None
+            raise
         finally:
             for name in tables:
                 self._connection.unregister(name)
