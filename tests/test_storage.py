@@ -25,7 +25,6 @@ COMMANDS = [
     "predict hdfs://b/run --in rows.csv --out out.csv",
     "data prepare csv --raw s3://b/rows.csv --out out",
     "data prepare csv --raw rows.csv --out s3://b/out",
-    "data synth t180 data.train_samples=10 --out s3://b/out",
     "data stats gs://b/out",
     "data movielens-100k --out s3://b/out",
 ]

@@ -34,7 +34,6 @@ def options() -> None:
 
 
 app.command("prepare")(prepare.prepare)
-app.command("synth")(prepare.synth)
 
 
 @app.command("movielens-100k")

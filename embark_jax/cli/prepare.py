@@ -1,8 +1,7 @@
-"""``embark data prepare`` and ``embark data synth``."""
+"""``embark data prepare``."""
 
 from __future__ import annotations
 
-import dataclasses
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embark_jax.cli.arguments import (
-    ConfigOrList,
-    Overrides,
-    load,
-    progress_bars,
-    say,
-    show_table,
-)
+from embark_jax.cli.arguments import progress_bars, say, show_table
 from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
 
@@ -26,9 +18,6 @@ if TYPE_CHECKING:
 
     from embark_jax.data.manifest import Manifest
     from embark_jax.data.prepare.columns import Columns
-
-TRAINING = "train.yaml"
-"""The config that ``synth`` writes to train on its data."""
 
 KEYS = "keys"
 """Number of rows of a column that is hashed to keys of a dynamic table."""
@@ -148,7 +137,6 @@ def prepare(
     --raw clicks.csv --out prepared
     """
     from embark_jax._base.config import ConfigError, nearest
-    from embark_jax.data.pipeline import Workers
     from embark_jax.data.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
@@ -180,9 +168,8 @@ def prepare(
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
-        threads = Workers(progress=progress)
         prepared = run.prepare(
-            recipe, out, options, made_from, threads, extend, vocabulary
+            recipe, out, options, made_from, progress, extend, vocabulary
         )
     manifest = prepared.manifest
     _show(prepared.summary)
@@ -210,54 +197,13 @@ def _prepare_yambda(
 ) -> None:
     """Prepares events of users, without the options for columns."""
     from embark_jax._base.validation import validated
-    from embark_jax.data.pipeline import Workers
     from embark_jax.data.prepare import yambda
 
     options = validated(yambda.Options, {}, overrides, YAMBDA)
     with progress_bars() as progress:
-        threads = Workers(progress=progress)
-        manifest = yambda.prepare(raw, out, options, made_from, threads)
+        manifest = yambda.prepare(raw, out, options, made_from, progress)
     _say_what(manifest, out)
     say(f"{manifest.raw_rows:,} events, {len(manifest.windows):,} windows")
-
-
-def synth(
-    config_file: ConfigOrList,
-    overrides: Overrides = None,
-    *,
-    out: Annotated[
-        Path,
-        typer.Option(help="New folder to write, which appears when all is done."),
-    ],
-) -> None:
-    """Write the samples of a config with synthetic data, which are drawn otherwise:
-    power-law ids, labels from a teacher model.
-
-    For example: embark data synth t7 data.train_samples=1000000 --out data/t7
-    """
-    from embark_jax._base.config import ConfigError, config_error_at
-    from embark_jax.config import PreparedConfig, SyntheticConfig, reading
-    from embark_jax.data.pipeline import Workers
-    from embark_jax.data.prepare import synthetic_files
-    from embark_jax.data.synthetic import SyntheticSource
-
-    config = load(config_file, overrides)
-    section = config.data
-    if not isinstance(section, SyntheticConfig):
-        raise ConfigError(f"data.kind is {section.kind!r}, must be 'synthetic'")
-    data, _ = SyntheticSource(section, config.embedding).open(config.seed)
-    made_from = {
-        **section.model_dump(exclude={"kind"}),
-        "tables": dict(data.table_rows),
-        "features": [dataclasses.asdict(feature) for feature in data.features],
-    }
-    with config_error_at("embedding.features"), progress_bars() as progress:
-        threads = Workers(progress=progress)
-        manifest = synthetic_files.write(data, out, made_from, threads)
-    _say_what(manifest, out)
-    prepared = PreparedConfig(path=out.resolve())
-    reading.save(config.model_copy(update={"data": prepared}), out / TRAINING)
-    say(f"to train on them: embark train {out / TRAINING}")
 
 
 def _say_what(manifest: Manifest, out: Path) -> None:

@@ -74,7 +74,7 @@ class MovieLens100KConfig(Config):
 
 
 class PreparedConfig(Config):
-    """A folder that ``embark data prepare`` or ``embark data synth`` made."""
+    """A folder that ``embark data prepare`` made."""
 
     kind: Literal["prepared"] = "prepared"
     path: AnyPath

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -62,24 +60,9 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Workers:
-    """Threads for work in stages.
+Progress = Callable[[str, int, int], None]
+"""Is told the stage of some work, how far it is, and where it ends."""
 
-    Attributes:
-      count: number of items worked on at once; one per core by default.
-      progress: called with the stage, how far it is, and where it ends.
-    """
 
-    count: int = dataclasses.field(default_factory=cores)
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
-
-    def map(
-        self, stage: str, function: Callable[[S], T], items: Sequence[S]
-    ) -> Iterator[T]:
-        """Yields ``function(item)`` for each item, in order."""
-        made = in_order(function, items, workers=self.count, depth=self.count)
-        with contextlib.closing(made) as results:
-            for done, result in enumerate(results, 1):
-                self.progress(stage, done, len(items))
-                yield result
+def silent(stage: str, done: int, total: int) -> None:
+    """Shows no progress."""

@@ -41,7 +41,7 @@ Rows = range | np.ndarray
 
 
 class PreparedData:
-    """A ``Dataset`` that `embark data prepare` or `embark data synth` made.
+    """A ``Dataset`` that `embark data prepare` made.
 
     Which samples a batch has depends on seed, step and batch size alone. Blocks of a
     megabyte are shuffled over the epoch, and samples within groups of GROUP_BLOCKS of

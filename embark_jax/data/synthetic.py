@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from scipy.special import expit, ndtri
@@ -152,12 +151,6 @@ class SyntheticClicks:
         """Yields the whole test set once; the last batch may be shorter."""
         for batch, _ in self._test_samples(batch_size):
             yield batch
-
-    def batch(self, split: Literal["train", "test"], start: int, count: int) -> Batch:
-        """Returns ``count`` samples of a split from sample ``start`` on."""
-        total = {"train": self.train_samples, "test": self.test_samples}[split]
-        number = {"train": _TRAIN, "test": _TEST}[split]
-        return self._samples(number, start, count, total)[0]
 
     def bayes_auc(self) -> float:
         """Returns AUC of the teacher's own logits on the test set."""

@@ -215,5 +215,5 @@ def test_samples_without_dense_features_are_as_learnable():
     data = SyntheticClicks(tables, features, dense_features=0, test_samples=8192)
     batch = data.train_batch(0, 64)
     assert batch.dense.shape == (64, 0)
-    assert 0.2 < data.batch("train", 0, 8192).labels.mean() < 0.35
+    assert 0.2 < data.train_batch(0, 8192).labels.mean() < 0.35
     assert data.bayes_auc() > 0.75

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import write_arrow
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.pipeline import Workers
+from embark_jax.data.pipeline import Progress
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.encode import values_of, vocabulary_table
@@ -91,7 +91,7 @@ def count(
     total: int,
     out: Path,
     tables: Tables,
-    workers: Workers,
+    progress: Progress,
 ) -> Counted:
     """Counts the values of the training samples; writes the vocabularies.
 
@@ -102,7 +102,7 @@ def count(
       total: number of samples.
       out: folder of the prepared data, for the vocabularies.
       tables: how rows are numbered.
-      workers: progress is a number of tables.
+      progress: is told how many tables are done.
     """
     longest = {}
     if recipe.columns is not None:
@@ -142,7 +142,7 @@ def count(
             numbers = _row_numbers(database, table, values, row, rows[table], tables)
             write_arrow(out / vocabulary_file(table), pa.table({"row": numbers}))
             files.append(vocabulary_file(table))
-        workers.progress("count", done, len(of_tables))
+        progress("count", done, len(of_tables))
     fitted = _fit(database, recipe.all_numbers, total)
     ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
     if tables.earlier is not None:

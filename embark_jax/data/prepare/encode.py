@@ -16,7 +16,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, SampleFile
-from embark_jax.data.pipeline import Workers
+from embark_jax.data.pipeline import Progress
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import IN_FILE, SPLIT, WEIGHT, WINDOW
@@ -233,7 +233,7 @@ def encode(
     out: Path,
     manifest: Manifest,
     held_out: Collection[str],
-    workers: Workers,
+    progress: Progress,
 ) -> Iterator[tuple[str, SampleFile]]:
     """Writes files of samples, and yields each with its split.
 
@@ -244,7 +244,7 @@ def encode(
       out: folder for the files.
       manifest: the manifest, complete but for the files.
       held_out: splits whose shared values are kept, for metrics by groups.
-      workers: progress is a number of samples.
+      progress: is told how many samples are done.
     """
     encoder, done = SampleEncoder(database, TableValues(out, manifest)), 0
     chunks = [
@@ -280,7 +280,7 @@ def encode(
                     written = written.model_copy(update={"values": values_file})
                 yield split_name, written
         done += len(batch)
-        workers.progress("encode", done, sum(rows))
+        progress("encode", done, sum(rows))
 
 
 def _by_window(

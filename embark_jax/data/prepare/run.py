@@ -18,7 +18,7 @@ from embark_jax._base.config import nearest
 from embark_jax._base.files import new_folder
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest, PreparedFeature
-from embark_jax.data.pipeline import Workers
+from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.count import Counted, Tables, count, numbered_tables
 from embark_jax.data.prepare.encode import encode
@@ -86,7 +86,7 @@ def prepare(
     out: Path,
     options: Options,
     made_from: Mapping[str, Any],
-    workers: Workers | None = None,
+    progress: Progress = silent,
     extend: Path | None = None,
     vocabulary: Path | None = None,
 ) -> Prepared:
@@ -97,7 +97,7 @@ def prepare(
       out: a new or empty folder.
       options: the user's options.
       made_from: what else determines the samples; it is kept in the manifest.
-      workers: threads, which tell how far the work is; None takes one per core.
+      progress: is told how far the work is.
       extend: folder of earlier data, whose rows and transforms are kept.
       vocabulary: folder of values that were counted elsewhere; see ``Tables``.
 
@@ -105,7 +105,6 @@ def prepare(
       DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
         prepared otherwise.
     """
-    workers = workers or Workers()
     hashed = _hashed_tables(recipe, options)
     raw = {str(path): path.stat().st_size for path in recipe.paths}
     made_from = {**made_from, **dataclasses.asdict(options), "raw": raw}
@@ -130,11 +129,11 @@ def prepare(
     )
     with new_folder(out) as folder:
         work = folder / ".work"
-        database = sql.Database(work, workers.count)
+        database = sql.Database(work)
         with contextlib.closing(database):
             define(database)
             prepared = _prepare(
-                database, recipe, folder, options, made_from, workers, tables
+                database, recipe, folder, options, made_from, progress, tables
             )
         shutil.rmtree(work, ignore_errors=True)
         return prepared
@@ -146,15 +145,15 @@ def _prepare(
     out: Path,
     options: Options,
     made_from: Mapping[str, Any],
-    workers: Workers,
+    progress: Progress,
     tables: Tables,
 ) -> Prepared:
     """Fills a new folder."""
     samples = make_samples(
-        database, recipe, options.split, options.window, options.on_bad_line, workers
+        database, recipe, options.split, options.window, options.on_bad_line, progress
     )
     types, total = samples.types, sum(samples.rows)
-    counted = count(database, recipe, types, total, out, tables, workers)
+    counted = count(database, recipe, types, total, out, tables, progress)
     manifest = _manifest(recipe, counted, made_from, tables, types)
     manifest = manifest.model_copy(
         update={
@@ -168,7 +167,7 @@ def _prepare(
     held_out = SPLITS if in_windows else SPLITS[1:]
     files = {split: [] for split in SPLITS}
     for split, file in encode(
-        database, samples.rows, types, out, manifest, held_out, workers
+        database, samples.rows, types, out, manifest, held_out, progress
     ):
         files[split].append(file)
     if not files[SPLITS[TRAIN]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.pipeline import Workers
+from embark_jax.data.pipeline import Progress
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.reading import SHOWN, Rows, read, types_of
 from embark_jax.data.prepare.recipe import (
@@ -60,7 +60,7 @@ def make_samples(
     split: SplitBy,
     window: int | None,
     on_bad_line: OnBadLine,
-    workers: Workers,
+    progress: Progress,
 ) -> Samples:
     """Makes the samples of a data set.
 
@@ -70,7 +70,7 @@ def make_samples(
       split: how samples are split.
       window: length of the time windows that samples are cut into, if they are.
       on_bad_line: what to do with a bad line.
-      workers: tells how far the work is, in bytes of raw files on disk.
+      progress: is told how far the work is, in bytes of raw files on disk.
 
     Raises:
       DataError: if a raw file cannot be read, or a line is bad and is not skipped, or
@@ -82,7 +82,7 @@ def make_samples(
     columns, found = _alike(database, recipe), list[Rows]()
     for number, file in enumerate(recipe.raw):
         found.append(read(database, f"file {number}", file, columns, on_bad_line))
-        workers.progress("read", sum(sizes[: number + 1]), sum(sizes))
+        progress("read", sum(sizes[: number + 1]), sum(sizes))
     rows = [each.good for each in found]
     if not sum(rows):
         raise DataError(f"{recipe.raw[0].path}: has no samples")

@@ -30,7 +30,7 @@ from embark_jax.data.event_lists import EventFile, EventLists
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 from embark_jax.data.manifest import Manifest, PreparedFeature, SampleFile
-from embark_jax.data.pipeline import Workers
+from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.raw_files import ParquetFile
 from embark_jax.data.prepare.reading import read
@@ -104,7 +104,7 @@ def prepare(
     out: Path,
     options: Options,
     made_from: Mapping[str, Any],
-    workers: Workers | None = None,
+    progress: Progress = silent,
 ) -> Manifest:
     """Prepares Yambda in the folder ``out``.
 
@@ -113,7 +113,7 @@ def prepare(
       out: a new or empty folder.
       options: the user's options.
       made_from: what else determines the samples; it is kept in the manifest.
-      workers: threads, which tell how far the work is; None takes one per core.
+      progress: is told how far the work is.
 
     Raises:
       DataError: if a raw file is bad, or ``out`` holds something.
@@ -122,7 +122,7 @@ def prepare(
     sizes = {str(path): path.stat().st_size for path in files}
     made_from = {**made_from, **options.model_dump(), "raw": sizes}
     with new_folder(out) as folder:
-        manifest = _prepare(files, folder, options, made_from, workers or Workers())
+        manifest = _prepare(files, folder, options, made_from, progress)
         shutil.rmtree(folder / ".work", ignore_errors=True)
         return manifest
 
@@ -132,10 +132,10 @@ def _prepare(
     out: Path,
     options: Options,
     made_from: Mapping[str, Any],
-    workers: Workers,
+    progress: Progress,
 ) -> Manifest:
     """Fills a new folder."""
-    database = sql.Database(out / ".work", workers.count)
+    database = sql.Database(out / ".work")
     with contextlib.closing(database):
         define(database)
         total, user, item = _read_events(database, files.events)
@@ -150,7 +150,7 @@ def _prepare(
             event_files.append(file)
             samples += of_group
             done = sum(file.rows for file in event_files)
-            workers.progress("write", min(done, total), total)
+            progress("write", min(done, total), total)
     if not samples:
         raise DataError(
             f"{files.events}: no user has a listen after {options.min_history:,} "

@@ -13,7 +13,7 @@ from embark_jax._base.files import read_arrow
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
-from embark_jax.data.pipeline import Workers
+from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import criteo, encode
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.run import experiment
@@ -35,8 +35,8 @@ def raw(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def prepare_in(raw: Path, out: Path, workers: Workers | None = None):
-    return prepare(criteo.kaggle(raw), out, OPTIONS, {}, workers)
+def prepare_in(raw: Path, out: Path, progress: Progress = silent):
+    return prepare(criteo.kaggle(raw), out, OPTIONS, {}, progress)
 
 
 class StoppedError(Exception):
@@ -53,7 +53,7 @@ def test_a_stopped_command_leaves_nothing_and_runs_again(raw, tmp_path, stage):
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        prepare_in(raw, folder / "out", Workers(progress=stop))
+        prepare_in(raw, folder / "out", stop)
     assert list(folder.iterdir()) == []
     killed = folder / ".out.part"  # a process that is killed leaves its unfinished work
     (killed / "train").mkdir(parents=True)

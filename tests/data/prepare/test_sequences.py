@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from embark_jax.config.reading import load
 from embark_jax.data import PreparedData
-from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import encode, sql, taobao
 from embark_jax.data.prepare.recipe import History
 from embark_jax.data.prepare.run import Options, prepare
@@ -89,7 +88,7 @@ def raw(tmp_path):
 def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
     out = tmp_path / "out"
-    prepare(taobao.taobao(raw), out, Options(split="time"), {}, Workers(2))
+    prepare(taobao.taobao(raw), out, Options(split="time"), {})
     data = PreparedData(out)
     assert [f.hotness for f in data.features if f.pooling == "none"] == [20, 20]
 

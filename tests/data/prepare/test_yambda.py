@@ -9,7 +9,6 @@ import pytest
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.event_lists import Histories
-from embark_jax.data.pipeline import Workers
 from embark_jax.data.prepare import yambda
 from embark_jax.data.prepare.yambda import Options
 from embark_jax.data.prepared import PreparedData
@@ -29,7 +28,7 @@ def raw(tmp_path_factory):
 
 def prepared(raw, out, **options):
     options = Options.model_validate(OPTIONS | options)
-    return yambda.prepare(raw, out, options, {}, Workers(2))
+    return yambda.prepare(raw, out, options, {})
 
 
 def expected_samples(raw, history):
