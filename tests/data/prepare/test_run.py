@@ -4,6 +4,10 @@ import gzip
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -76,25 +80,6 @@ def test_a_folder_that_holds_something_is_left_as_it_is(raw, tmp_path):
     with pytest.raises(DataError, match="z: is a file, must be a folder; take another"):
         prepare_in(raw, raw / "train.txt.gz")
     assert runs.snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("keep", [0.3, 0.9])
-def test_a_truncated_gzip(raw, tmp_path, keep):
-    path = raw / "train.txt.gz"
-    data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * keep)])
-    message = r"train\.txt\.gz: the compressed data are cut or damaged"
-    with pytest.raises(DataError, match=message):
-        prepare_in(raw, tmp_path / "out")
-
-
-def test_a_damaged_gzip(raw, tmp_path):
-    path = raw / "train.txt.gz"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 50] = bytes(50)
-    path.write_bytes(data)
-    with pytest.raises(DataError, match=r"train\.txt\.gz"):
-        prepare_in(raw, tmp_path / "out")
 
 
 def test_an_empty_and_a_missing_file(raw, tmp_path):
@@ -272,3 +257,24 @@ def test_missing_counts_of_criteo(raw, tmp_path):
     empty = [line.split("\t")[1:14].count("") for line in criteo_lines(200)]
     manifest = prepare_in(raw, tmp_path / "out").manifest
     assert sum(manifest.missing_dense.values()) == sum(empty) > 0
+
+
+def test_sigterm_removes_what_is_unfinished(tmp_path):
+    """Also in the midst of a query."""
+    raw = tmp_path / "rows.csv"
+    lines = (f"{i % 2},{i * 7919 % 1_000_003}\n" for i in range(1_000_000))
+    raw.write_text("".join(["label,a\n", *lines]))
+    run = "from embark_jax.cli import main; main()"
+    command = ["data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out"]
+    with subprocess.Popen(
+        [sys.executable, "-c", run, *map(str, command)],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not (tmp_path / ".out.part").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == [raw]
