@@ -1,17 +1,14 @@
 """Splits by few times, times with a zone, and numbers of more digits than float32."""
 
 import datetime
-import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark_jax.data import BatchChecker, DataError, PreparedData
-from embark_jax.data.batch import Batch
+from embark_jax.data import DataError, PreparedData
 from embark_jax.data.prepare.raw_rows import RowEncoder, save_encoding
-from embark_jax.plans.tables import FeatureSpec
 from tests.data.prepare.raw_files import write_table
 from tests.runs import assert_refused, done, embark
 
@@ -158,20 +155,3 @@ def test_half_of_a_surrogate_pair_is_no_text(tmp_path):
     encoder = RowEncoder(tmp_path / "run")
     with pytest.raises(DataError, match=r"rows: column user: .*surrogates"):
         list(encoder.batches({"user": ["u1", "\ud800"]}))
-
-
-def test_bags_of_different_lengths_are_named():
-    check = BatchChecker([FeatureSpec("a", hotness=3)], {"a": 9}, dense_features=0)
-    dense, labels = np.zeros((2, 0)), np.zeros(2)
-
-    def checked(ids):
-        return check(Batch(dense, {"a": ids}, labels)).ids["a"].tolist()
-
-    with pytest.raises(
-        DataError, match=r"ids of feature 'a': rows have different leng"
-    ):
-        checked([np.array([1, 2]), np.array([3])])
-    assert checked([np.array([1, 2]), np.array([3, 4])]) == [[1, 2, -1], [3, 4, -1]]
-    message = re.escape("dense: rows have different lengths")
-    with pytest.raises(DataError, match=message):
-        check(Batch([[1.0], [1.0, 2.0]], {"a": np.ones((2, 1), int)}, labels))
