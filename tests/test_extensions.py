@@ -1,5 +1,6 @@
-"""A new cluster, exchange and row store need so many files of the package, which a copy
-of it changes: the rows that they train are those of the ones that they stand for."""
+"""A new cluster, exchange, row store, property of tables and move of the planner need
+so many files of the package, which a copy of it changes: the rows that they train, and
+the plans, are those of the ones that they stand for."""
 
 import os
 import shutil
@@ -24,6 +25,27 @@ PATCHES = {
             "EXCHANGES: ": "class Toy(FlatExchange):\n    pass\n\n\nEXCHANGES: ",
             '    "flat": Flat': '    "toy": Toy,\n    "flat": Flat',
         },
+    },
+    "table property": {
+        "plans/tables.py": {
+            '"float32"\n\n    @': '"float32"\n    toy: float = 1.0\n\n    @'
+        },
+        "config/embedding.py": {
+            "    optimizer: Mapping[": "    toy: float = 1.0\n    optimizer: Mapping["
+        },
+        "embedding/initial.py": {"[table.scale": "[table.toy * table.scale"},
+    },
+    "planner move": {
+        "planner/search/local_search.py": {
+            "    def fill(": """    def toy(self, assignment):
+        LocalSearch.toys = getattr(LocalSearch, "toys", 0) + 1
+        for table, candidate in enumerate(assignment.candidate.tolist()):
+            self._change(assignment, table, candidate)
+
+    def fill(""",
+            "            self._pass(": "            self.toy(assignment)\n"
+            "            self._pass(",
+        }
     },
     "cluster": {
         "plans/clusters.py": {
@@ -63,10 +85,17 @@ PATCHES = {
         },
     },
 }
-FILES = {"exchange": 2, "cluster": 4, "row store": 3}
+FILES = {
+    "exchange": 2,
+    "table property": 3,
+    "planner move": 1,
+    "cluster": 4,
+    "row store": 3,
+}
 PROGRAM = """
 import numpy as np
 import embark_jax as ej
+from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, make_trainer, losses
 
@@ -85,6 +114,23 @@ for toy in (GIVEN):
     expected = trained("ub", "flat", "host" if toy[2] == "toy" else "device")
     for found, one in zip(trained(*toy), expected, strict=True):
         np.testing.assert_array_equal(found, one)
+
+def initial(**properties):
+    section = EmbeddingConfig(tables={"t": {"dim": 4, **properties}})
+    placement = Placement(section.table("t", 60), "ub", 1, 1, (0,))
+    plan = make_plan([ej.FeatureSpec("t")], [placement], 1, 1, 8)
+    return make_trainer(plan).table("t")
+
+np.testing.assert_array_equal(initial(toy=2.0).rows, 2 * initial().rows)
+"""
+PLANNING = """
+import embark_jax as ej
+from embark_jax.planner.search.local_search import LocalSearch
+
+tables = [ej.TableSpec(f"t{i}", 1000 * (i + 1), 16) for i in range(4)]
+features = [ej.FeatureSpec(table.name, hotness=5) for table in tables]
+made = ej.plan(tables, features, ej.fleets.dgx_h100(), 8192)
+print(getattr(LocalSearch, "toys", 0) > 0, made.prediction.step_ms)
 """
 GIVEN = {
     "exchange": ("ub", "toy", "device"),
@@ -100,7 +146,8 @@ def test_they_need_so_many_files():
 @pytest.mark.slow
 def test_they_train_in_a_copy_of_the_package(tmp_path):
     copy = shutil.copytree(PACKAGE, tmp_path / "embark_jax", symlinks=True)
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for folder in ("tests", "configs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     for files in PATCHES.values():
         for name, changes in files.items():
             text = (copy / name).read_text() if (copy / name).exists() else ""
@@ -108,13 +155,22 @@ def test_they_train_in_a_copy_of_the_package(tmp_path):
                 assert text.count(old) == 1, (name, old)
                 text = text.replace(old, new)
             (copy / name).write_text(text)
-    search = [str(tmp_path), str(ROOT / "kernels")]
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("GIVEN", str([*GIVEN.values()]))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
-        cwd=tmp_path,
+    run(tmp_path, PROGRAM.replace("GIVEN", str([*GIVEN.values()])))
+    moved, step_ms = run(tmp_path, PLANNING).split()
+    assert moved == "True"
+    assert run(ROOT, PLANNING).split() == ["False", step_ms]
+
+
+def run(folder: Path, program: str) -> str:
+    """What a program prints, with the package in this folder."""
+    search = os.pathsep.join([str(folder), str(ROOT / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": search},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.returncode == 0, run.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout

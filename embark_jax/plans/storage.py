@@ -151,7 +151,6 @@ class Placement:
       row_shards, column_shards: numbers of shards that rows and columns are split into.
       devices: owner of shard (j, k) at ``j * column_shards + k``; empty in DP.
       exchange: how its ids, rows and gradients travel; the direct one in DP.
-      reason: the placement in words, for the report.
       hot_rows: number of the table's first rows that are replicated, in RB and UB.
     """
 
@@ -161,7 +160,6 @@ class Placement:
     column_shards: int = 1
     devices: tuple[int, ...] = ()
     exchange: Exchange = DIRECT
-    reason: str = ""
     hot_rows: int = 0
 
     @property
@@ -284,13 +282,14 @@ def sequence_problems(
 def alike(
     placements: Sequence[Placement], features: Sequence[FeatureSpec]
 ) -> list[list[Placement]]:
-    """Groups placements of tables that are equal in size, ids, split and reason."""
+    """Groups placements of tables that are equal in size, ids and split."""
     ids: dict[str, int] = {}
     for feature in features:
         ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
     groups: dict[tuple, list[Placement]] = {}
     for p in placements:
         size = p.table.rows, p.table.dim, ids[p.table.name]
-        split = p.cluster, p.row_shards, p.column_shards, p.hot_rows
-        groups.setdefault((*size, *split, p.reason), []).append(p)
+        split = p.cluster, p.row_shards, p.column_shards, p.exchange, p.hot_rows
+        kept = p.table.tier, p.table.slots
+        groups.setdefault((*size, *split, *kept), []).append(p)
     return [*groups.values()]

@@ -59,7 +59,6 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "hottest_row_shard": breakdown.hottest_row_shard[name] if breakdown else None,
         "step_ms": breakdown.table_ms[name] if breakdown else None,
         "step_ms_without": without_ms.get((name,)),
-        "reason": placement.reason,
     }
 
 

@@ -34,7 +34,6 @@ class Decision:
       placement: text such as "RB 8 × 1", row shards by column shards.
       devices: owners of all of them, in words.
       ms: their part of the step's time, together; None if it is not known.
-      in_words: the placement in words, and whether it was forced.
       without_ms: the step without them; None if it is not known.
     """
 
@@ -45,7 +44,6 @@ class Decision:
     placement: str
     devices: str
     ms: float | None
-    in_words: str
     without_ms: float | None = None
 
     @property
@@ -58,7 +56,7 @@ CLUSTERS = (
     "DP: every device holds the whole table, and gradients are summed over all. RB: "
     "ids go to the devices that own the rows, which pool them and send sums. UB: each "
     "row that a device needs is sent to it once, and pooled there. 8 × 1 is 8 row "
-    "shards by 1 column shard."
+    "shards by 1 column shard; hot rows are in DP."
 )
 COLUMNS = (
     "ms and share: the table's part of what the fullest devices do, which sums to the "
@@ -188,6 +186,9 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
         split = "" if replicated else f" {first.row_shards} × {first.column_shards}"
         if first.hot_rows:
             split += f", {short(first.hot_rows)} rows hot"
+        if first.table.cached and first.table.slots:
+            slots = short(first.table.slots)
+            split += f", {slots} slots, rows in {first.table.tier}"
         unsorted.append(
             Decision(
                 tables=names,
@@ -199,7 +200,6 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
                 ms=sum(map(breakdown.table_ms.__getitem__, names))
                 if breakdown
                 else None,
-                in_words=first.reason,
                 without_ms=without_ms.get(frozenset(names)),
             )
         )

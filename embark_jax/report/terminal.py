@@ -25,9 +25,8 @@ PATH_TITLE = (
     "Where the step's time goes: phases last until their fullest device is done"
 )
 BAR_COLUMNS = 24
-WIDE_COLUMNS = 120
-"""Width below which a terminal is not shown all numbers of tables, and their placements
-in words follow the table."""
+WIDE_COLUMNS = 100
+"""Width below which a terminal is not shown all numbers of tables."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Report:
         if sentence := summary.assumptions(plan):
             yield Text(sentence)
         yield from _critical_path(plan)
-        yield from _decisions(plan, self.in_full, options.max_width >= WIDE_COLUMNS)
+        yield _decisions(plan, self.in_full, options.max_width >= WIDE_COLUMNS)
         yield Text(summary.CLUSTERS)
         if plan.prediction and plan.prediction.breakdown:
             yield Text(summary.COLUMNS)
@@ -84,8 +83,8 @@ def new_table(*headings: str, title: str | None = None) -> Table:
     return table
 
 
-def _decisions(plan: Plan, separately: bool, wide: bool) -> Iterator[RenderableType]:
-    """Shows who holds what; in words, too, in a column of its own where it is wide."""
+def _decisions(plan: Plan, separately: bool, wide: bool) -> Table:
+    """Shows who holds what."""
     rows = summary.decisions(plan, separately)
     shown = rows if separately else rows[:MOST_DECISIONS]
     step_ms = plan.prediction.step_ms if plan.prediction else 0.0
@@ -101,19 +100,14 @@ def _decisions(plan: Plan, separately: bool, wide: bool) -> Iterator[RenderableT
     table = new_table("table", *numbers, title="Tables")
     table.add_column("placement", no_wrap=True)
     table.add_column("devices", max_width=16)
-    if wide:
-        table.add_column("in words", ratio=1)
     for row in shown:
         cells = [number(row) for number in numbers.values()]
-        words = [Text(row.in_words)] if wide else []
-        table.add_row(Text(row.name), *cells, row.placement, row.devices, *words)
+        table.add_row(Text(row.name), *cells, row.placement, row.devices)
     left_out = sum(len(row.tables) for row in rows[len(shown) :])
     if left_out:
         table.caption = f"and {summary.counted(left_out, 'table')} more: see --all"
         table.caption_justify = "left"
-    yield table
-    if not wide:
-        yield from (Text(f"{row.name}: {row.in_words}") for row in shown)
+    return table
 
 
 def _critical_path(plan: Plan) -> list[Table]:

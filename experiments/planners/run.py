@@ -208,9 +208,8 @@ def peer_placements(case: Case, answer: Mapping[str, Any]) -> list[Placement]:
 
 
 def _placement(table: TableSpec, planned: Mapping[str, Any]) -> Placement:
-    reason = planned["sharding"]
-    if reason == "data_parallel":
-        return Placement(table, "dp", reason=reason)
+    if planned["sharding"] == "data_parallel":
+        return Placement(table, "dp")
     # The last blocks of few rows on many devices hold none.
     shards = [shard for shard in planned["shards"] if all(shard[3:])]
     owners = {(row, column): device for device, row, column, *_ in shards}
@@ -219,7 +218,7 @@ def _placement(table: TableSpec, planned: Mapping[str, Any]) -> Placement:
     if len(widths) != 1 or len(owners) != len(rows) * len(columns):
         raise ValueError(f"table {table.name!r}: its shards are no even grid: {shards}")
     devices = tuple(owners[corner] for corner in sorted(owners))
-    return Placement(table, "rb", len(rows), len(columns), devices, reason=reason)
+    return Placement(table, "rb", len(rows), len(columns), devices)
 
 
 def price(case: Case, placements: Sequence[Placement]) -> dict[str, Any]:

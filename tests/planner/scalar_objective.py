@@ -70,9 +70,9 @@ def times_ms(placements, features, workload):
             ),
             default=0,
         )
-        total_ms += price.fixed_ms + price.id_ms * capacity
-        total_ms += price.sum_ms * max(sums[storage].values(), default=0)
-        total_ms += price.node_sum_ms * max(nodes[storage].values(), default=0)
+        total_ms += price["storage"] + price["id"] * capacity
+        total_ms += price["sum"] * max(sums[storage].values(), default=0)
+        total_ms += price["node_sum"] * max(nodes[storage].values(), default=0)
         for phase in ("lookup", "gradients"):
             total_ms += max(phases[storage, phase].values(), default=0.0)
     return total_ms, max(store.values(), default=0.0)
@@ -205,7 +205,7 @@ def random_problem(seed):
                 slots=int(rng.integers(1, rows + 1)),
             )
         exchange = str(rng.choice(["flat", "hierarchical"]))
-        placements.append(Placement(table, cluster, *split, owners, exchange, "", hot))
+        placements.append(Placement(table, cluster, *split, owners, exchange, hot))
     wire = Wire(*map(str, rng.choice(["float32", "bfloat16"], 2)))
     workload = Workload(
         machines,

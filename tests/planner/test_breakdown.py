@@ -1,4 +1,4 @@
-"""A plan's time taken apart adds up again, and its reasons name what decides."""
+"""A plan's time taken apart adds up again."""
 
 import dataclasses
 
@@ -8,7 +8,6 @@ import pytest
 from embark_jax.planner import plan, price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet
-from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -70,26 +69,3 @@ def test_a_plan_keeps_its_breakdown():
     breakdown = planned.prediction.breakdown
     assert sum(breakdown.table_ms.values()) == pytest.approx(planned.prediction.step_ms)
     assert Plan.from_json(planned.to_json()) == planned
-
-
-@pytest.mark.parametrize(
-    ("force", "nodes", "words"),
-    [
-        (ForcedPlacement("dp"), 2, "forced, replicated"),
-        (ForcedPlacement("rb", devices=(3,)), 2, "forced, whole on one device"),
-        (ForcedPlacement("rb", 2, devices=(2, 3)), 2, "over 2 devices inside a node"),
-        (ForcedPlacement("rb", 2), 1, "forced, row-wise over 2 devices"),
-        (ForcedPlacement("ub", 1, 2, devices=(3, 3)), 2, "column-wise over 1 devices"),
-        (ForcedPlacement("ub", 2, 2), 1, "forced, row- and column-wise over 4 devices"),
-        (
-            ForcedPlacement(row_shards=4, exchange="hierarchical"),
-            2,
-            "row-wise over 4 devices of 2 nodes",
-        ),
-    ],
-)
-def test_a_split_in_words(force, nodes, words):
-    machines = fleet.dgx_h100(nodes, 4 // nodes)
-    made = plan(TABLES, FEATURES, machines, 80, forced={"rb": force}).placements
-    assert words in next(p.reason for p in made if p.table.name == "rb")
-    assert all(placement.reason for placement in made)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import jax
 import numpy as np
@@ -61,9 +60,7 @@ def test_what_is_left_of_memory_goes_to_the_rows_most_asked_for():
     assert found.prediction is not None
     used = max(found.prediction.device_bytes) / DEVICE.memory_bytes
     assert 0.8 * MEMORY_SHARE < used <= MEMORY_SHARE
-    assert re.match(
-        r"slots for [\d.]+% of its rows in host; ", found.placements[0].reason
-    )
+    assert "slots, rows in host" in str(found)
     # By a draw: unique ids of a batch beyond those that the slots hold.
     at_once = np.random.default_rng(0).random((64, BATCH))
     power = 1 - 1.1

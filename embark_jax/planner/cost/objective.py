@@ -96,14 +96,13 @@ class Objective:
         self.devices = workload.devices
         model = ProgramModel(workload)
         prices = [model.storage_price(storage) for storage in storages]
-        self.fixed_ms = np.array([price.fixed_ms for price in prices])
-        self.prices, self.held_bytes, self.update_bytes = np.zeros(
-            (3, len(PEAKS), len(prices))
-        )
-        self.prices[PEAK_SUMS] = [price.sum_ms for price in prices]
-        self.prices[PEAK_IDS] = [price.id_ms for price in prices]
+        shape = 3, len(PEAKS), len(prices)
+        self.prices, self.held_bytes, self.update_bytes = np.zeros(shape)
+        self.fixed_ms = np.array([price["storage"] for price in prices])
+        self.prices[PEAK_SUMS] = [price["sum"] for price in prices]
+        self.prices[PEAK_NODE] = [price["node_sum"] for price in prices]
+        self.prices[PEAK_IDS] = [price["id"] for price in prices]
         self.prices[[PEAK_LOOKUP, PEAK_GRADIENTS]] = 1.0
-        self.prices[PEAK_NODE] = [price.node_sum_ms for price in prices]
         for s, storage in enumerate(storages):
             if not storage.of_cluster.replicated:
                 unit = memory.of_storage(storage)

@@ -34,23 +34,6 @@ DISK_BLOCK_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class StoragePrice:
-    """The cost of one storage to a step.
-
-    Attributes:
-      fixed_ms: time if any table lies in it.
-      sum_ms, node_sum_ms: time for each partial sum a sample of the device, or node,
-        that makes the most.
-      id_ms: time for each id that a device can send to another: the capacity.
-    """
-
-    fixed_ms: float = 0.0
-    sum_ms: float = 0.0
-    node_sum_ms: float = 0.0
-    id_ms: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class ProgramModel:
     """Prices what the compiled train step really moves, padding included.
 
@@ -252,11 +235,12 @@ class ProgramModel:
             yield self._sums(own_ids, candidates.room_for_rows, candidates.dim)
         yield self._update(candidates, np.arange(len(candidates)))
 
-    def storage_price(self, storage: StorageKind) -> StoragePrice:
+    def storage_price(self, storage: StorageKind) -> dict[Unit, float]:
+        """Returns ms for a unit of each of a storage's work."""
         ms = dict.fromkeys(get_args(Unit), 0.0)
         for unit, work in self.storage_work(storage):
             ms[unit] += float(self.step_ms(work))
-        return StoragePrice(*ms.values())
+        return ms
 
     def owner_ms(self, candidates: Candidates) -> np.ndarray:
         """Returns ``[OWNER_PHASES, row shards]`` time of the owner of one column shard

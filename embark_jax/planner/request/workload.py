@@ -99,34 +99,28 @@ class Workload:
     sorted_batch: SortedBatch | None = None
 
     def __post_init__(self):
-        if not 0 <= self.zipf_exponent <= MOST_EXPONENT:
-            raise ValueError(
-                f"zipf_exponent is {self.zipf_exponent}, must be from 0 to "
-                f"{MOST_EXPONENT}"
-            )
-        if not 0 < self.capacity_slack < math.inf:
-            raise ValueError(
-                f"capacity_slack is {self.capacity_slack}, must be finite and > 0"
-            )
-        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
-            raise ValueError(f"memory_gb is {self.memory_gb}, must be finite and > 0")
-        if self.sorted_batch and not 0 <= self.sorted_batch.all_hot_share < 1:
-            raise ValueError(
-                f"share of all-hot samples is {self.sorted_batch.all_hot_share}, must "
-                "be from 0 to below 1"
-            )
-        if not isinstance(self.wire, Wire):
-            raise ValueError(f"wire is {self.wire!r}, must be such as Wire('bfloat16')")
-        if self.kernels not in get_args(Kernels):
-            raise ValueError(
-                f"kernels is {self.kernels!r}, must be one of "
-                f"{', '.join(get_args(Kernels))}"
-            )
-        if self.optimizer not in STATE_VALUES:
-            raise ValueError(
-                f"optimizer is {self.optimizer!r}, must be one of "
-                f"{', '.join(STATE_VALUES)}"
-            )
+        memory_gb, sorted_batch = self.memory_gb, self.sorted_batch
+        share = sorted_batch.all_hot_share if sorted_batch else 0.0
+        named = {"kernels": get_args(Kernels), "optimizer": STATE_VALUES}
+        rules = {
+            "zipf_exponent": (
+                0 <= self.zipf_exponent <= MOST_EXPONENT,
+                f"from 0 to {MOST_EXPONENT}",
+            ),
+            "capacity_slack": (0 < self.capacity_slack < math.inf, "finite and > 0"),
+            "memory_gb": (
+                memory_gb is None or 0 < memory_gb < math.inf,
+                "finite and > 0",
+            ),
+            "sorted_batch": (0 <= share < 1, "of a share from 0 to below 1"),
+            "wire": (isinstance(self.wire, Wire), "such as Wire('bfloat16')"),
+        } | {
+            key: (getattr(self, key) in known, f"one of {', '.join(known)}")
+            for key, known in named.items()
+        }
+        for key, (good, rule) in rules.items():
+            if not good:
+                raise ValueError(f"{key} is {getattr(self, key)!r}, must be {rule}")
 
     @property
     def devices(self) -> int:

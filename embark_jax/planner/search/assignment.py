@@ -88,31 +88,5 @@ class Assignment:
             int(candidates.column_shards[c]),
             tuple(map(int, self.owners[table])),
             EXCHANGE_NAMES[candidates.exchange[c]],
-            self._reason(table, c, tier),
             int(candidates.hot_rows[c]),
         )
-
-    def _reason(self, table: int, c: int, tier: str) -> str:
-        """Says how a table is split."""
-        instance = self.instance
-        candidates, fleet = instance.candidates, instance.workload.fleet
-        if fleet.devices == 1:
-            return "one device: nothing to exchange"
-        owners = self.owners[table]
-        devices = len(set(owners.tolist()))
-        nodes = len(set((owners // fleet.gpus_per_node).tolist()))
-        if len(owners) < 2:
-            how = "whole on one device" if len(owners) else "replicated"
-        else:
-            splits = {"row": candidates.row_shards, "column": candidates.column_shards}
-            axes = [axis for axis, shards in splits.items() if shards[c] > 1]
-            how = f"{'- and '.join(axes)}-wise over {devices} devices"
-            if fleet.nodes > 1 and devices > 1:
-                how += f" of {nodes} nodes" if nodes > 1 else " inside a node"
-        if hot_rows := int(candidates.hot_rows[c]):
-            how = f"all but {hot_rows:,} hot rows {how}"
-        if slots := int(candidates.slots[c]):
-            share = min(1.0, slots / (instance.tables[table].rows - hot_rows))
-            how = f"slots for {share:.1%} of its rows in {tier}; {how}"
-        forced = instance.forced[instance.group[table]].cluster is not None
-        return f"forced, {how}" if forced else how

@@ -47,6 +47,7 @@ class LocalSearch:
         order = np.lexsort((-relaxed.tables, relaxed.above_ms, table))
         order = order[np.isfinite(relaxed.above_ms[order])]
         first = np.searchsorted(table[order], np.arange(1, len(instance.counts)))
+        self._alone: dict[int, Tried] = {}  # by candidate
         self.tried: list[Tried] = []
         for promising in np.split(order, first):
             smallest = promising[np.argmin(instance.shard_bytes[promising])]
@@ -64,14 +65,16 @@ class LocalSearch:
         instance = self.instance
         assignment = Assignment(instance, chosen)
         insertion = Insertion(assignment, instance.params.powers[0], ms_per_byte)
-        alone = {c: Tried(instance, np.array([c])) for c in np.unique(chosen).tolist()}
+        alone = self._alone
+        for c in set(chosen.tolist()) - alone.keys():
+            alone[c] = Tried(instance, np.array([c]))
         forced = instance.owners
         for table in np.flatnonzero(~self.movable).tolist():
             owners = forced[instance.group[table]]
             assignment.put(table, int(chosen[table]), np.asarray(owners))
         candidates = instance.candidates
         together = np.where(candidates.staged, candidates.row_shards, 0)
-        costs = {c: insertion.best(tried)[0] for c, tried in alone.items()}
+        costs = {c: insertion.best(alone[c])[0] for c in set(chosen.tolist())}
         cost = np.array([costs[c] for c in chosen.tolist()])
         order = np.lexsort((np.arange(len(chosen)), -cost, -together[chosen]))
         for table in order[self.movable[order]].tolist():

@@ -182,5 +182,5 @@ def _placement_of(table: TableSpec, force: ForcedPlacement) -> Placement:
     if table.tier == "auto":
         table = dataclasses.replace(table, tier="device", slots=None)
     return Placement(
-        table, cluster, rows, columns, owners, exchange, "", force.hot_rows or 0
+        table, cluster, rows, columns, owners, exchange, force.hot_rows or 0
     )

@@ -36,11 +36,7 @@ import numpy as np
 from embark_jax.planner.cost.objective import PEAK_STORE
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.linear_program import LinearProgram, Rows
-from embark_jax.planner.search.spread import (
-    OF_STORAGES,
-    spread_evenly,
-    undominated,
-)
+from embark_jax.planner.search.spread import OF_STORAGES, Spread
 
 STORE, EXPOSED = -2, -1
 """Numbers of the last peaks: of row stores, and what is exposed of them."""
@@ -90,8 +86,8 @@ class Relaxation:
         """
         candidates = instance.candidates
         self.instance = instance
-        self.spread = spread = spread_evenly(instance)
-        self.live = np.flatnonzero(undominated(instance, spread) & allowed)
+        self.spread = spread = Spread(instance)
+        self.live = np.flatnonzero(spread.undominated() & allowed)
         self.group = candidates.table[self.live]
         peak = spread.peak[:, self.live]
         mean = spread.mean[:, self.live]

@@ -9,8 +9,6 @@ which no candidate adds.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from embark_jax.planner.cost.loads import STORED_BYTES
@@ -31,9 +29,8 @@ OF_STORAGES = [*PEAKS[:PEAK_UPDATE], PEAK_NODE]
 """Peaks that each storage has for itself, beside its use."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Spread:
-    """Candidates, spread evenly over all devices.
+    """Candidates of an instance, spread evenly over all devices.
 
     Attributes:
       peaks: number of peaks.
@@ -46,83 +43,59 @@ class Spread:
       stored_bytes: ``[STORED_TIERS, candidates]`` bytes in host memory and on disks.
     """
 
-    peaks: int
-    peak: np.ndarray
-    mean: np.ndarray
-    largest: np.ndarray
-    ms: np.ndarray
-    whole: np.ndarray
-    stored_bytes: np.ndarray
+    def __init__(self, instance: Instance):
+        self.instance = instance
+        candidates, objective = instance.candidates, instance.objective
+        storages, devices = len(objective.storages), objective.devices
+        loads = objective.of_devices(candidates.loads, at_least=True)
+        self.mean, self.largest = mean, largest = np.zeros((2, ADDED, len(candidates)))
+        means = candidates.reduced(np.add, loads) * candidates.column_shards / devices
+        mean[:PEAK_NODE] = means
+        largest[:PEAK_NODE] = candidates.reduced(np.maximum, loads)
+        gpus = instance.workload.fleet.gpus_per_node
+        # On the fewest nodes, each on another device.
+        nodes = np.ceil(candidates.row_shards / gpus)
+        largest[PEAK_NODE] = candidates.staged * largest[PEAK_SUMS]
+        of_nodes = largest[PEAK_NODE] * nodes * candidates.column_shards
+        mean[PEAK_NODE] = of_nodes * gpus / devices
+        largest[PEAK_USE], largest[PEAK_HOT_USE] = 1.0, candidates.hot_rows > 0
+        self.peak = peak = np.zeros((ADDED, len(candidates)), np.int64)
+        for number, kind in enumerate([*OF_STORAGES, PEAK_USE]):
+            peak[kind] = number * storages + candidates.storage
+        uses = len(OF_STORAGES) * storages
+        peak[PEAK_HOT_USE] = uses + np.maximum(candidates.hot_storage, 0)
+        peak[PEAK_UPDATE] = uses + storages
+        peak[PEAK_STORE] = uses + storages + 1
+        prices = objective.prices[OF_STORAGES].reshape(-1)
+        self.ms = np.concatenate([prices, objective.fixed_ms, np.ones(3)])
+        self.peaks = len(self.ms)
+        self.whole = np.zeros(self.peaks, bool)
+        self.whole[peak[[PEAK_SUMS, PEAK_NODE, PEAK_USE, PEAK_HOT_USE]]] = True
+        tiers = np.arange(len(STORED_TIERS))[:, None]
+        stored = candidates.reduced(np.add, candidates.loads[STORED_BYTES])
+        in_tier = objective.tier[candidates.storage] == tiers
+        self.stored_bytes = in_tier * stored * candidates.column_shards
 
-
-def spread_evenly(instance: Instance) -> Spread:
-    """Spreads all candidates of an instance."""
-    candidates, objective = instance.candidates, instance.objective
-    storages, devices = len(objective.storages), objective.devices
-    loads = objective.of_devices(candidates.loads, at_least=True)
-    mean, largest = np.zeros((2, ADDED, len(candidates)))
-    means = candidates.reduced(np.add, loads) * candidates.column_shards / devices
-    mean[:PEAK_NODE] = means
-    largest[:PEAK_NODE] = candidates.reduced(np.maximum, loads)
-    gpus = instance.workload.fleet.gpus_per_node
-    # On the fewest nodes, each on another device.
-    nodes = np.ceil(candidates.row_shards / gpus)
-    largest[PEAK_NODE] = candidates.staged * largest[PEAK_SUMS]
-    of_nodes = largest[PEAK_NODE] * nodes * candidates.column_shards
-    mean[PEAK_NODE] = of_nodes * gpus / devices
-    largest[PEAK_USE], largest[PEAK_HOT_USE] = 1.0, candidates.hot_rows > 0
-    peak = np.zeros((ADDED, len(candidates)), np.int64)
-    for number, kind in enumerate([*OF_STORAGES, PEAK_USE]):
-        peak[kind] = number * storages + candidates.storage
-    uses = len(OF_STORAGES) * storages
-    peak[PEAK_HOT_USE] = uses + np.maximum(candidates.hot_storage, 0)
-    peak[PEAK_UPDATE] = uses + storages
-    peak[PEAK_STORE] = uses + storages + 1
-    prices = objective.prices[OF_STORAGES].reshape(-1)
-    ms = np.concatenate([prices, objective.fixed_ms, np.ones(3)])
-    whole = np.zeros(len(ms), bool)
-    whole[peak[[PEAK_SUMS, PEAK_NODE, PEAK_USE, PEAK_HOT_USE]]] = True
-    return Spread(
-        len(ms),
-        peak,
-        mean,
-        largest,
-        ms,
-        whole,
-        stored_bytes=np.where(
-            objective.tier[candidates.storage] == np.arange(len(STORED_TIERS))[:, None],
-            candidates.reduced(np.add, candidates.loads[STORED_BYTES])
-            * candidates.column_shards,
-            0.0,
-        ),
-    )
-
-
-def undominated(instance: Instance, spread: Spread) -> np.ndarray:
-    """Returns ``[candidates]`` whether no other of the same table and storage is as
-    good in every peak, time and bytes; of equal candidates the first stays."""
-    candidates = instance.candidates
-    costs = np.concatenate(
-        [
-            spread.mean,
-            spread.largest,
-            [
-                candidates.everywhere_ms,
-                candidates.everywhere_bytes,
-                instance.stored_bytes,
-            ],
-        ]
-    )
-    pairs = candidates.table * len(instance.objective.storages) + candidates.storage
-    order = np.argsort(pairs, kind="stable")
-    costs, pairs = costs[:, order], pairs[order]
-    keep = np.ones(len(pairs), bool)
-    for shift in range(1, int(np.unique(pairs, return_counts=True)[1].max())):
-        one, other = costs[:, :-shift], costs[:, shift:]
-        alike = pairs[:-shift] == pairs[shift:]
-        no_more = alike & (one <= other).all(axis=0)
-        keep[shift:] &= ~no_more
-        keep[:-shift] &= no_more | ~(alike & (other <= one).all(axis=0))
-    undominated = np.zeros(len(pairs), bool)
-    undominated[order] = keep
-    return undominated
+    def undominated(self) -> np.ndarray:
+        """Returns ``[candidates]`` whether no other of the same table and storage is as
+        good in every peak, time and bytes; of equal candidates the first stays."""
+        candidates = self.instance.candidates
+        everywhere = candidates.everywhere_ms, candidates.everywhere_bytes
+        stored = self.instance.stored_bytes
+        costs = np.concatenate([self.mean, self.largest, [*everywhere, stored]])
+        pairs = (
+            candidates.table * len(self.instance.objective.storages)
+            + candidates.storage
+        )
+        order = np.argsort(pairs, kind="stable")
+        costs, pairs = costs[:, order], pairs[order]
+        keep = np.ones(len(pairs), bool)
+        for shift in range(1, int(np.unique(pairs, return_counts=True)[1].max())):
+            one, other = costs[:, :-shift], costs[:, shift:]
+            alike = pairs[:-shift] == pairs[shift:]
+            no_more = alike & (one <= other).all(axis=0)
+            keep[shift:] &= ~no_more
+            keep[:-shift] &= no_more | ~(alike & (other <= one).all(axis=0))
+        undominated = np.zeros(len(pairs), bool)
+        undominated[order] = keep
+        return undominated
