@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from flax import nnx
 
 from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
-from embark_jax.models.function import split
+from embark_jax.models.function import FunctionModel, Model
 
 
 class Footprint(NamedTuple):
@@ -37,7 +37,7 @@ def footprint(
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )
-    params, state, apply = split(model)
+    params, state, apply = _split(model)
 
     def backward(state, *inputs):  # a pytree of what it needs from forward
         def forward(params, dense, embeddings):
@@ -58,3 +58,17 @@ def footprint(
 
 def _floats(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _split(model: Model) -> tuple[Any, Any, Callable[..., jax.Array]]:
+    """Splits a model into the parameters that training changes, its other arrays, and
+    ``(params, state, dense, embeddings) -> logits``."""
+    if isinstance(model, FunctionModel):
+        apply = model.apply
+        return model.params, (), lambda params, _, *inputs: apply(params, *inputs)
+    graph, params, state = nnx.split(model, nnx.Param, ...)
+
+    def forward(params, state, dense, embeddings):
+        return nnx.merge(graph, params, state, copy=True)(dense, embeddings)
+
+    return params, state, forward

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 from flax import nnx
 
-Embeddings = Mapping[str, jax.Array]
+from embark_jax.models.interface import Embeddings
 
 
 class Samples(Protocol):
@@ -89,17 +89,3 @@ class ModelWithLoss(nnx.Module, abc.ABC):
 
 
 Model = nnx.Module | FunctionModel
-
-
-def split(model: Model) -> tuple[Any, Any, Callable[..., jax.Array]]:
-    """Splits a model into the parameters that training changes, its other arrays, and
-    ``(params, state, dense, embeddings) -> logits``."""
-    if isinstance(model, FunctionModel):
-        apply = model.apply
-        return model.params, (), lambda params, _, *inputs: apply(params, *inputs)
-    graph, params, state = nnx.split(model, nnx.Param, ...)
-
-    def forward(params, state, dense, embeddings):
-        return nnx.merge(graph, params, state, copy=True)(dense, embeddings)
-
-    return params, state, forward
