@@ -106,8 +106,8 @@ def count(
     )
     ranges = row_ranges(placements)
     of_ranges = candidates_of(ranges, features, workload)
-    for rows, shapes in zip(ranges, of_ranges, strict=True):
-        use = shapes.uses[0]
+    for rows, candidate in zip(ranges, of_ranges, strict=True):
+        use = candidate.uses[0]
         hotness = use.hotness * use.filled
         own_ids = workload.device_batch * hotness
         if rows.cluster == "dp":
@@ -125,20 +125,20 @@ def count(
         def add(name, values, owners=owners):
             np.add.at(arrays[name], owners, values)
 
-        add("touched", shapes.batch_unique[j] * width)
-        ids = shapes.batch_ids[j]
+        add("touched", candidate.batch_unique[j] * width)
+        ids = candidate.batch_ids[j]
         if rows.cluster == "ub":
             unique = use.skew.expected_unique(use.rows, own_ids)
             totals["repeated_ids"] += own_ids
             totals["unique_ids"] += unique * rows.column_shards
             totals["unique_values"] += unique * use.table.dim
             totals["pooled_values"] += own_ids * use.table.dim
-            received = devices * unique * (shapes.shard_rows / use.rows)[j]
+            received = devices * unique * (candidate.shard_rows / use.rows)[j]
             add("received_ids", received)
             add("received_values", received * width)
             continue
         samples = workload.batch_size * use.bags
-        empty = (1 - shapes.shares[j]) ** (hotness / use.bags)
+        empty = (1 - candidate.shares[j]) ** (hotness / use.bags)
         add("ids", ids)
         add("id_values", ids * width)
         add("bags", samples)

@@ -131,20 +131,24 @@ def least_bytes(
     per_parameter, per_row = workload.state_values
     ranges = row_ranges(plan.placements)
     of_ranges = candidates_of(ranges, plan.features, workload)
-    for rows, shapes in zip(ranges, of_ranges, strict=True):
-        (dim,), (hotness,), (filled,) = shapes.dim, shapes.hotness, shapes.filled
+    for rows, candidate in zip(ranges, of_ranges, strict=True):
+        (dim,), (hotness,), (filled,) = (
+            candidate.dim,
+            candidate.hotness,
+            candidate.filled,
+        )
         found = batch * hotness * filled
-        (row_value,) = shapes.value_bytes
+        (row_value,) = candidate.value_bytes
         row_bytes, sum_bytes = row_value * dim, value * dim
         terms["route", "sort"] += _sort_bytes(found)
         terms["lookup", "rows"] += found * row_bytes
         if rows.cluster == "ub":
-            sent = shapes.expected_unique(batch).sum()
+            sent = candidate.expected_unique(batch).sum()
             terms["lookup", "rows of owners"] += sent * row_bytes
-        terms["lookup", "pooled rows"] += batch * shapes.bags.sum() * sum_bytes
+        terms["lookup", "pooled rows"] += batch * candidate.bags.sum() * sum_bytes
         terms["row_gradients", "bag gradients"] += found * sum_bytes
         states = dim * per_parameter + per_row * rows.column_shards
-        touched = shapes.expected_unique(workload.batch_size).sum()
+        touched = candidate.expected_unique(workload.batch_size).sum()
         if rows.cluster != "dp":
             touched /= workload.devices
         terms["update", "rows and states"] += 2 * touched * (row_bytes + value * states)

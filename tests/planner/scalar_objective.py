@@ -36,19 +36,19 @@ def times_ms(placements, features, workload):
     phases, nodes, update = defaultdict(Counter), defaultdict(Counter), Counter()
     store = Counter()
     for placed in row_ranges(placements):
-        (shape,) = candidates_of([placed], features, workload)
-        (storage,) = shape.storages
+        (candidate,) = candidates_of([placed], features, workload)
+        (storage,) = candidate.storages
         storages.add(storage)
-        everywhere_ms += float(model.everywhere_ms(shape)[0])
+        everywhere_ms += float(model.everywhere_ms(candidate)[0])
         if placed.cluster == "dp":
             continue
-        bags = int(shape.bags[0]) if placed.cluster == "rb" else 0
-        owner_ms = model.owner_ms(shape)
+        bags = int(candidate.bags[0]) if placed.cluster == "rb" else 0
+        owner_ms = model.owner_ms(candidate)
         for index, device in enumerate(placed.devices):
             j = index // placed.column_shards
             sums[storage][device] += bags
-            certain[storage][device] += shape.sent_ids[0][j]
-            expected[storage][device] += shape.sent_ids[1][j]
+            certain[storage][device] += candidate.sent_ids[0][j]
+            expected[storage][device] += candidate.sent_ids[1][j]
             phases[storage, "lookup"][device] += owner_ms[0, j]
             phases[storage, "gradients"][device] += owner_ms[1, j]
             update[device] += owner_ms[2, j]
@@ -111,21 +111,21 @@ def ids_travel_ms(placements, features, workload):
     }
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     for placed in row_ranges(placements):
-        (shape,) = candidates_of([placed], features, workload)
-        (storage,) = shape.storages
+        (candidate,) = candidates_of([placed], features, workload)
+        (storage,) = candidate.storages
         if devices > 1 and placed.cluster == "dp":
             # A flag for each row, or each id if these are fewer.
-            values = min(placed.rows, workload.batch_size * int(shape.hotness[0]))
+            values = min(placed.rows, workload.batch_size * int(candidate.hotness[0]))
             # A ring around all devices, twice.
             around, between = 2 * (1 - 1 / devices), 2 * (1 - 1 / nodes) / gpus
             shares = (around, between) if gpus > 1 else (0, around)
             total_ms += sent_ms(4 * values, *shares)
         for index, owner in enumerate(placed.devices):
             j = index // placed.column_shards
-            certain[storage][owner] += shape.sent_ids[0][j]
-            expected[storage][owner] += shape.sent_ids[1][j]
+            certain[storage][owner] += candidate.sent_ids[0][j]
+            expected[storage][owner] += candidate.sent_ids[1][j]
             if placed.cluster == "rb":
-                sums[storage][owner] += int(shape.bags[0])
+                sums[storage][owner] += int(candidate.bags[0])
     for storage in certain if devices > 1 else ():
         capacity = max(
             math.ceil(certain[storage][d] + max(slack * e, e + 6 * math.sqrt(e)))

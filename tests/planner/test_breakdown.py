@@ -8,7 +8,6 @@ import pytest
 from embark_jax.planner import plan, price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet
-from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
@@ -40,7 +39,11 @@ def test_phases_and_tables_add_up_to_the_step(optimizer, exchange):
         *PLACEMENTS[:1],
         *(dataclasses.replace(p, exchange=exchange) for p in PLACEMENTS[1:]),
     ]
-    predicted = price(placed, FEATURES, circumstances).prediction()
+    priced = price(placed, FEATURES, circumstances)
+    predicted = priced.prediction()
+    for item in priced.work_items():
+        travels = item.collective is not None
+        assert (item.travel_ms.sum(axis=0) > 0).all() == travels
     found = predicted.breakdown
     by_phase = np.sum([*found.phase_ms.values()], axis=0)
     np.testing.assert_allclose(by_phase, predicted.device_ms)
@@ -64,8 +67,19 @@ def test_ids_by_hand():
     assert alone.padded_bytes >= 5 * 60 * even + 4 + 2 * 640
 
 
-def test_a_plan_keeps_its_breakdown():
-    planned = plan(*published.model("DLRM-DCNv2"), fleet.dgx_h100(), 65_536)
-    breakdown = planned.prediction.breakdown
-    assert sum(breakdown.table_ms.values()) == pytest.approx(planned.prediction.step_ms)
-    assert Plan.from_json(planned.to_json()) == planned
+def test_a_plan_is_predicted_as_the_search_predicted_it():
+    tables, features = published.model("DLRM-DCNv2")
+    machines = fleet.dgx_h100(2)
+    planned = plan(tables, features, machines, 65_536, zipf_exponent=1.1)
+    ahead = Workload(machines, 65_536, 1.1, overlap=True)
+    again = price(planned.placements, planned.features, ahead).prediction()
+    assert planned.prediction is not None
+    assert again.step_ms == pytest.approx(planned.prediction.step_ms)
+    assert again.device_ms == pytest.approx(planned.prediction.device_ms)
+    assert again.device_bytes == pytest.approx(planned.prediction.device_bytes)
+    assert again.lower_bound_ms == 0
+
+
+def test_impossible_placements_are_refused():
+    with pytest.raises(ValueError, match=r"table 'rb': devices \[3\] must lie in 0..1"):
+        price(PLACEMENTS[1:2], FEATURES, workload(1, 2))

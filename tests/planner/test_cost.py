@@ -57,9 +57,9 @@ def test_rows_in_16_bits_are_read_and_written_in_half_the_bytes(cluster):
     def moved(dtype):
         table = dataclasses.replace(USE.table, dtype=dtype)
         use = dataclasses.replace(USE, table=table)
-        shapes = Candidates.one(use, WORKLOAD, cluster)
-        works = [*MODEL.everywhere_work(shapes)]
-        works += [] if cluster == "dp" else MODEL.owner_work(shapes)
+        candidate = Candidates.one(use, WORKLOAD, cluster)
+        works = [*MODEL.everywhere_work(candidate)]
+        works += [] if cluster == "dp" else MODEL.owner_work(candidate)
         return {
             (work.phase, work.what): float(np.sum(work.memory_bytes)) for work in works
         }
@@ -185,8 +185,8 @@ def test_rows_that_slots_lack_come_over_the_host_link_and_others_leave():
         table = dataclasses.replace(USE.table, tier=tier, slots=400, evict=evict)
         use = dataclasses.replace(USE, table=table)
         assert use.hit_rate(80) == pytest.approx(0.4, abs=0.01)
-        shape = Candidates.one(use, workload, "ub", 2)
-        *_, update_ms, store_ms = ProgramModel(workload).owner_ms(shape)
+        candidate = Candidates.one(use, workload, "ub", 2)
+        *_, update_ms, store_ms = ProgramModel(workload).owner_ms(candidate)
         moved = missed * 32
         # Rows of 32 bytes in and out; two programs read and write both.
         np.testing.assert_allclose(
@@ -202,9 +202,9 @@ def test_row_gradients_are_in_memory_only_where_rows_are_in_pieces():
     row_wise = ProgramModel(dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad"))
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240)
     for model, columns, width in ((MODEL, 2, 0), (row_wise, 1, 0), (row_wise, 2, 4)):
-        shape = Candidates.one(USE, WORKLOAD, "ub", 1, columns)
-        _, gradients_ms, *_ = model.owner_ms(shape)
-        rows = unique + 3 * shape.room_for_rows  # zeroed, squared and read as well
+        candidate = Candidates.one(USE, WORKLOAD, "ub", 1, columns)
+        _, gradients_ms, *_ = model.owner_ms(candidate)
+        rows = unique + 3 * candidate.room_for_rows  # zeroed, squared and read as well
         assert gradients_ms == pytest.approx(rows * width * 4 / 1e6)
 
 
@@ -273,10 +273,10 @@ def test_a_look_ahead_hides_links_but_no_kernels():
         # 8 or 4 bytes of an id to 8 devices, half of which crosses the network.
         id_bytes = 8 if kind.cluster == "rb" else 4
         assert whole["id"] - less["id"] == pytest.approx(id_bytes * 8 / 2 / 1e6)
-    shape = Candidates.one(USE, WORKLOAD, "dp")
+    candidate = Candidates.one(USE, WORKLOAD, "dp")
     # 240 ids travel in a ring, twice, on NVLink.
     link_ms = 2 * 240 * 4 * 7 / 8 / 2e6
-    less_ms = MODEL.everywhere_ms(shape) - hidden.everywhere_ms(shape)
+    less_ms = MODEL.everywhere_ms(candidate) - hidden.everywhere_ms(candidate)
     assert less_ms == pytest.approx(link_ms)
 
 

@@ -31,11 +31,11 @@ def added_bytes(terms, sums, width):
     return moved + sums * 2 * width * 4
 
 
-def rows_bytes(model, shape):
+def rows_bytes(model, candidate):
     """Bytes that every device moves in memory, but for sorts and exchanges."""
     return sum(
         float(np.sum(work.memory_bytes))
-        for work in model.everywhere_work(shape)
+        for work in model.everywhere_work(candidate)
         if work.phase != "sort" and work.collective is None
     )
 
@@ -59,8 +59,8 @@ def test_owners_sum_row_gradients_in_plain_xla(rows, sums):
 
 def test_owners_in_ub_sum_what_devices_send_in_plain_xla():
     sent = 8 * 1000 * (1 - (1 - 1 / 1000) ** 30)
-    shape = Candidates.one(USE, WORKLOAD, "ub")
-    kernels, plain = (model.owner_ms(shape)[1, 0] for model in (MODEL, XLA))
+    candidate = Candidates.one(USE, WORKLOAD, "ub")
+    kernels, plain = (model.owner_ms(candidate)[1, 0] for model in (MODEL, XLA))
     sums = 240  # unique rows with slack would be more than all ids of the batch
     more = added_bytes(sent, sums, 8) + sums * 32
     assert plain - kernels == pytest.approx(more / 1e6, rel=1e-6)
@@ -75,8 +75,8 @@ def test_every_device_sums_the_gradients_that_it_sends_in_plain_xla(
     lookup = (kernels_of_bag - 1) * 2 * 10 * 32
     unique = 1000 * (1 - (1 - 1 / 1000) ** (10 * ids))
     for cluster, sums in (("ub", unique), ("dp", min(1000, 80 * ids))):
-        shape = Candidates.one(use, WORKLOAD, cluster)
-        kernels, plain = (rows_bytes(model, shape) for model in (MODEL, XLA))
+        candidate = Candidates.one(use, WORKLOAD, cluster)
+        kernels, plain = (rows_bytes(model, candidate) for model in (MODEL, XLA))
         # Zeroes are written to what is sent; the kernels write DP's apart from that.
         counted = 2 if cluster == "dp" else 1
         more = added_bytes(10 * ids, sums, 8) - counted * sums * 32
@@ -105,6 +105,6 @@ def test_one_device_sums_row_gradients_in_plain_xla():
         ProgramModel(dataclasses.replace(alone, kernels=name))
         for name in ("mosaic_gpu", "xla")
     )
-    shape = Candidates.one(USE, alone, "dp")
-    more = rows_bytes(plain, shape) - rows_bytes(kernels, shape)
+    candidate = Candidates.one(USE, alone, "dp")
+    more = rows_bytes(plain, candidate) - rows_bytes(kernels, candidate)
     assert more == added_bytes(240, 240, 8) + 240 * 32
