@@ -1,0 +1,356 @@
+"""Saves and restores gigabytes of tables, beside the speed of the disk: README.md.
+
+    python experiments/checkpoints/run.py --folder DISK [--sizes 1 4]
+
+Times are in seconds, bytes are those above what a process had before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from embark_kernels import RowwiseAdagrad
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from embark_jax.checkpoint import Checkpointer
+from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.logical import table_layouts
+from embark_jax.launch.agreement import tell_all
+from embark_jax.launch.one_host import free_port
+from embark_jax.plans.layout import lay_out
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.train.state import TrainState
+
+HERE = Path(__file__).parent
+SIZES = (1, 4)
+MESHES = ((1, 1), (8, 1), (2, 2))
+"""Devices, and processes that have them."""
+DIM = 64
+TABLES = 4
+ROWS = 4096
+"""Of each place of a table that is looked at."""
+MASK = 2**24 - 1
+"""Integers up to here are float32s."""
+
+
+def make_plan(gigabytes: float, devices: int, way: str) -> Plan:
+    """Four tables of one size on a mesh of one node.
+
+    Args:
+      gigabytes: of the tables together.
+      devices: of the mesh.
+      way: "rows" splits each in UB by rows over all devices, "columns" in UB by two
+        columns and half as many rows, "pooled" in RB by rows, from the last device on.
+    """
+    rows = int(gigabytes * 1e9 / (4 * DIM * TABLES)) // 64 * 64
+    tables = [TableSpec(f"t{i}", rows, DIM) for i in range(TABLES)]
+    features = tuple(FeatureSpec(f"f{i}", f"t{i}") for i in range(TABLES))
+    owners = tuple(range(devices))
+    placed = []
+    for table in tables:
+        if way == "rows":
+            placed.append(Placement(table, "ub", devices, 1, owners))
+        elif way == "pooled":
+            placed.append(Placement(table, "rb", devices, 1, owners[::-1]))
+        else:
+            shards = max(1, devices // 2)
+            over = tuple(i % devices for i in range(2 * shards))
+            placed.append(Placement(table, "ub", shards, 2, over))
+    storages = lay_out(tuple(placed), features, devices)
+    capacities = {storage.name: 64 for storage in storages}
+    return Plan(features, tuple(placed), 1, devices, 8 * devices, capacities)
+
+
+def make_state(plan: Plan, filled: bool) -> tuple[TrainState, EmbeddingCollection]:
+    """A state of zeros, or of values that tell their row and column in the array."""
+    embeddings = EmbeddingCollection(plan, plan.make_mesh())
+    scalar = jax.jit(
+        lambda: jnp.zeros((), jnp.int32),
+        out_shardings=NamedSharding(embeddings.mesh, PartitionSpec()),
+    )()
+    storages = {}
+    for storage in plan.storages:
+        shape = storage.slots_per_device * plan.devices, storage.width
+        sharding = embeddings.shardings[storage.name]
+        fill = _fill if filled else jnp.zeros
+        make = jax.jit(fill, static_argnums=0, out_shardings=sharding)
+        storages[storage.name] = make(shape)
+    state = TrainState(
+        step=scalar,
+        halted=scalar,
+        params={},
+        dense_state={},
+        model_state={},
+        storages=storages,
+        embedding_state=embeddings.init_optimizer(RowwiseAdagrad(0.1)),
+    )
+    return jax.block_until_ready(state), embeddings
+
+
+def check(state: TrainState, plan: Plan, source: Plan) -> None:
+    """Compares rows of all tables with those of a state that ``source`` wrote."""
+    (here,), (there,) = plan.storages, source.storages
+    array = state.storages[here.name]
+    mine, theirs = table_layouts([here]), table_layouts([there])
+    for table, (layout,) in mine.items():
+        (other,) = theirs[table]
+        for begin in (0, layout.end // 3, layout.end - ROWS):
+            asked = range(begin, begin + ROWS), range(DIM)
+            found, expected = np.zeros((2, ROWS, DIM), np.float32)
+            for piece in layout.pieces(*asked):
+                found[piece.into] = _rows(array, piece.slots)
+            for piece in other.pieces(*asked):
+                first = np.array(piece.slots)[:, None] * other.width
+                expected[piece.into] = (first + np.arange(other.width)) & MASK
+            np.testing.assert_array_equal(found, expected)
+
+
+def _rows(array: jax.Array, rows: range) -> np.ndarray:
+    """Of the one device that has them."""
+    for shard in array.addressable_shards:
+        begin = shard.index[0].start or 0
+        if rows.start in range(begin, begin + len(shard.data)):
+            return np.asarray(shard.data)[rows.start - begin : rows.stop - begin]
+    raise AssertionError
+
+
+def _fill(shape: tuple[int, int]) -> jax.Array:
+    row = lax.broadcasted_iota(jnp.uint32, shape, 0)
+    column = lax.broadcasted_iota(jnp.uint32, shape, 1)
+    return ((row * shape[1] + column) & MASK).astype(jnp.float32)
+
+
+class Peak:
+    """The most memory that the process has while the block runs, above that before."""
+
+    def __enter__(self) -> Peak:
+        self._begin = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until now
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bytes = _status("VmHWM") - self._begin
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])
+
+
+def forget(folder: Path) -> None:
+    """Takes what is in a folder out of the page cache; an older checkpoint there may be
+    deleted meanwhile, by another process."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                file = os.open(Path(where) / name, os.O_RDONLY)
+                os.fsync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(file)
+
+
+def timed(function: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def baseline(size: int, folder: Path) -> dict[str, float]:
+    """NumPy's way to disk and back."""
+    path = folder / "plain.bin"
+    array = np.arange(size // 4, dtype=np.float32)
+
+    def write():
+        with path.open("wb") as file:
+            array.tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    found = {"write_s": timed(write)}
+    forget(folder)
+    with path.open("rb") as file:
+        found["read_s"] = timed(lambda: file.readinto(array.data.cast("B")))
+    path.unlink()
+    return found
+
+
+def next_step(state: TrainState) -> TrainState:
+    """Changes a row of each array in place, as a step does; an array that somebody else
+    holds is copied."""
+    tables = _add_to_a_row((state.storages, state.embedding_state), 0.0)
+    return jax.block_until_ready(
+        state._replace(storages=tables[0], embedding_state=tables[1])
+    )
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _add_to_a_row(arrays: Any, change: float) -> Any:
+    return jax.tree.map(lambda array: array.at[0].add(change), arrays)
+
+
+def save(plan: Plan, folder: Path) -> dict[str, float]:
+    """Training stands still until the step after ``save`` is done."""
+    state, embeddings = make_state(plan, filled=True)
+    state = next_step(state)
+    with Peak() as peak:
+        begin = time.perf_counter()
+        with Checkpointer(folder / "ours", {}, 1) as checkpoints:
+            step = max(checkpoints.steps, default=0) + 1
+            checkpoints.save(state, step, embeddings, {})
+            next_step(state)
+            still = time.perf_counter() - begin
+        complete = time.perf_counter() - begin
+    return {"stand_still_s": still, "complete_s": complete, "peak_bytes": peak.bytes}
+
+
+def restore(plan: Plan, source: Plan, folder: Path) -> dict[str, float]:
+    state, embeddings = make_state(plan, filled=False)
+    forget(folder)
+    with Peak() as peak:
+        begin = time.perf_counter()
+        with Checkpointer(folder / "ours", {}, None) as checkpoints:
+            state, _ = checkpoints.restore(state, embeddings)
+        jax.block_until_ready(state)
+        seconds = time.perf_counter() - begin
+    if jax.process_count() == 1:
+        check(state, plan, source)
+    return {"restore_s": seconds, "peak_bytes": peak.bytes}
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """All measurements of one size and mesh, in one of its processes: medians."""
+    plan = make_plan(options.gigabytes, options.devices, "rows")
+    size = sum(4 * table.rows * table.dim for table in plan.tables)
+    rounds = [_round(options, plan, size) for _ in range(options.rounds)]
+    medians = {
+        name: {key: statistics.median(each[name][key] for each in rounds) for key in of}
+        for name, of in rounds[0].items()
+    }
+    return {"": {"bytes": size, "devices": options.devices}, **medians}
+
+
+def _round(
+    options: argparse.Namespace, plan: Plan, size: int
+) -> dict[str, dict[str, float]]:
+    devices, folder = options.devices, options.folder
+    found: dict[str, dict[str, float]] = {}
+    if jax.process_index() == 0:
+        found["baseline"] = baseline(size, folder)
+    tell_all("measured")
+    found["save"] = save(plan, folder)
+    found["restore"] = restore(plan, plan, folder)
+    for way in ("pooled", "columns"):
+        other = make_plan(options.gigabytes, devices, way)
+        found[f"restore: {way}"] = restore(other, plan, folder)
+    tell_all("restored")
+    if jax.process_index() == 0:
+        shutil.rmtree(folder / "ours")
+    return found
+
+
+def one_process(options: argparse.Namespace) -> None:
+    """Prints its measurements as JSON."""
+    several = options.processes > 1
+    jax.config.update("jax_platforms", "cpu")
+    own = options.devices // options.processes if several else 8
+    jax.config.update("jax_num_cpu_devices", own)
+    if several:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            options.coordinator, options.processes, options.process
+        )
+    print(json.dumps(measure(options)), flush=True)
+
+
+def all_processes(
+    gigabytes: float, devices: int, processes: int, folder: str, rounds: int
+) -> dict[str, Any]:
+    """The memory of all processes, and the time of the last."""
+    command = [sys.executable, __file__, "--folder", folder]
+    command += ["--gigabytes", str(gigabytes), "--devices", str(devices)]
+    command += ["--processes", str(processes), "--rounds", str(rounds)]
+    command += ["--coordinator", f"localhost:{free_port()}"]
+    children = [
+        subprocess.Popen(
+            [*command, "--process", str(i)], stdout=subprocess.PIPE, text=True
+        )
+        for i in range(processes)
+    ]
+    said = [child.communicate()[0] for child in children]
+    assert all(child.returncode == 0 for child in children), said
+    found = [json.loads(text.splitlines()[-1]) for text in said]
+    merged = found[0]
+    for kind, values in merged.items():
+        for name in values:
+            each = [other[kind][name] for other in found if kind in other]
+            merged[kind][name] = sum(each) if "peak" in name else max(each)
+    return {"gigabytes": gigabytes, "processes": processes, **merged.pop(""), **merged}
+
+
+def row(case: dict[str, Any]) -> str:
+    """A line of the table of the README."""
+    plain, kept = case["baseline"], case["save"]
+    others = [each for name, each in case.items() if name.startswith("restore: ")]
+    seconds = (
+        kept["stand_still_s"],
+        plain["write_s"],
+        kept["complete_s"],
+        plain["read_s"],
+        case["restore"]["restore_s"],
+        max(each["restore_s"] for each in others),
+    )
+    cells = [f"{case['gigabytes']:g} GB", case["devices"], case["processes"]]
+    cells += [f"{each:.2f}" for each in seconds]
+    cells += [f"{kept['peak_bytes'] / case['bytes']:.2f}"]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="in GB")
+    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--gigabytes", type=float, help="of a process of its own")
+    parser.add_argument("--devices", type=int)
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--process", type=int)
+    parser.add_argument("--coordinator")
+    options = parser.parse_args()
+    if options.process is not None:
+        one_process(options)
+        return
+    cases = []
+    for gigabytes in options.sizes:
+        for devices, processes in MESHES:
+            with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                case = all_processes(
+                    gigabytes, devices, processes, folder, options.rounds
+                )
+            cases.append(case)
+            print(row(case), flush=True)
+            options.out.write_text(json.dumps(cases, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
