@@ -53,6 +53,7 @@ def test_a_model_must_be_one(tmp_path, monkeypatch):
         experiment.build(load("model.kind=not_a_model:make"))
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "my_loss.py").write_text(
         "import optax\n"

@@ -105,6 +105,7 @@ def test_a_grid_tries_each_combination_once(config, trained, tmp_path, monkeypat
     assert again.out.count("│") == outcome.out.count("│")
 
 
+@pytest.mark.slow
 def test_a_search_prefers_what_did_well_and_goes_on(ranges, trained, tmp_path):
     workdir = tmp_path / "search"
     args = ("search", ranges, "--workdir", workdir, "--trials")
@@ -154,6 +155,7 @@ def test_a_folder_of_another_search_is_refused(config, trained, tmp_path):
     assert runs.snapshot(workdir) == before
 
 
+@pytest.mark.slow
 def test_a_search_by_another_metric_takes_no_run_of_other_values(
     ranges, trained, tmp_path
 ):
