@@ -1,7 +1,6 @@
 """Preparing: a folder appears whole or not at all, and what is damaged is said."""
 
 import gzip
-import json
 import re
 import shutil
 import signal
@@ -13,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark_jax._base.files import read_arrow
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
@@ -111,12 +109,6 @@ def test_bad_lines_stop_the_command_or_are_counted(raw, tmp_path):
     assert manifests.load(out).skipped_lines == 2
 
 
-def test_an_unknown_data_set_names_the_nearest(tmp_path):
-    outcome = embark("data", "prepare", "criteo", "--raw", tmp_path, "--out", tmp_path)
-    assert outcome.code == 1
-    assert outcome.err.startswith("error: dataset is 'criteo'; ")
-
-
 def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
     out = tmp_path / "out"
     command = ("data", "prepare", "criteo-kaggle", "--raw", raw, "--out", out)
@@ -152,24 +144,6 @@ def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
     refused = embark("train", config, "--workdir", tmp_path / "run2")
     assert refused.code == 1
     assert re.search(r"test/000-\d+\.arrow: is missing, must have", refused.err)
-
-
-def test_the_manifest_is_small_and_plain(raw, tmp_path):
-    out = tmp_path / "out"
-    prepare_in(raw, out)
-    manifest = json.loads((out / "data.json").read_text())
-    file = raw / "train.txt.gz"
-    assert manifest["made_from"]["raw"] == {
-        str(file): file.stat().st_size,
-    }
-    assert manifest["features"]["C1"] == {
-        "table": "C1",
-        "hotness": 1,
-        "pooling": "sum",
-        "bags_of_one_id": False,
-    }
-    keys = read_arrow(out / "vocabulary" / "C1.arrow")
-    assert len(keys) + 2 == manifest["table_rows"]["C1"]
 
 
 def test_missing_dense_values_are_told(tmp_path):
@@ -251,12 +225,6 @@ def test_a_run_does_not_go_on_with_other_data_and_says_what_to_do(tmp_path):
         "(data.files is a digest of prepared data); to train on others, begin a run in "
         "another --workdir",
     )
-
-
-def test_missing_counts_of_criteo(raw, tmp_path):
-    empty = [line.split("\t")[1:14].count("") for line in criteo_lines(200)]
-    manifest = prepare_in(raw, tmp_path / "out").manifest
-    assert sum(manifest.missing_dense.values()) == sum(empty) > 0
 
 
 def test_sigterm_removes_what_is_unfinished(tmp_path):
