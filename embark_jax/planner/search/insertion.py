@@ -135,11 +135,13 @@ class Insertion:
         loads = self.assignment.loads
         stored = self._objective.stored_weights @ loads.own[STORED_BYTES].sum(axis=1)
         memory_bytes = loads.everywhere_bytes + stored
-        devices_ms = self._devices_ms()
-        store_ms = _norm(loads.store_ms, self.power)
+        devices_ms, exposed_ms = self._devices_ms(), 0.0
+        if self.assignment.instance.has_stores:
+            store_ms = _norm(loads.store_ms, self.power)
+            exposed_ms = self._exposed(devices_ms, store_ms)
         return float(
             devices_ms
-            + self._exposed(devices_ms, store_ms)
+            + exposed_ms
             + self._memory_ms.sum()
             + self.ms_per_byte * memory_bytes
         )
@@ -192,9 +194,9 @@ class Insertion:
         after = self._objective.of_devices(after) / scale
         growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
         costs += (prices * growth)[:PEAK_STORE].sum(axis=0)
-        store_ms = _norm(loads.store_ms, power)
-        store_growth = (prices * growth)[PEAK_STORE]
-        if store_ms > LEAST_LOAD or store_growth.any():
+        if self.assignment.instance.has_stores:
+            store_ms = _norm(loads.store_ms, power)
+            store_growth = (prices * growth)[PEAK_STORE]
             memory_ms = self._memory_prices[:, s] * scale[:, :, 0] * growth
             longer_ms = costs - memory_ms.sum(axis=0) - self._held_ms(tried)
             before_ms = self._devices_ms()

@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import ROWS, STORED_BYTES, PricedCandidates
+from embark_jax.planner.cost.loads import (
+    ROWS,
+    STORE_MS,
+    STORED_BYTES,
+    PricedCandidates,
+)
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
@@ -61,6 +66,11 @@ class Instance:
         """Whether it has so many unlike tables that the search tries fewer splits, and
         only the best start."""
         return len(self.counts) > self.params.large_model
+
+    @functools.cached_property
+    def has_stores(self) -> bool:
+        """Whether some candidate has rows elsewhere than on devices."""
+        return bool((self.candidates.loads[STORE_MS] > 0).any())
 
     @functools.cached_property
     def shard_bytes(self) -> np.ndarray:

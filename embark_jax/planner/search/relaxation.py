@@ -33,7 +33,6 @@ import dataclasses
 
 import numpy as np
 
-from embark_jax.planner.cost.objective import PEAK_STORE
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.linear_program import LinearProgram, Rows
 from embark_jax.planner.search.spread import OF_STORAGES, Spread
@@ -184,7 +183,7 @@ class Relaxation:
         self._added_keys = keys
         # No step gains more than it waits for row stores.
         multipliers = optimum.multipliers.copy()
-        if self.has_stores:
+        if self.instance.has_stores:
             last = (1 + bool(crowding)) * rows + len(limits) - 1
             multipliers[last] = min(multipliers[last], 1.0)
         rates = program.rates(multipliers)
@@ -246,11 +245,6 @@ class Relaxation:
         times = [np.append(everywhere, held), np.append(everywhere, held + update)]
         return np.stack(times), objective.fixed_bytes
 
-    @property
-    def has_stores(self) -> bool:
-        """Whether some candidate has rows elsewhere than on devices."""
-        return bool((self.spread.largest[PEAK_STORE] > 0).any())
-
     def _limit_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns ``[limits, live + peaks]`` shares of what limits plans, and
         ``[limits]`` what may be taken of it: of device memory, at both times, of host
@@ -267,7 +261,7 @@ class Relaxation:
             if stored.any() and np.isfinite(pool):
                 matrix.append(np.append(stored[self.live] / pool, none))
                 limits.append(1.0)
-        if self.has_stores:
+        if self.instance.has_stores:
             scale = max(float(self.cost.max()), TINY)
             ahead = float(instance.workload.overlap)
             exposure = -ahead * self.cost
