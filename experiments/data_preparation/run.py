@@ -156,8 +156,10 @@ def write_lines(path: Path, count: int) -> None:
             file.write("\n".join(lines) + "\n")
 
 
-def _with_missing(rng: np.random.Generator, texts: np.ndarray, share: float) -> list:
-    return np.where(rng.random(len(texts)) < share, "", texts).tolist()
+def _with_missing(
+    rng: np.random.Generator, texts: np.ndarray, share: float
+) -> np.ndarray:
+    return np.where(rng.random(len(texts)) < share, "", texts)
 
 
 def write_rows(path: Path, count: int) -> None:

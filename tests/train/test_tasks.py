@@ -48,7 +48,9 @@ def test_a_missing_label_has_no_loss_and_counts_in_no_metric():
     each = -(y * np.log(p) + (1 - y) * np.log(1 - p)) * known * WEIGHTS
 
     def loss(logits):
-        return BinaryCrossEntropy(task_weights=WEIGHTS)(logits, labels, {}).sum()
+        return BinaryCrossEntropy(task_weights=WEIGHTS)(
+            logits, jnp.asarray(labels), {}
+        ).sum()
 
     gradient = jax.grad(loss)(jnp.asarray(logits, jnp.float32))
     expected = (p - y) * known * WEIGHTS

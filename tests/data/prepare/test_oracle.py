@@ -114,5 +114,5 @@ def test_values_ids_and_numbers_are_those_of_python(tmp_path, case, form):
         assert found["key"].to_pylist() == known
         assert found["count"].to_pylist() == [counts[v] for v in known]
         ids = dict(zip(known, range(2, 2 + len(known)), strict=True)) | {None: 0}
-        for bag, row in zip(of_rows, batch.ids[name].tolist(), strict=True):
+        for bag, row in zip(of_rows, np.asarray(batch.ids[name]).tolist(), strict=True):
             assert [i for i in row if i >= 0] == [ids[v] for v in bag]
