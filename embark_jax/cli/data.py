@@ -28,9 +28,10 @@ app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=Tru
 
 
 @app.callback()
-def options() -> None:
+def options(context: typer.Context) -> None:
     """Lets SIGTERM end a command as Ctrl-C does, which removes unfinished folders."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 app.command("prepare")(prepare.prepare)

@@ -39,7 +39,7 @@ def complain(message: str) -> None:
 def end_at_ctrl_c() -> NoReturn:
     """Ends the process at once: an orderly exit would free what threads still use."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("ended by Ctrl-C", file=sys.stderr)
+    print("interrupted", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(CTRL_C_STATUS)

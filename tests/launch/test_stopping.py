@@ -140,7 +140,7 @@ def test_before_the_first_step_there_is_nothing_to_save(config, tmp_path, monkey
         outcome = embark("train", config, "--workdir", tmp_path / "run")
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert outcome == (130, "", "ended by Ctrl-C\n")
+    assert outcome == (130, "", "interrupted\n")
     assert not (tmp_path / "run").exists()
 
 
