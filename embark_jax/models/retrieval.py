@@ -135,7 +135,7 @@ class RetrievalModel(ModelWithLoss):
         negatives = [(items, ids)] if self.in_batch else []
         uniform_samples = 0
         if self.uniform:
-            rows = embeddings[UNIFORM_NEGATIVES]
+            rows = unmasked(embeddings)[0][UNIFORM_NEGATIVES]
             rows = rows.reshape(-1, rows.shape[-1])
             vectors = self.items(jnp.zeros((len(rows), 0)), {self.item: rows})
             negatives.append((vectors, batch.ids[UNIFORM_NEGATIVES].reshape(-1)))
