@@ -7,6 +7,8 @@ Steps of DLRM-DCNv2 and DLRMv4 are compiled for one CPU device, from shapes alon
 
 from __future__ import annotations
 
+import argparse
+
 import optax
 from flax import nnx
 
@@ -72,7 +74,10 @@ def temporary_bytes(case: str, micro_batches: int) -> int:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cuts", type=int, nargs="+", default=(1, 4, 16))
+    counts = parser.parse_args().cuts
     for case in CASES:
-        for count in (1, 4, 16):
+        for count in counts:
             megabytes = temporary_bytes(case, count) / 1e6
             print(f"{case}, {count} micro-batches: {megabytes:.0f} MB")

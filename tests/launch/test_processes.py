@@ -63,16 +63,14 @@ def outcome(end: str) -> tuple[list[int], list[str], float]:
         seconds = time.monotonic() - begin
         if end == "SIGSTOP":
             second.kill()
-        second_said, _ = second.communicate(timeout=300)
+        second_said = second.stdout.read()  # communicate would lose what is buffered
+        second.wait(timeout=300)
     finally:
         for process in processes:
             process.kill()
     return (
         [each.returncode for each in processes],
-        [
-            first_said,
-            line + second_said,
-        ],
+        [first_said, line + second_said],
         seconds,
     )
 

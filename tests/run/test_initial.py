@@ -18,7 +18,7 @@ from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.embedding.logical import export_table
-from embark_jax.plans.tables import DYNAMIC_KEYS
+from embark_jax.plans.tables import HASHED_KEYS
 from embark_jax.run import experiment, initial
 from tests import runs
 from tests.runs import done
@@ -267,7 +267,7 @@ def test_rows_of_dynamic_tables_come_over_by_key(tmp_path):
         "embedding.tables={user: {slots: 20, max_slots: 40}, item: {}}",
         "embedding.dim=4",
     )
-    keys = {"hash_columns": {"user": DYNAMIC_KEYS}}
+    keys = {"hash_columns": {"user": HASHED_KEYS}}
     data = prepare_day(tmp_path, 0, **keys)
     run = trained(tmp_path, data, *dynamic)
     (tmp_path / "1").mkdir()
