@@ -120,7 +120,7 @@ def count(
         j, k = np.divmod(np.arange(len(owners)), rows.column_shards)
         # EMBark's ids are shuffled: the hottest row is on any shard of its table.
         j = shuffle.permutation(rows.row_shards)[j]
-        width = rows.width
+        width = rows.table.dim // rows.column_shards
 
         def add(name, values, owners=owners):
             np.add.at(arrays[name], owners, values)
