@@ -101,7 +101,7 @@ def test_tensor_shards_layers_inside_a_node():
 
 @pytest.mark.slow
 def test_checkpoints_load_into_another_layout(tmp_path, expected):
-    with Checkpointer(tmp_path, {}, keep=None) as checkpoints:
+    with Checkpointer(tmp_path, {}, keep=1) as checkpoints:
         first = trainer_of("zero1")
         losses(first.iterate(DATA, 10))
         checkpoints.save(first.state, 10, first.embeddings, {})

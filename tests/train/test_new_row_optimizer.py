@@ -46,8 +46,8 @@ from embark_jax.cli import app
 from embark_jax.planner.request.workload import STATE_VALUES
 
 assert STATE_VALUES["sign"] == (1, 1)
-assert "sign" in CliRunner().invoke(app, ["plan", "--help"]).output
 assert "jax" not in sys.modules
+assert "of kind sign" in CliRunner().invoke(app, ["keys", "embedding"]).output
 
 import jax, numpy as np
 import embark_jax as ej
