@@ -65,12 +65,16 @@ def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
     Python runs signal handlers between two of its own instructions, which may be
     minutes apart while XLA compiles. So a separate thread receives the signals. Where
     several processes train, JAX handles SIGTERM, and has all of them stop at the same
-    step; Ctrl-C becomes one.
+    step; Ctrl-C becomes one. In another thread than the main one, such as that of a
+    worker of Ray, a run has no signals: Python gives them to the main thread alone.
 
     Args:
       say: shows a message to the user; another thread calls it.
     """
     stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
     several = jax.process_count() > 1
     received, sent = socket.socketpair()
     sent.setblocking(False)  # as the signal module requires

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,15 @@ def test_what_is_asked_is_known_everywhere():
     assert said == ["SIGTERM: the run ends after this step, with a checkpoint"]
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_in_another_thread_has_no_signals():
+    def go_on() -> bool:
+        with stopping(print) as stop:
+            return stop.before(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert not thread.submit(go_on).result()
 
 
 def test_a_finished_run_is_evaluated_again(config, whole, tmp_path):
