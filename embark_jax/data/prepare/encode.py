@@ -103,10 +103,10 @@ class SampleEncoder:
           are_few: whether the query is planned once, as in ``batch``.
         """
         others = [name for name in types if name not in self._categories]
-        return self._ask(
+        ask = self._database.planned if are_few else self._database.table
+        return ask(
             f"SELECT {', '.join(map(sql.name, others))} FROM ({samples}) "
-            f"ORDER BY {sql.name(IN_FILE)}",
-            are_few,
+            f"ORDER BY {sql.name(IN_FILE)}"
         ).combine_chunks()
 
     def batch(
@@ -150,11 +150,13 @@ class SampleEncoder:
         queries = [self._ids(samples, name, types[name]) for name in self._categories]
         at_once = None
         if are_few and queries:
-            at_once = self._ask(" UNION ALL ".join(queries), True)
+            at_once = self._database.planned(" UNION ALL ".join(queries))
         for number, (name, feature) in enumerate(self._categories.items()):
             hotness = feature.stored_hotness
             ids = np.full((count, hotness), PADDING_ID, np.int64)
-            found = self._ask(queries[number]) if at_once is None else at_once
+            found = at_once
+            if found is None:
+                found = self._database.table(queries[number])
             f, n, place, id_ = (column.to_numpy() for column in found.columns)
             mine = f == number
             kept = mine & (place >= 0) & (place < hotness)
@@ -164,10 +166,6 @@ class SampleEncoder:
                 ids = np.where(ids < 0, ids, self._rows_of[feature.table][ids])
             of_features[name][...] = ids
         return batch
-
-    def _ask(self, query: str, is_planned: bool = False) -> pa.Table:
-        ask = self._database.planned if is_planned else self._database.table
-        return ask(query)
 
     def _ids(self, samples: str, name: str, type_: str) -> str:
         """Returns SQL of the number of a feature, and of the sample, place and id of
