@@ -1,6 +1,9 @@
 """Tables with rules and initial values of their own, on 2 × 4 devices."""
 
+import zlib
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -89,6 +92,24 @@ def test_an_unknown_rule_is_refused():
         collection.init_optimizer(
             ej.RowRules(RULES[""], {n: RULES[n] for n in ("fast", "adam", "sgd")})
         )
+
+
+def test_normal_initial_values_are_those_of_jax():
+    collection = ej.EmbeddingCollection(PLAN, PLAN.make_mesh())
+    key = jax.random.key(5)
+    storages = collection.init(key)
+    key = jax.random.fold_in(key, zlib.crc32(b"b") >> 1)
+
+    def value(row, column):
+        each = jax.random.fold_in(jax.random.fold_in(key, row), 0)
+        return jax.random.normal(jax.random.fold_in(each, column)) * 0.5
+
+    by_row = jax.vmap(jax.vmap(value, (None, 0)), (0, None))
+    expected = by_row(jnp.arange(11), jnp.arange(8))
+    found = ej.export_table(collection, storages, "b")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    uniform = ej.export_table(collection, storages, "a")
+    assert np.abs(uniform).max() <= 0.5 < np.abs(found).max()
 
 
 def test_a_config_names_the_rules():
