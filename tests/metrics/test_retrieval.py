@@ -20,6 +20,7 @@ from embark_jax.models import Masked
 from tests import runs
 from tests.models.sequence_oracle import last_event
 from tests.models.slopes import assert_slopes
+from tests.processes import train_in_two
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
 TABLES = (ej.TableSpec("user", USERS, DIM), ej.TableSpec("item", ITEMS, DIM))
@@ -358,6 +359,25 @@ train:
   steps: 4
   retrieval: {at: [10, 60], exclude: past}
 """
+
+
+@pytest.mark.slow
+def test_two_processes_measure_hit_rates_as_one(tmp_path):
+    """Each holds some columns of all items but the hot ones."""
+    table = "{rows: 60, cluster: ub, row_shards: 1, column_shards: 2, hot_rows: 7}"
+    config = runs.write_config(tmp_path, CONFIG)
+    mesh = "mesh={nodes: 2, gpus_per_node: 1}"
+    args = config, mesh, f"embedding.tables.item={table}", "train.log_every=1"
+    runs.done("train", *args, "--workdir", tmp_path / "one")
+    train_in_two(*args, "--workdir", tmp_path / "two")
+    one, two = (runs.final(tmp_path / name) for name in ("one", "two"))
+    names = [name for name in one if name.startswith("test_")]
+    assert {"test_hr@10", "test_ndcg@60", "test_log_loss"} <= set(names)
+    assert one["test_hr@60"] == 1
+    for name in names:
+        assert two[name] == pytest.approx(one[name], rel=1e-4), name
+    losses = (runs.losses(tmp_path / name) for name in ("one", "two"))
+    assert next(losses) == pytest.approx(next(losses), rel=1e-4)
 
 
 @pytest.mark.parametrize(
