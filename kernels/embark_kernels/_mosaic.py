@@ -34,8 +34,9 @@ SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
 PAIR = 2  # neighbours that a thread reads at once: 4 bytes in bfloat16
 
 _plgpu: Any = plgpu  # some names and parameters exist only in some versions of JAX
-# In jax 0.10, plgpu.load takes an index, and a plain store suits any layout.
-_load_takes_index = "idx" in inspect.signature(plgpu.load).parameters
+# In jax 0.10, plgpu.load must be given an index.
+_index = inspect.signature(plgpu.load).parameters.get("idx")
+_NO_INDEX = (None,) if _index and _index.default is inspect.Parameter.empty else ()
 _interpreted = False
 
 
@@ -117,9 +118,8 @@ class Rows:
         """Reads ``[width]`` values as they are stored."""
         if self._layout is None:
             return ref[row]
-        if _load_takes_index:
-            return _plgpu.load(ref, (row,), layout=self._layout, optimized=False)
-        return _plgpu.load(ref.at[row], layout=self._layout, optimized=False)
+        values = ref.at[row], *_NO_INDEX
+        return _plgpu.load(*values, layout=self._layout, optimized=False)
 
     def store(self, ref: Any, row: jax.Array, values: jax.Array) -> None:
         """Writes ``[width]`` values, rounded to the dtype of ``ref``."""
@@ -183,9 +183,8 @@ class Tile:
         if _interpreted:
             return ref[columns]
         layout = plgpu.Layout.WGMMA.reduce(0)
-        if _load_takes_index:
-            return _plgpu.load(ref, (columns,), layout=layout, optimized=False)
-        return _plgpu.load(ref.at[columns], layout=layout, optimized=False)
+        values = ref.at[columns], *_NO_INDEX
+        return _plgpu.load(*values, layout=layout, optimized=False)
 
     def spread(self, columns: jax.Array) -> jax.Array:
         """Returns ``[size, size]``, the same columns in each row."""
