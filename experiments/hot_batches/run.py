@@ -26,7 +26,6 @@ from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import WINDOW_BATCHES
 from embark_jax.planner.request.workload import Workload, table_uses
 from embark_jax.planner.search.layouts import fewest_slots
-from embark_jax.planner.search.params import DEFAULT
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Tier
@@ -188,7 +187,7 @@ def planned(
             table
             if forced[table.name].cluster == "dp"
             else dataclasses.replace(
-                table, tier=tier, slots=fewest_slots(use, job.workload, DEFAULT)
+                table, tier=tier, slots=fewest_slots(use, job.workload)
             )
             for table, use in zip(tables, uses, strict=True)
         ]

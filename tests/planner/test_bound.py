@@ -12,8 +12,8 @@ from embark_jax.planner.cost.loads import KINDS
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.objective import PEAKS
 from embark_jax.planner.request.dense import DenseLoad
+from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import make_instance
-from embark_jax.planner.search.params import SearchParams
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import least_bytes, searched
 from tests.thorough import thorough
@@ -21,10 +21,14 @@ from tests.thorough import thorough
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
 """Nodes, GPUs a node, tables: so few that all plans can be tried."""
 MOST_ASSIGNMENTS = 300_000
-FEW_SLOTS = SearchParams(slot_ratio=1000.0)
 NEAR_MS = 1.02
 """Times the best of all plans, up to which a plan is expected to be."""
 IN_TIERS = (0, 1, 5, 11, 16, 25, 26, 30)
+
+
+@pytest.fixture(autouse=True)
+def few_numbers_of_slots(monkeypatch):
+    monkeypatch.setattr(params, "SLOT_RATIO", 1000.0)
 
 
 def request(seed):
@@ -171,7 +175,7 @@ def check(seed, request=request):
     """How far the plan is from the best there is, as a ratio; None if that is not
     known."""
     tables, features, forced, workload = request(seed)
-    instance = make_instance(tables, features, forced, workload, FEW_SLOTS)
+    instance = make_instance(tables, features, forced, workload)
     optima = []
     for allowed in searched(instance):
         relaxation = Relaxation(instance, allowed)
@@ -187,22 +191,10 @@ def check(seed, request=request):
         with pytest.raises(
             ValueError, match=r"memory is short|memory and disks have room for"
         ):
-            plan_for(
-                workload,
-                tables,
-                features,
-                forced=forced,
-                params=FEW_SLOTS,
-            )
+            plan_for(workload, tables, features, forced=forced)
         return None
     assert least_bytes(instance) <= instance.memory.limit_bytes
-    planned = plan_for(
-        workload,
-        tables,
-        features,
-        forced=forced,
-        params=FEW_SLOTS,
-    )
+    planned = plan_for(workload, tables, features, forced=forced)
     found = planned.prediction
     assert found.lower_bound_ms <= min(optima) * (1 + 1e-9)
     assert found.step_ms >= min(optima) * (1 - 1e-9)

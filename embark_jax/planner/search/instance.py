@@ -18,7 +18,7 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.planner.search.layouts import worthwhile_candidates
-from embark_jax.planner.search.params import DEFAULT, SearchParams
+from embark_jax.planner.search.params import LARGE_MODEL
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
@@ -37,7 +37,6 @@ class Instance:
       owners: ``[groups]`` forced owners, or None.
       candidates: candidates of all groups, group by group; a candidate's ``table`` is
         a group.
-      params: how much is tried.
     """
 
     workload: Workload
@@ -48,7 +47,6 @@ class Instance:
     uses: Sequence[TableUse]
     forced: Sequence[ForcedPlacement]
     candidates: PricedCandidates
-    params: SearchParams = DEFAULT
 
     @property
     def memory(self) -> Memory:
@@ -65,7 +63,7 @@ class Instance:
     def is_large(self) -> bool:
         """Whether it has so many unlike tables that the search tries fewer splits, and
         only the best start."""
-        return len(self.counts) > self.params.large_model
+        return len(self.counts) > LARGE_MODEL
 
     @functools.cached_property
     def has_stores(self) -> bool:
@@ -96,14 +94,12 @@ def make_instance(
     features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement],
     workload: Workload,
-    params: SearchParams = DEFAULT,
 ) -> Instance:
     """Makes the instance of one request.
 
     Args:
       tables, features, forced: as for ``plan``.
       workload: circumstances of the plan.
-      params: how much is tried.
     """
     forces = [forced.get(table.name, FREE) for table in tables]
     for table, force in zip(tables, forces, strict=True):
@@ -118,8 +114,8 @@ def make_instance(
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     requests = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(each, len(numbers)) for each in requests])
-    coarse = len(numbers) > params.large_model
-    candidates = worthwhile_candidates([*numbers], tables, workload, params, coarse)
+    coarse = len(numbers) > LARGE_MODEL
+    candidates = worthwhile_candidates([*numbers], tables, workload, coarse)
     return Instance(
         workload=workload,
         objective=Objective(candidates.storages, workload),
@@ -129,5 +125,4 @@ def make_instance(
         uses=[use for use, _ in numbers],
         forced=[force for _, force in numbers],
         candidates=candidates,
-        params=params,
     )

@@ -23,7 +23,7 @@ from embark_jax.planner.cost.loads import (
 )
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.request.workload import TableUse, Workload
-from embark_jax.planner.search.params import SearchParams
+from embark_jax.planner.search import params
 from embark_jax.plans.clusters import (
     CLUSTERS,
     DIRECT,
@@ -67,7 +67,6 @@ def worthwhile_candidates(
     requests: Sequence[tuple[TableUse, ForcedPlacement]],
     tables: Sequence[TableSpec],
     workload: Workload,
-    params: SearchParams,
     coarse: bool,
 ) -> PricedCandidates:
     """Returns the candidates that are worth a try, priced.
@@ -76,7 +75,6 @@ def worthwhile_candidates(
       requests: for each group of alike tables its use, and what the user fixes.
       tables: all tables.
       workload: circumstances of the plan.
-      params: how many are tried.
       coarse: whether fewer splits, numbers of hot rows and of slots are tried.
     """
     tiers = _offered_tiers(tables, workload)
@@ -87,7 +85,7 @@ def worthwhile_candidates(
     cuts: list[Cut] = []
     of_cuts, layouts = [], []
     for number, (use, force) in enumerate(requests):
-        for cut in _cuts(use, force, workload, tiers, params, coarse):
+        for cut in _cuts(use, force, workload, tiers, coarse):
             layouts += [
                 (len(cuts), *layout)
                 for layout in _layouts(cut, force, splits, exchanges)
@@ -103,10 +101,10 @@ def worthwhile_candidates(
     )
 
 
-def fewest_slots(use: TableUse, workload: Workload, params: SearchParams) -> int:
+def fewest_slots(use: TableUse, workload: Workload) -> int:
     """Returns the fewest slots of a cached table."""
     unique = use.unique_rows(workload.batch_size)
-    return min(use.rows, max(1, math.ceil(params.slot_batches * unique)))
+    return min(use.rows, max(1, math.ceil(params.SLOT_BATCHES * unique)))
 
 
 def _offered_tiers(tables: Sequence[TableSpec], workload: Workload) -> list[Tier]:
@@ -128,11 +126,10 @@ def _cuts(
     force: ForcedPlacement,
     workload: Workload,
     tiers: Sequence[Tier],
-    params: SearchParams,
     coarse: bool,
 ) -> Iterator[Cut]:
     """Yields the cuts of a table that are worth a try."""
-    shares = sorted(params.hot_shares)
+    shares = sorted(params.HOT_SHARES)
     if coarse:
         shares = [shares[0], shares[-1]]
     if use.table.tier != "auto":
@@ -144,20 +141,20 @@ def _cuts(
         hot = use.of_rows(0, max(1, hot_rows))
         cold = use.of_rows(hot_rows, use.rows)
         for tier in tiers:
-            for slots in _slots(cold, tier, workload, params, coarse):
+            for slots in _slots(cold, tier, workload, coarse):
                 yield Cut(hot_rows, hot, cold.in_tier(tier, slots))
 
 
 def _slots(
-    use: TableUse, tier: Tier, workload: Workload, params: SearchParams, coarse: bool
+    use: TableUse, tier: Tier, workload: Workload, coarse: bool
 ) -> Sequence[int | None]:
     """Returns numbers of slots: those of the user, or from the fewest to all rows."""
     if tier == "device":
         return [None]
     if use.table.slots is not None:
         return [use.table.slots]
-    fewest = fewest_slots(use, workload, params)
-    steps = math.ceil(math.log(use.rows / fewest) / math.log(params.slot_ratio))
+    fewest = fewest_slots(use, workload)
+    steps = math.ceil(math.log(use.rows / fewest) / math.log(params.SLOT_RATIO))
     if coarse:
         steps = -(-steps // 4)
     slots = np.geomspace(fewest, use.rows, steps + 1).astype(np.int64)

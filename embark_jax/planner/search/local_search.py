@@ -9,10 +9,11 @@ way is kept, by the true cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from embark_jax.planner.search import params
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.insertion import Insertion, Tried
 from embark_jax.planner.search.instance import Instance
@@ -64,7 +65,7 @@ class LocalSearch:
         """
         instance = self.instance
         assignment = Assignment(instance, chosen)
-        insertion = Insertion(assignment, instance.params.powers[0], ms_per_byte)
+        insertion = Insertion(assignment, params.POWERS[0], ms_per_byte)
         alone = self._alone
         for c in set(chosen.tolist()) - alone.keys():
             alone[c] = Tried(instance, np.array([c]))
@@ -88,7 +89,6 @@ class LocalSearch:
         dice: np.random.Generator,
         ms_per_byte: float,
         powers: Sequence[int],
-        rank: Callable[[Assignment], tuple[float, float]] = Assignment.rank,
     ) -> Assignment:
         """Returns the best assignment on the way of all passes.
 
@@ -97,13 +97,12 @@ class LocalSearch:
           dice: random order of tables.
           ms_per_byte: price of memory.
           powers: powers of the smooth costs of the passes.
-          rank: by which assignments are compared.
         """
         best = assignment.copy()
-        best_rank = rank(assignment)
+        best_rank = assignment.rank()
         for power in powers:
             self._pass(Insertion(assignment, power, ms_per_byte), dice)
-            if (moved_rank := rank(assignment)) < best_rank:
+            if (moved_rank := assignment.rank()) < best_rank:
                 best, best_rank = assignment.copy(), moved_rank
         return best
 
@@ -191,7 +190,7 @@ class LocalSearch:
             candidate = int(assignment.candidate[table])
             owners = assignment.owners[table]
             group = int(self.instance.group[table])
-            if failures[group, candidate] >= self.instance.params.failures:
+            if failures[group, candidate] >= params.FAILURES:
                 continue
             insertion.take(table)
             growth, other, devices = insertion.best(self.tried[group])

@@ -9,8 +9,7 @@ from embark_jax._base.config import nearest
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.instance import make_instance
-from embark_jax.planner.search.params import DEFAULT, SearchParams
-from embark_jax.planner.search.solve import SearchResult, solve
+from embark_jax.planner.search.solve import solve
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.options import Cluster
@@ -34,34 +33,19 @@ def plan_for(
     features: Sequence[FeatureSpec],
     *,
     forced: Mapping[str, ForcedPlacement] | None = None,
-    params: SearchParams = DEFAULT,
 ) -> Plan:
     """Places every table of a model, for a step that a workload describes.
-
-    Returns the plan alone; ``searched_plan`` also what the search found.
 
     Args:
       workload: circumstances of the step.
       tables, features: the model.
       forced: forced placements by table name.
-      params: how much is tried.
 
     Raises:
       DoesNotFitError: if the tables do not fit the fleet.
       ValueError: if the model is inconsistent, a forced placement impossible, or the
         statistics are of another model.
     """
-    return searched_plan(workload, tables, features, forced, params)[0]
-
-
-def searched_plan(
-    workload: Workload,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    forced: Mapping[str, ForcedPlacement] | None = None,
-    params: SearchParams = DEFAULT,
-) -> tuple[Plan, SearchResult]:
-    """Returns the plan of ``plan_for``, and what the search found."""
     check_model(tables, features)
     # Dynamic tables are planned for the size that they grow to.
     grown = [_fully_grown(table) for table in tables]
@@ -73,16 +57,17 @@ def searched_plan(
     _check_request(grown, features, forced, workload)
     if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
-    result = solve(make_instance(grown, features, forced, workload, params))
-    if result.bound_ms > result.step_ms:
+    instance = make_instance(grown, features, forced, workload)
+    assignment, bound_ms = solve(instance)
+    if bound_ms > (step_ms := assignment.step_ms()):
         raise RuntimeError(
-            f"the bound of {result.bound_ms} ms is above the plan's {result.step_ms} "
+            f"the bound of {bound_ms} ms is above the plan's {step_ms} "
             "ms: one of them is wrong; please report this request"
         )
-    placements = result.assignment.placements()
+    placements = assignment.placements()
     priced = price(placements, features, workload)
     begin = {table.name: table for table in tables if table.is_dynamic}
-    plan = Plan(
+    return Plan(
         features=tuple(features),
         placements=tuple(
             dataclasses.replace(each, table=begin.get(each.table.name, each.table))
@@ -92,9 +77,8 @@ def searched_plan(
         gpus_per_node=workload.fleet.gpus_per_node,
         batch_size=workload.batch_size,
         capacities=priced.capacities(),
-        prediction=priced.prediction(float(result.bound_ms)),
+        prediction=priced.prediction(float(bound_ms)),
     )
-    return plan, result
 
 
 def _fully_grown(table: TableSpec) -> TableSpec:

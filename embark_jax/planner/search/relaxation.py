@@ -33,6 +33,7 @@ import dataclasses
 
 import numpy as np
 
+from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.linear_program import LinearProgram, Rows
 from embark_jax.planner.search.spread import OF_STORAGES, Spread
@@ -167,13 +168,13 @@ class Relaxation:
             if optimum is None:
                 return None
             least = abs(optimum.cost)
-            of_memory = instance.params.memory_price * least * per_share
+            of_memory = params.MEMORY_PRICE * least * per_share
             prices = worth[number : number + rows] + of_memory[number:]
             broken = self._broken(
                 optimum.variables[:number],
                 optimum.variables[number + extra :],
                 prices,
-                instance.params.tolerance * max(least, 1e-30),
+                params.TOLERANCE * max(least, 1e-30),
             )
             broken = np.setdiff1d(broken, keys)
             if not len(broken):

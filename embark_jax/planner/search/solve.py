@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.request.workload import TableUse
+from embark_jax.planner.search import params
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.layouts import fewest_slots
@@ -21,29 +20,10 @@ class DoesNotFitError(ValueError):
     """No plan fits; the message says what is short."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SearchResult:
-    """The result of a search.
-
-    Attributes:
-      assignment: best assignment.
-      bound_ms: bound: no plan takes less.
-      search: moves that it was found by.
-      ms_per_byte: price of memory at which it was found.
-    """
-
-    assignment: Assignment
-    bound_ms: float
-    search: LocalSearch
-    ms_per_byte: float = 0.0
-
-    @property
-    def step_ms(self) -> float:
-        return self.assignment.step_ms()
-
-
-def solve(instance: Instance) -> SearchResult:
-    """Returns the best plan of a search, and the bound.
+def solve(instance: Instance) -> tuple[Assignment, float]:
+    """Returns the best assignment of all starts, and the bound, in ms: no plan takes
+    less. The start of the lowest bound is first; for a large model that which has a
+    plan is the last.
 
     Args:
       instance: instance to plan.
@@ -51,17 +31,8 @@ def solve(instance: Instance) -> SearchResult:
     Raises:
       DoesNotFitError: if the tables do not fit.
     """
-    lacking = _lacking(instance)
-    result = None if lacking else _search(instance)
-    if result is None:
-        lacking = lacking or instance.memory.shortage(least_bytes(instance))
+    if lacking := _lacking(instance):
         raise DoesNotFitError(lacking)
-    return result
-
-
-def _search(instance: Instance) -> SearchResult | None:
-    """Returns the best plan of all starts, that of the lowest bound first, if any fits;
-    for a large model that of the first start that has one."""
     starts = []
     for allowed in searched(instance):
         relaxation = Relaxation(instance, allowed)
@@ -69,17 +40,17 @@ def _search(instance: Instance) -> SearchResult | None:
         if relaxed is not None:
             starts.append((relaxed.bound_ms, len(starts), relaxation, relaxed))
     starts.sort()
-    best: SearchResult | None = None
+    best: Assignment | None = None
     for bound_ms, _, relaxation, relaxed in starts:
         # No plan of this start is faster than its bound, nor of those that follow.
-        if best and (instance.is_large or bound_ms >= best.step_ms):
+        if best and (instance.is_large or bound_ms >= best.step_ms()):
             break
-        result = _search_plan(relaxation, relaxed)
-        if result and (best is None or result.step_ms < best.step_ms):
-            best = result
+        found = _search(relaxation, relaxed)
+        if found and (best is None or found.step_ms() < best.step_ms()):
+            best = found
     if best is None:
-        return None
-    return dataclasses.replace(best, bound_ms=starts[0][0])
+        raise DoesNotFitError(instance.memory.shortage(least_bytes(instance)))
+    return best, starts[0][0]
 
 
 def searched(instance: Instance) -> list[np.ndarray]:
@@ -116,9 +87,9 @@ def searched(instance: Instance) -> list[np.ndarray]:
     ]
 
 
-def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | None:
-    """Returns the best plan that fits of the candidates of a relaxation, if any is
-    found.
+def _search(relaxation: Relaxation, relaxed: Solution) -> Assignment | None:
+    """Returns the best assignment that fits of the candidates of a relaxation, if any
+    is found.
 
     Where memory is short it gets a price, which rises from nothing until a plan fits,
     and on while plans get faster: the fullest device counts for all, and only whole
@@ -129,18 +100,18 @@ def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | No
     """
     instance, bound_ms = relaxation.instance, relaxed.bound_ms
     ms_per_byte = 0.0
-    params = instance.params
-    powers = params.powers
+    powers = params.POWERS
     if instance.is_large:
-        ms_per_byte = params.large_price * bound_ms / instance.memory.limit_bytes
-        powers = *params.first_powers, *powers
-        taken = relaxation.within(relaxed.peaks, params.largest_shard)
+        ms_per_byte = params.LARGE_PRICE * bound_ms / instance.memory.limit_bytes
+        powers = *params.FIRST_POWERS, *powers
+        taken = relaxation.within(relaxed.peaks, params.LARGEST_SHARD)
         relaxed = relaxation.solve(taken=taken) or relaxed
     roundings = _roundings(relaxation, relaxed)
-    search = LocalSearch(instance, relaxed, params.tried)
-    first_price = params.memory_price * bound_ms / instance.memory.limit_bytes
-    best: SearchResult | None = None
-    for _ in range(params.memory_searches):
+    search = LocalSearch(instance, relaxed, params.TRIED)
+    first_price = params.MEMORY_PRICE * bound_ms / instance.memory.limit_bytes
+    best: Assignment | None = None
+    best_price = 0.0
+    for _ in range(params.MEMORY_SEARCHES):
         placed = []
         for seed, chosen in enumerate(roundings):
             assignment = search.construct(chosen, ms_per_byte)
@@ -149,55 +120,30 @@ def _search_plan(relaxation: Relaxation, relaxed: Solution) -> SearchResult | No
         fastest = min(placed, key=Assignment.step_ms)
         if not fastest.fits():
             placed.append(search.fill(fastest))
-        best_placed = min(placed, key=Assignment.rank)
-        result = SearchResult(best_placed, bound_ms, search, ms_per_byte)
-        if result.assignment.fits():
-            if best is not None and result.step_ms >= best.step_ms:
+        least = min(placed, key=Assignment.rank)
+        if least.fits():
+            if best is not None and least.step_ms() >= best.step_ms():
                 break
-            best = result
+            best, best_price = least, ms_per_byte
         if best is not None and (instance.is_large or fastest.fits()):
             break
         ms_per_byte = 4 * ms_per_byte or first_price
     if best is None:
         return None
-    moved = best.assignment
     if not instance.is_large:
-        search = LocalSearch(instance, relaxed, params.last_tried)
+        last = LocalSearch(instance, relaxed, params.LAST_TRIED)
         dice = np.random.default_rng(0)
-        moved = search.improve(moved.copy(), dice, best.ms_per_byte, powers)
-    return dataclasses.replace(best, assignment=search.fill(moved), search=search)
-
-
-def lighter(result: SearchResult) -> Assignment | None:
-    """Returns the assignment of least memory that moves from the result lead to, and
-    that takes hardly longer; None if it saves hardly any."""
-    best = result.assignment
-    instance, step_ms = best.instance, best.step_ms()
-    params, most_bytes = instance.params, best.bytes()
-
-    def rank(assignment: Assignment) -> tuple[float, float]:
-        late_ms = assignment.step_ms() - (1 + params.lighter_step) * step_ms
-        return max(0.0, late_ms), assignment.bytes()
-
-    found = result.search.improve(
-        best.copy(),
-        np.random.default_rng(0),
-        params.lighter_price * step_ms / most_bytes,
-        params.powers,
-        rank,
-    )
-    saves = found.bytes() <= (1 - params.lighter_memory) * most_bytes
-    return found if saves and found.fits() else None
+        best = last.improve(best.copy(), dice, best_price, powers)
+    return search.fill(best)
 
 
 def _roundings(relaxation: Relaxation, relaxed: Solution) -> list[np.ndarray]:
     """Returns the roundings worth a search, each ``[tables]`` candidates: of the
     relaxation, and of relaxations with crowded peaks."""
     instance = relaxation.instance
-    params = instance.params
-    number = max(1, params.rounded_groups // len(instance.counts))
+    number = max(1, params.ROUNDED_GROUPS // len(instance.counts))
     solutions = [relaxed]
-    for crowding in params.crowding[1:number]:
+    for crowding in params.CROWDING[1:number]:
         solutions.append(relaxation.solve(crowding) or relaxed)
     return [_round_tables(instance, solution.tables) for solution in solutions]
 
@@ -245,7 +191,7 @@ def _least_rows(instance: Instance, use: TableUse) -> int:
     """Returns the fewest rows of a table that are in device memory."""
     if not use.table.cached:
         return use.rows
-    return use.table.slots or fewest_slots(use, instance.workload, instance.params)
+    return use.table.slots or fewest_slots(use, instance.workload)
 
 
 def _lacking(instance: Instance) -> str:
