@@ -76,7 +76,7 @@ def measure_step(
     first_outputs = []
 
     def step(batch):
-        output = trainer.apply(batch, following[id(batch)])
+        output = trainer.start(batch, following[id(batch)])
         if batch is on_devices[0]:
             first_outputs.append(output)
         return output

@@ -79,7 +79,7 @@ def warm_state(
 
     Args:
       saved: the checkpoint.
-      state: a new trainer's ``state_to_fill``; consumed.
+      state: a new trainer's ``blank_state``, filled with initial rows; consumed.
       embeddings: collection that the state belongs to.
       counts: number of first rows that come over, by table; dynamic tables get all
         rows of then, and all other rows keep their initial values.

@@ -63,7 +63,8 @@ def start(
     keep = options.init_optimizer == "keep"
     _check_model(saved, setup, keep)
     kept = _row_counts(saved, _values(run, saved), setup, keep)
-    filled = trainer.state_to_fill()
+    trainer.whole_state()  # all rows of cached tables have values now
+    filled = trainer.blank_state()
     trainer.restore(warm_state(saved, filled, trainer.embeddings, kept, keep))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(trainer.state.params))
     optimizers = f"its optimizers' state; steps go on at {trainer.step:,}"

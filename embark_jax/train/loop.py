@@ -74,7 +74,8 @@ class Flight(NamedTuple):
 
 
 class Loop:
-    """The state of a training, and batches on their way through it.
+    """The state of a training, and batches on their way through it;
+    ``Trainer`` is its public form.
 
     Args:
       model: model of the dense layers.
@@ -214,7 +215,7 @@ class Loop:
         self, batch: DeviceBatch, following: DeviceBatch | None = None
     ) -> StepReport:
         """Starts the step of a batch, and waits for nothing. A batch that is refused is
-        not started again, nor does ``step`` count.
+        not started again, nor does ``step`` count: training is done by ``run``.
 
         Args:
           batch: batch to apply.

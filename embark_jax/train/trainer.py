@@ -15,7 +15,6 @@ import optax
 from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.data import Batch, BatchChecker, Dataset, prefetch
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import DeviceBatch
 from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.metrics.pointwise import EvalAccumulator, Metrics
@@ -25,12 +24,12 @@ from embark_jax.report.display import step_progress
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.loop import STEPS_IN_FLIGHT, Loop
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.outcome import StepReport, StepResult
-from embark_jax.train.state import Checkpoints, Optimizers, TrainState
+from embark_jax.train.outcome import StepResult
+from embark_jax.train.state import Checkpoints, Optimizers
 from embark_jax.train.step_model import CALL, step_model
 
 
-class Trainer:
+class Trainer(Loop):
     """A model, its embeddings and their state; batches change them.
 
     Args:
@@ -51,10 +50,9 @@ class Trainer:
       on_bad_id: rule for ids that are no row of a table; as in ``data.BatchChecker``.
       scratch: folder for rows of tier "disk"; None takes the one for temporary files.
 
-    Attributes:
+    Attributes, besides those of ``Loop``:
       check: brings training batches into the form that a step takes; counts bad ids.
       batch_size: number of samples in a step, over all devices.
-      cached: rows of cached tables, None if there are none.
     """
 
     def __init__(
@@ -72,9 +70,8 @@ class Trainer:
         on_bad_id: OnBadId = "error",
         scratch: Path | None = None,
     ):
-        self._model = step_model(model)
-        self._loop = Loop(
-            self._model,
+        super().__init__(
+            step_model(model),
             embeddings,
             Optimizers(dense_optimizer, embedding_optimizer),
             StepOptions(micro_batches, dense, loss, dense_wire),
@@ -82,42 +79,12 @@ class Trainer:
             scratch,
         )
         self.batch_size = embeddings.plan.batch_size
-        self.cached = self._loop.cached
-        self.check = self._loop.checker(on_bad_id)
+        self.check = self.checker(on_bad_id)
         self._on_bad_id: OnBadId = on_bad_id
-
-    @property
-    def state(self) -> TrainState:
-        """The current state."""
-        return self._loop.state
-
-    @state.setter
-    def state(self, state: TrainState) -> None:
-        self._loop.state = state
-
-    @property
-    def step(self) -> int:
-        """Number of steps that were applied for certain."""
-        return self._loop.step
-
-    @property
-    def embeddings(self) -> EmbeddingCollection:
-        """The collection in use; replaced when capacities grow."""
-        return self._loop.embeddings
-
-    @property
-    def recompilations(self) -> int:
-        """Number of times that a capacity or a table had to grow."""
-        return self._loop.recompilations
-
-    @property
-    def optimizers(self) -> Optimizers:
-        """The optimizers in use."""
-        return self._loop.optimizers
 
     def use_optimizers(self, optimizers: Optimizers) -> None:
         """Changes to optimizers of the same state, such as with other rates."""
-        self._loop.use(self.embeddings, optimizers)
+        self.use(self.embeddings, optimizers)
 
     def fit(
         self,
@@ -207,8 +174,8 @@ class Trainer:
 
         ahead = range(self.step, steps)
         wanted = itertools.takewhile(lambda step: not stop(step), ahead)
-        batches = prefetch(make_batch, wanted, self._loop.batches_ahead(size))
-        return self._loop.run(self._loop.place_ahead(batches))
+        batches = prefetch(make_batch, wanted, self.batches_ahead(size))
+        return self.run(self.place_ahead(batches))
 
     def iterate_batches(self, batches: Iterable[Batch]) -> Iterator[StepResult]:
         """Trains like ``train``, and yields each step once it is certain.
@@ -227,22 +194,7 @@ class Trainer:
           NonFiniteLossError: if a loss or an update is not finite; the state is the one
             before it.
         """
-        return self._loop.run(map(self._loop.place, map(self.check, batches)))
-
-    def apply(
-        self, batch: DeviceBatch, following: DeviceBatch | None = None
-    ) -> StepReport:
-        """Starts one step and waits for nothing; a refused batch is not replayed, nor
-        does ``step`` count. Training is done by ``fit`` and ``train``.
-
-        Args:
-          batch: batch to apply.
-          following: batch of the next step, whose route a look-ahead makes.
-
-        Raises:
-          ValueError: if an array has another shape or type than the plan says.
-        """
-        return self._loop.start(batch, following)
+        return self.run(map(self.place, map(self.check, batches)))
 
     @property
     def model(self) -> Any:
@@ -294,9 +246,9 @@ class Trainer:
         Raises:
           DataError: if a batch breaks a rule of ``data.BatchChecker``.
         """
-        check = check or self._loop.checker(self._on_bad_id)
-        placed = (self._loop.place(batch, True) for batch in map(check, batches))
-        for batch, logits in self._loop.score(placed, method=method):
+        check = check or self.checker(self._on_bad_id)
+        placed = (self.place(batch, True) for batch in map(check, batches))
+        for batch, logits in self.score(placed, method=method):
             yield batch, logits[: len(batch)]
 
     def evaluate(
@@ -306,39 +258,23 @@ class Trainer:
 
         Batches are taken ahead of time, by another thread.
         """
-        checked = map(check or self._loop.checker(self._on_bad_id), batches)
+        checked = map(check or self.checker(self._on_bad_id), batches)
         taken = prefetch(
             lambda _: next(checked, None),
             itertools.repeat(None),
-            self._loop.batches_ahead(self.batch_size),
+            self.batches_ahead(self.batch_size),
         )
         to_the_end = iter(lambda: next(taken), None)
-        placed = self._loop.place_ahead(to_the_end, to_score=True)
+        placed = self.place_ahead(to_the_end, to_score=True)
         scores = EvalAccumulator()
-        for batch, logits in self._loop.score(placed, STEPS_IN_FLIGHT):
+        for batch, logits in self.score(placed, STEPS_IN_FLIGHT):
             scores.add(batch.labels, logits, len(batch), batch.sample_weights)
         return scores.result()
-
-    def whole_state(self) -> TrainState:
-        """Returns the state as a checkpoint has it, with all rows of cached tables:
-        good until the next batch."""
-        return self._loop.whole_state()
-
-    def state_to_fill(self) -> TrainState:
-        """Returns the state like ``whole_state``, but with dynamic tables as what takes
-        rows by key: for ``restore``, when some of its values were overwritten."""
-        self._loop.whole_state()  # all rows of cached tables have values now
-        return self._loop.blank_state()
 
     def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those
         of ``checkpoint.Checkpointer.restore``."""
-
-        blank = self._loop.blank_state()
+        blank = self.blank_state()
         state, bad_ids = checkpoints.restore(blank, self.embeddings, step)
         self.restore(state)
         return bad_ids
-
-    def restore(self, state: TrainState) -> None:
-        """Takes over a state, such as a checkpoint's, shaped like ``whole_state``."""
-        self._loop.restore(state)

@@ -117,7 +117,7 @@ route = unchanged(lambda trainer, given: trainer.embeddings.route(given, {}))
 
 @unchanged
 def apply(trainer: ej.Trainer, bad: ej.Batch) -> None:
-    trainer.apply(put_batch(bad, trainer.embeddings.plan, trainer.embeddings.mesh))
+    trainer.start(put_batch(bad, trainer.embeddings.plan, trainer.embeddings.mesh))
 
 
 def with_64_bits() -> ej.Trainer:

@@ -114,7 +114,7 @@ def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
     assert trainer.step == 5
     assert_equal_states(snapshot(trainer), states[5])
     plan, mesh = trainer.embeddings.plan, trainer.embeddings.mesh
-    report = trainer.apply(put_batch(data.train_batch(5, BATCH), plan, mesh))
+    report = trainer.start(put_batch(data.train_batch(5, BATCH), plan, mesh))
     assert report.result(trainer.embeddings.plan.capacities).refused == "bad ids"
     assert np.asarray(report.bad_ids).sum(axis=0).tolist() == [0, 3]
 
