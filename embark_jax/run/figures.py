@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from embark_jax.metrics.pointwise import auc, labelled
-from embark_jax.train.loop import STEPS_IN_FLIGHT
-from embark_jax.train.outcome import StepResult
+from embark_jax.train.loop import STEPS_IN_FLIGHT, StepResult
 
 MIN_TIMED_STEPS = 10
 """Fewer steps give no throughput: the time of one of them varies."""

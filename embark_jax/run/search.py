@@ -31,7 +31,7 @@ from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.run import training
 from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import read_metrics
-from embark_jax.train.outcome import NonFiniteLossError
+from embark_jax.train.loop import NonFiniteLossError
 
 CONFIG, TRIALS = "search.yaml", "search.db"
 """Files of a search: its own config, its trials."""

@@ -16,15 +16,23 @@ import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import chex
 import jax
+import numpy as np
 
+from embark_jax._base.errors import UserError
 from embark_jax._base.memory import host_memory_bytes
 from embark_jax.cache.cached_rows import CachedRows, TooFewSlotsError
 from embark_jax.cache.row_store import StoreError
-from embark_jax.data import Batch, BatchChecker, prefetch
+from embark_jax.data import (
+    Batch,
+    BatchChecker,
+    DataError,
+    feature_statistics,
+    prefetch,
+)
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
 from embark_jax.embedding.device_batch import (
     DeviceBatch,
@@ -35,16 +43,14 @@ from embark_jax.embedding.device_batch import (
 from embark_jax.plans.capacities import grow
 from embark_jax.plans.options import OnBadId
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.outcome import (
-    BadIdError,
-    NonFiniteLossError,
-    StepReport,
-    StepResult,
-    refuse_bad_ids,
-    refuse_non_finite,
-)
 from embark_jax.train.state import Optimizers, TrainState, init_state
-from embark_jax.train.step import make_score_step, make_train_step
+from embark_jax.train.step import (
+    REFUSED,
+    Refused,
+    StepReport,
+    make_score_step,
+    make_train_step,
+)
 from embark_jax.train.step_model import CALL, StepModel
 
 STEPS_IN_FLIGHT = 2
@@ -56,6 +62,45 @@ MEMORY_SHARE = 1 / 32
 host."""
 PLACED_AHEAD = 1
 """Batches on the devices, which have no memory to spare."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """The result of a step.
+
+    Attributes:
+      step: number of the step, from 1.
+      loss: mean log loss of its batch, before the update.
+      logits, labels: ``[batch]`` or ``[batch, tasks]``, sharded by samples; logits
+        before the update.
+      used: share of each of the plan's capacities that the batch needed.
+      hot: whether all ids of the batch were of hot rows, so that it took the step that
+        exchanges no embeddings.
+      weights: ``[batch]`` weights of the samples, sharded, if they have some.
+      refused: why it changed nothing; None if it was applied, as all have been that a
+        trainer yields.
+      needed: what the batch needed of each of these capacities.
+    """
+
+    step: int
+    loss: float
+    logits: jax.Array
+    labels: jax.Array
+    used: Mapping[str, float]
+    hot: bool = False
+    weights: jax.Array | None = None
+    refused: Refused | None = None
+    needed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+class NonFiniteLossError(UserError, ArithmeticError):
+    """The loss of a batch or its update is NaN or infinite; the state is the one before
+    this batch."""
+
+
+class BadIdError(DataError):
+    """Ids that are no row of their table reached the devices; the state is the one
+    before their batch."""
 
 
 class Placed(NamedTuple):
@@ -277,7 +322,7 @@ class Loop:
             placed, report = self._flying[0]
             batch = placed.on_devices
             capacities = self.embeddings.plan.capacities
-            result = report.result(capacities, self.step + 1, batch.hot)
+            result = _result(report, capacities, self.step + 1, batch.hot)
             if result.refused is None:
                 self._flying.popleft()
                 self.step += 1
@@ -300,9 +345,9 @@ class Loop:
             self.state = self.state.with_tables(tables)
         batches = [flight.placed.batch for flight in refused]
         if result.refused == "bad ids":
-            refuse_bad_ids(batches[0], refused[0].report.bad_ids, self.checker())
+            _refuse_bad_ids(batches[0], refused[0].report.bad_ids, self.checker())
         if result.refused == "not finite":
-            refuse_non_finite(batches[0], result)
+            _refuse_non_finite(batches[0], result)
         self._make_room(result.needed)
         # A batch announced as hot that is not takes the ordinary step.
         batches[0] = dataclasses.replace(batches[0], hot=False)
@@ -354,11 +399,11 @@ class Loop:
         """Waits for a batch's logits; for as long as it is refused, scores it again."""
         while True:
             (batch, *_), report = flight
-            result = report.result(self.embeddings.plan.capacities)
+            result = _result(report, self.embeddings.plan.capacities)
             if result.refused is None:
                 return batch, report.logits
             if result.refused == "bad ids":
-                refuse_bad_ids(batch, report.bad_ids, self.checker())
+                _refuse_bad_ids(batch, report.bad_ids, self.checker())
             self._make_room(result.needed)
             flight = self._start_to_score(flight.placed, method)
 
@@ -405,3 +450,52 @@ class Loop:
         chex.assert_trees_all_equal_shapes_and_dtypes(state, self.state)
         self.state = state
         self.step = int(state.step)
+
+
+def _result(
+    report: StepReport, capacities: Mapping[str, int], step: int = 0, hot: bool = False
+) -> StepResult:
+    """Waits for a step, and returns its result.
+
+    Args:
+      report: what it left on the devices.
+      capacities: capacities that it was compiled for.
+      step, hot: as in ``StepResult``.
+    """
+    joined = np.asarray(report.numbers)
+    refused, _, *counts = joined.tolist()
+    needed = dict(zip(capacities, counts, strict=True))
+    return StepResult(
+        step,
+        float(joined[1:2].view(np.float32)[0]),
+        report.logits,
+        report.labels,
+        {name: count / max(capacities[name], 1) for name, count in needed.items()},
+        hot,
+        report.weights,
+        REFUSED[refused],
+        needed,
+    )
+
+
+def _refuse_non_finite(batch: Batch, result: StepResult) -> NoReturn:
+    """Raises ``NonFiniteLossError`` for the step of a batch."""
+    raise NonFiniteLossError(
+        f"loss is {result.loss:.6g} at step {result.step}, and it or the update not "
+        "finite; the batch:\n  " + "\n  ".join(feature_statistics(batch))
+    )
+
+
+def _refuse_bad_ids(batch: Batch, bad_ids: jax.Array, check: BatchChecker) -> NoReturn:
+    """Raises ``BadIdError`` for ids that reached the devices in spite of a checker.
+
+    Args:
+      batch: this process's samples of the batch.
+      bad_ids: ``[…, features]`` number of bad ids of each feature, by devices.
+      check: checker that knows the features and their tables.
+    """
+    shards = [np.asarray(shard.data) for shard in bad_ids.addressable_shards]
+    counts = [shard.reshape(-1, shard.shape[-1]).sum(axis=0) for shard in shards]
+    problems = check.describe_bad_ids(batch, np.sum(counts, axis=0))
+    where = "\n  ".join(problems) or "in the samples of another process"
+    raise BadIdError(f"ids out of range, nothing of the batch is used:\n  {where}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.cuts import Cuts, check_cuts
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
-from embark_jax.train.outcome import StepReport, join_numbers
 from embark_jax.train.state import Optimizers, TrainState, update_shardings
 from embark_jax.train.step_model import (
     CALL,
@@ -35,6 +34,31 @@ MATMUL_PRECISION = "highest"
 """Precision of products of float32 operands. By default XLA lets newer GPUs round them
 to the 10 bits of TF32, and losses of meshes would differ by more than 1e-4. Models that
 want speed ask for bfloat16, or for another precision in a product of their own."""
+
+Refused = Literal["bad ids", "overflow", "not finite"]
+"""Why a step changed nothing: an id is no row of its table, the batch needs more
+capacity than there was, or its loss or an update is not finite."""
+REFUSED: tuple[Refused | None, ...] = (None, *get_args(Refused))
+"""What the first of a report's numbers means."""
+
+
+class StepReport(NamedTuple):
+    """The results of a step besides the new state, on the devices.
+
+    Attributes:
+      numbers: ``[2 + capacities]`` int32, as ``_join_numbers`` makes them.
+      bad_ids: ``[devices, features]`` number of ids that are no row of their table, as
+        in ``Routes``.
+      logits: ``[batch]`` or ``[batch, tasks]`` logits before the update, sharded.
+      labels: labels, shaped like the logits, sharded.
+      weights: ``[batch]`` weights of the samples, sharded, if they have some.
+    """
+
+    numbers: jax.Array
+    bad_ids: jax.Array
+    logits: jax.Array
+    labels: jax.Array
+    weights: jax.Array | None = None
 
 
 def make_train_step(
@@ -141,7 +165,7 @@ def make_train_step(
             embedding_state=embedding_state,
         )
         report = StepReport(
-            join_numbers(routes, tables.needed(routes), fits, finite, gradients.loss),
+            _join_numbers(routes, tables.needed(routes), fits, finite, gradients.loss),
             routes.bad_ids,
             gradients.logits,
             columns.labels,
@@ -205,7 +229,7 @@ def make_score_step(
             logits = cuts.joined(lax.map(of_cut, cuts.numbered(columns)))
         if method == CALL:
             check_logits(logits, columns.labels)
-        numbers = join_numbers(
+        numbers = _join_numbers(
             routes,
             collection.needed(routes),
             collection.fits(routes),
@@ -215,6 +239,31 @@ def make_score_step(
         return StepReport(numbers, routes.bad_ids, logits, columns.labels)
 
     return jax.jit(score_step)
+
+
+def _join_numbers(
+    routes: Routes,
+    needed: Mapping[str, jax.Array],
+    fits: jax.Array,
+    finite: jax.Array,
+    loss: jax.Array,
+) -> jax.Array:
+    """Joins the numbers of a step into one array, which the host asks for once.
+
+    Args:
+      routes: routes of the batch.
+      needed, fits: what the collection says of them.
+      finite: ``[]`` bool: whether loss and update are finite and may be applied.
+      loss: ``[]`` float32 mean loss of the batch.
+    """
+    reasons = jnp.stack([routes.any_bad, ~fits, ~finite])
+    refused = jnp.where(reasons.any(), 1 + jnp.argmax(reasons), 0)
+    numbers = [
+        refused.astype(jnp.int32),
+        lax.bitcast_convert_type(loss.astype(jnp.float32), jnp.int32),
+        *(count.astype(jnp.int32) for count in needed.values()),
+    ]
+    return jnp.stack(numbers)
 
 
 def _rows_are_finite(

@@ -22,9 +22,8 @@ from embark_jax.models.function import Model
 from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
 from embark_jax.report.display import step_progress
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.loop import STEPS_IN_FLIGHT, Loop
+from embark_jax.train.loop import STEPS_IN_FLIGHT, Loop, StepResult
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.outcome import StepResult
 from embark_jax.train.state import Checkpoints, Optimizers
 from embark_jax.train.step_model import CALL, step_model
 

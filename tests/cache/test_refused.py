@@ -7,7 +7,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.cache.cached_rows import TooFewSlotsError
-from embark_jax.train.outcome import BadIdError, NonFiniteLossError
+from embark_jax.train.loop import BadIdError, NonFiniteLossError
 from tests.builders import losses
 from tests.matrix.runs import BATCH, OTHERS, Kind, batches, dynamic, fixed, trainer_of
 

@@ -13,7 +13,7 @@ from embark_jax.data import DataError
 from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.plans.plan import Plan
 from embark_jax.run import training
-from embark_jax.train.outcome import NonFiniteLossError
+from embark_jax.train.loop import NonFiniteLossError
 from tests import runs
 from tests.runs import assert_refused, done, embark
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.train.outcome import NonFiniteLossError
+from embark_jax.train.loop import NonFiniteLossError
 from tests.builders import losses
 from tests.matrix.runs import KINDS, batches, rows_of, trainer_of
 

@@ -10,8 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from embark_jax.run import figures as figures_module
 from embark_jax.run.figures import MIN_TIMED_STEPS, Figures
-from embark_jax.train.loop import STEPS_IN_FLIGHT
-from embark_jax.train.outcome import StepResult
+from embark_jax.train.loop import STEPS_IN_FLIGHT, StepResult
 
 BATCH = 4
 

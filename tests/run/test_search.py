@@ -11,7 +11,7 @@ import pytest
 from embark_jax.cli.arguments import console
 from embark_jax.config import reading
 from embark_jax.run import training
-from embark_jax.train.outcome import NonFiniteLossError
+from embark_jax.train.loop import NonFiniteLossError
 from tests import runs
 from tests.runs import done, embark
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.plans.storage import Placement
-from embark_jax.train.outcome import NonFiniteLossError
+from embark_jax.train.loop import NonFiniteLossError
 from tests.builders import make_plan, make_trainer, tables_of
 
 BATCH, DENSE, STEPS = 32, 3, 50

@@ -11,7 +11,7 @@ from flax import nnx
 
 from embark_jax.data import DataError
 from embark_jax.embedding.device_batch import put_batch
-from embark_jax.train.outcome import BadIdError, NonFiniteLossError
+from embark_jax.train.loop import BadIdError, NonFiniteLossError
 from tests.builders import DENSE, assert_equal_states, snapshot
 from tests.train.trainers import BATCH, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
