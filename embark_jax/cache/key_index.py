@@ -65,22 +65,6 @@ class KeyIndex(NamedTuple):
         return self.slot_keys.shape[0]
 
 
-class SlotRules(NamedTuple):
-    """The rules by which rows come into slots and leave them.
-
-    Attributes:
-      evict: which rows leave first: those that were asked for longest ago, or the
-        fewest times.
-      may_evict: whether rows may leave.
-    """
-
-    evict: Evict = "lru"
-    may_evict: bool = True
-
-
-ANY_ROW = SlotRules()
-
-
 class Moves(NamedTuple):
     """Rows that come into slots, and the rows that leave them.
 
@@ -202,7 +186,8 @@ def resolve(
     index: KeyIndex,
     keys: jax.Array,
     present: jax.Array,
-    rules: SlotRules = ANY_ROW,
+    evict: Evict = "lru",
+    may_evict: bool = True,
     group: Callable[[jax.Array, int], RowGroups] = group_rows,
 ) -> Resolved:
     """Finds the slots of a batch's keys, and gives slots to those that have none.
@@ -211,7 +196,9 @@ def resolve(
       index: index before the batch.
       keys: ``[n, 2]`` uint32 keys; one may occur several times.
       present: ``[n]`` bool: which keys count; the others mean nothing.
-      rules: rules of the slots.
+      evict: which rows leave first: those that were asked for longest ago, or the
+        fewest times.
+      may_evict: whether rows may leave.
       group: groups ``[n]`` int32 numbers below a bound, as ``group_rows`` does.
     """
     slots, taken, hand = index.slots, index.taken, index.hand
@@ -221,7 +208,7 @@ def resolve(
     present = row < slots + len(groups.group)
     missing = present & (row >= slots)
     asked, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
-    needed = asked if rules.may_evict else taken + misses
+    needed = asked if may_evict else taken + misses
     fits = needed <= slots
     # All arrays are read before they are written, or else XLA copies them.
     used_slot = jnp.where(fits & (slot < slots), slot, NOWHERE)
@@ -237,7 +224,7 @@ def resolve(
 
     def move(carried):
         _, index, slot, *_ = carried
-        return False, *_give_slots(index, keys, slot, missing, rules)
+        return False, *_give_slots(index, keys, slot, missing, evict, may_evict)
 
     none, nowhere = jnp.zeros_like(keys), jnp.full(n, NOWHERE, jnp.int32)
     moves = Moves(nowhere, none, none, misses * 0, jnp.zeros(n, bool))
@@ -306,13 +293,14 @@ def _give_slots(
     keys: jax.Array,
     slot: jax.Array,
     missing: jax.Array,
-    rules: SlotRules,
+    evict: Evict,
+    may_evict: bool,
 ) -> tuple[KeyIndex, jax.Array, Moves, tuple[jax.Array, jax.Array], jax.Array]:
     """Gives slots to the keys of a batch that have none.
 
     Args:
       index: index that has counted the batch.
-      keys, rules: as in ``resolve``.
+      keys, evict, may_evict: as in ``resolve``.
       slot: ``[n]`` int32 slot of each key; ``slots`` where there is none.
       missing: ``[n]`` bool: which keys need a slot.
 
@@ -329,7 +317,9 @@ def _give_slots(
     moving_key = jnp.zeros(n, jnp.int32).at[rank].set(position, mode="drop")
     fresh = index.taken + position
     any_leaves = index.taken[0] + count[0] > slots
-    victims, hand = _find_victims(index, n, rules, any_leaves)
+    victims, hand = jnp.full(1, slots, jnp.int32), index.hand
+    if may_evict:
+        victims, hand = _find_victims(index, n, evict, any_leaves)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
     given = jnp.where(moves, jnp.where(fresh < slots, fresh, victim), NOWHERE)
     leaves = moves & (fresh >= slots)
@@ -356,7 +346,7 @@ def _give_slots(
 
 
 def _find_victims(
-    index: KeyIndex, n: int, rules: SlotRules, any_leaves: jax.Array
+    index: KeyIndex, n: int, evict: Evict, any_leaves: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns slots, those whose rows leave first in front, and the next hand.
 
@@ -365,14 +355,12 @@ def _find_victims(
     taken. If none leaves, they are any slots.
     """
     slots = index.slots
-    if not rules.may_evict:
-        return jnp.full(1, slots, jnp.int32), index.hand
     offset = jnp.arange(min(slots, WINDOW_PER_KEY * n), dtype=jnp.int32)
     slot = (index.hand + offset) % slots
     used_at = index.used_at[slot]
     stays = (used_at == index.batches) | (slot >= index.taken)
     last = jnp.uint32(2**31)
-    score = used_at if rules.evict == "lru" else index.times_used[slot]
+    score = used_at if evict == "lru" else index.times_used[slot]
     score = score.astype(jnp.uint32)
     order = lax.cond(
         any_leaves,

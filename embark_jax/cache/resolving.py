@@ -20,7 +20,6 @@ from embark_jax.cache.directory import default_buckets
 from embark_jax.cache.key_index import (
     Demand,
     KeyIndex,
-    SlotRules,
     empty_index,
     rehash,
     resolve,
@@ -34,20 +33,12 @@ from embark_jax.embedding.collection import (
     TableState,
 )
 from embark_jax.embedding.exchange import gather, largest_over_devices
-from embark_jax.plans.layout import Storage
 
 MAXIMA = 3
 """The first so many of a storage's ``Counts`` are those of the device that has the
 most; the others are sums over devices."""
 Indexes = dict[str, KeyIndex]
 """Key indexes by storage name."""
-
-
-def slot_rules(storage: Storage) -> SlotRules:
-    """Returns the rules of a storage's slots. Of a dynamic table rows leave once it has
-    grown to its most."""
-    table = storage.table
-    return SlotRules(storage.kind.evict, table.max_slots in (None, table.slots))
 
 
 def init_indexes(collection: EmbeddingCollection) -> Indexes:
@@ -146,13 +137,15 @@ def resolve_routes(
     def resolve_all(indexes, routes):
         demands, counts = {}, []
         for name, cluster in clusters.items():
-            rules = slot_rules(cached[name])
-            rules = rules._replace(may_evict=to_score or rules.may_evict)
+            kind, table = cached[name].kind, cached[name].table
+            # Of a dynamic table rows leave once it has grown to its most.
+            may_evict = to_score or table.max_slots in (None, table.slots)
             keys, present = routes[name].keys
-            found = resolve(indexes[name], keys, present, rules, cluster.group)
+            of_slots = kind.evict, may_evict, cluster.group
+            found = resolve(indexes[name], keys, present, *of_slots)
             indexes[name] = found.index
             routes[name] = cluster.with_slots(routes[name], found.slot, found.touched)
-            if cached[name].kind.dtype != "float32":
+            if kind.dtype != "float32":
                 slots = found.touched.row
                 row_keys = found.index.slot_keys.at[slots].get(mode="clip")
                 routes[name] = routes[name]._replace(row_keys=row_keys)

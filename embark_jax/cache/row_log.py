@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,12 +49,14 @@ class RowFile:
     def __init__(self, rows: int, values: int, folder: Path | None):
         self._row_bytes = FLOAT32_BYTES * values
         size = rows * self._row_bytes
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="rows-")  # noqa: SIM115
+        with tempfile.TemporaryFile(dir=folder, prefix="rows-") as file:
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
         # Otherwise a full disk ends the process when a page is written back.
-        os.posix_fallocate(self._file.fileno(), 0, size)
-        at_random = mmap.mmap(self._file.fileno(), size)
+        os.posix_fallocate(self._file, 0, size)
+        at_random = mmap.mmap(self._file, size)
         at_random.madvise(mmap.MADV_RANDOM)
-        sequential = mmap.mmap(self._file.fileno(), size)
+        sequential = mmap.mmap(self._file, size)
         self.rows = np.frombuffer(at_random, np.float32).reshape(rows, values)
         self.in_order = np.frombuffer(sequential, np.float32).reshape(rows, values)
 
@@ -61,19 +64,19 @@ class RowFile:
         """Returns the rows from ``first`` to ``end``."""
         rows = np.empty((end - first, self.rows.shape[1]), np.float32)
         offset = first * self._row_bytes
-        _check_whole(os.preadv(self._file.fileno(), [rows.data], offset), rows)
+        _check_whole(os.preadv(self._file, [rows.data], offset), rows)
         return rows
 
     def write(self, first: int, rows: np.ndarray) -> None:
         """Overwrites the rows from ``first`` on."""
         rows = np.ascontiguousarray(rows)
         offset = first * self._row_bytes
-        _check_whole(os.pwrite(self._file.fileno(), rows.data, offset), rows)
+        _check_whole(os.pwrite(self._file, rows.data, offset), rows)
 
     def uncache(self, first: int, end: int) -> None:
         """Says that nobody will read these rows soon."""
         offset, size = first * self._row_bytes, (end - first) * self._row_bytes
-        os.posix_fadvise(self._file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self._file, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 def _check_whole(moved_bytes: int, rows: np.ndarray) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.cache import directory, key_index
-from embark_jax.cache.key_index import ANY_ROW, KeyIndex, Resolved, SlotRules
+from embark_jax.cache.key_index import KeyIndex, Resolved
 from embark_jax.embedding.keys import keys_of, words_of
 
 BATCH = 16
@@ -22,9 +22,9 @@ def batch_of(keys):
     return words_of(padded), np.arange(BATCH) < len(keys)
 
 
-@functools.partial(jax.jit, static_argnames="rules")
-def resolve(index, keys, present, rules=ANY_ROW) -> Resolved:
-    return key_index.resolve(index, keys, present, rules)
+@functools.partial(jax.jit, static_argnames="evict")
+def resolve(index, keys, present, evict="lru") -> Resolved:
+    return key_index.resolve(index, keys, present, evict)
 
 
 find, undo = jax.jit(key_index.find), jax.jit(key_index.undo)
@@ -83,7 +83,7 @@ def test_it_holds_what_a_dict_would(slots, evict, stream):
     for keys in stream:
         # Half of them differ in the upper word alone.
         keys = [key if key % 2 else -2 - (key << 32) for key in keys]
-        resolved = resolve(index, *batch_of(keys), SlotRules(evict))
+        resolved = resolve(index, *batch_of(keys), evict)
         assert int(resolved.demand.counts.unplaced[0]) == 0
         oracle.follow(keys, resolved)
         undone, unplaced = undo(resolved.index, resolved.demand)
@@ -105,7 +105,7 @@ def assert_alike(found: KeyIndex, expected: KeyIndex) -> None:
 def test_the_least_recent_or_least_frequent_leave(evict):
     index = key_index.empty_index(4)
     for keys in ([1, 2, 3, 4], [1, 2], [2, 1], [3], [4], [5]):
-        resolved = resolve(index, *batch_of(keys), SlotRules(evict))
+        resolved = resolve(index, *batch_of(keys), evict)
         index = resolved.index
     # 1 was asked for longest ago; 3 and 4 the fewest times, and 3 is in the first slot.
     assert (

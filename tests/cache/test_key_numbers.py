@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from embark_jax.cache.key_numbers import UNKNOWN, KeyNumbers
+from embark_jax.cache.row_store import UNKNOWN, KeyNumbers
 
 
 def test_keys_are_numbered_in_the_order_in_which_they_come():
