@@ -1,6 +1,6 @@
-"""A new cluster, exchange, row store, property of tables and move of the planner need
-so many files of the package, which a copy of it changes: the rows that they train, and
-the plans, are those of the ones that they stand for."""
+"""A new cluster, exchange, row store, kernel, property of tables and move of the
+planner need so many files of the packages, which a copy of them changes: the rows that
+they train, and the plans, are those of the ones that they stand for."""
 
 import os
 import shutil
@@ -8,13 +8,41 @@ import subprocess
 import sys
 from pathlib import Path
 
+import embark_kernels
 import pytest
 
 import embark_jax
 
 PACKAGE = Path(embark_jax.__file__).parent
 ROOT = PACKAGE.parent
+KERNELS = "../embark_kernels/"
 PATCHES = {
+    "kernel": {
+        KERNELS + "_toy.py": {
+            "": """import jax
+from embark_kernels._implementation import choose
+from embark_kernels.lookup import sum_bags_between
+
+def toy(table, ids, *, implementation=None):
+    if choose(implementation, table.shape[1], table.dtype) == "xla":
+        return table[ids].astype("float32")
+    offsets = jax.numpy.arange(len(ids) + 1, dtype="int32")[None]
+    return sum_bags_between(table, ids, offsets, None)[0]
+"""
+        },
+        KERNELS + "_api.py": {
+            "from embark_kernels.update import init": "from embark_kernels._toy import "
+            "toy as toy\nfrom embark_kernels.update import init"
+        },
+        KERNELS + "check.py": {
+            "from embark_kernels.update": "from embark_kernels._toy import toy\n"
+            "from embark_kernels.update",
+            '            "sum_groups": by': '            "toy": toy(table, slot, '
+            '**options),\n            "sum_groups": by',
+            '        "sum_groups": (*sums': '        "toy": (table[slots], '
+            'np.zeros((IDS, 1)), 0.0),\n        "sum_groups": (*sums',
+        },
+    },
     "exchange": {
         "plans/clusters.py": {
             'Literal["flat", "hierarchical"]': 'Literal["flat", "hierarchical", "toy"]',
@@ -86,6 +114,7 @@ PATCHES = {
     },
 }
 FILES = {
+    "kernel": 3,
     "exchange": 2,
     "table property": 3,
     "planner move": 1,
@@ -122,6 +151,17 @@ def initial(**properties):
     return make_trainer(plan).table("t")
 
 np.testing.assert_array_equal(initial(toy=2.0).rows, 2 * initial().rows)
+
+import embark_kernels
+import jax
+from embark_kernels import check
+
+program, arguments, expected = check.make_program(32, "float32")
+table, _, _, ids, *_ = arguments
+rows = embark_kernels.toy(table, ids.clip(0, len(table) - 1))
+np.testing.assert_array_equal(rows, expected["toy"][0])
+checked = jax.eval_shape(program, *arguments)["toy"]
+assert checked.shape == rows.shape, checked
 """
 PLANNING = """
 import embark_jax as ej
@@ -146,6 +186,8 @@ def test_they_need_so_many_files():
 @pytest.mark.slow
 def test_they_train_in_a_copy_of_the_package(tmp_path):
     copy = shutil.copytree(PACKAGE, tmp_path / "embark_jax", symlinks=True)
+    kernels = Path(embark_kernels.__file__).parent
+    shutil.copytree(kernels, tmp_path / "embark_kernels")
     for folder in ("tests", "configs"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     for files in PATCHES.values():
