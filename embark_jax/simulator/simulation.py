@@ -13,7 +13,6 @@ from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.table_list import TableList
 from embark_jax.planner.request.workload import SortedBatch, Workload
 from embark_jax.plans.fleet import Fleet
-from embark_jax.plans.options import Kernels
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator.step import step_tasks
@@ -35,23 +34,11 @@ class Job:
 
 
 def job_of_list(
-    listed: TableList,
-    fleet: Fleet,
-    batch: int | None = None,
-    zipf_exponent: float | None = None,
-    optimizer: str | None = None,
-    kernels: Kernels = "xla",
+    listed: TableList, fleet: Fleet, batch: int | None = None, **changes: Any
 ) -> Job:
-    """Returns the job that trains a table list's model, with dense layers in bfloat16.
-    Without a dense section it has no dense layers.
-
-    Args:
-      listed: the list.
-      fleet: the machines.
-      batch, zipf_exponent, optimizer, kernels: see ``TableList.workload``.
-    """
-    workload = listed.workload(fleet, batch, zipf_exponent, optimizer, kernels=kernels)
-    return Job(*listed.specs(), workload)
+    """Returns the job that trains a table list's model, with dense layers in bfloat16,
+    or none if the list has none; arguments are those of ``TableList.workload``."""
+    return Job(*listed.specs(), listed.workload(fleet, batch, **changes))
 
 
 @dataclasses.dataclass(frozen=True)

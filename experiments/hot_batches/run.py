@@ -199,7 +199,9 @@ def planned(
 def measure(model: str, batch: int, tier: Tier) -> dict[str, Any]:
     """Steps of one model in its own order of samples, and sorted, on four V100."""
     listed = planner.load_table_list(model)
-    job = simulator.job_of_list(listed, fleet.v100(1, 4), batch, ZIPF_EXPONENT)
+    job = simulator.job_of_list(
+        listed, fleet.v100(1, 4), batch, zipf_exponent=ZIPF_EXPONENT
+    )
     placements = planned(job, hot_rows(job.workload, job, BUDGET_BYTES), tier)
     own = simulator.simulate_program(job, placements)
     free = planner.plan_for(job.workload, job.tables, job.features)

@@ -44,7 +44,10 @@ def gain(model: str, nodes: int, skew: float) -> dict[str, Any]:
     listed = planner.load_table_list(model)
     tables, features = listed.specs()
     workload = listed.workload(
-        fleet.dgx_h100(nodes), None, skew, overlap=False, kernels="mosaic_gpu"
+        fleet.dgx_h100(nodes),
+        zipf_exponent=skew,
+        overlap=False,
+        kernels="mosaic_gpu",
     )
     cold = dict.fromkeys((t.name for t in tables), ForcedPlacement(hot_rows=0))
     found: dict[str, Any] = {"model": model, "gpus": 8 * nodes, "zipf_exponent": skew}

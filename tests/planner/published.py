@@ -42,4 +42,4 @@ def t7_of(gpus: int, host_bytes: float) -> Plan:
     machines = dgx_h100(1, gpus)
     device = dataclasses.replace(machines.device, host_memory_bytes=host_bytes / gpus)
     machines = dataclasses.replace(machines, device=device)
-    return plan_for(listed.workload(machines, None, None, None), tables, features)
+    return plan_for(listed.workload(machines), tables, features)

@@ -158,7 +158,7 @@ def test_where_ids_are_skewed_the_planner_finds_hot_rows():
     tables, features = listed.specs()
 
     def planned(exponent, forced=None):
-        workload = listed.workload(fleet.dgx_h100(1), None, exponent, None)
+        workload = listed.workload(fleet.dgx_h100(1), zipf_exponent=exponent)
         return plan_for(workload, tables, features, forced=forced), workload
 
     skewed, workload = planned(1.1)

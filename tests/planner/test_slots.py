@@ -155,7 +155,7 @@ def test_with_tier_auto_rows_leave_devices_only_where_memory_is_short():
     listed = table_list("DLRM-DCNv2")
     tables, features = listed.specs()
     auto = [dataclasses.replace(table, tier="auto") for table in tables]
-    workload = listed.workload(ej.fleets.dgx_h100(1), None, 1.1)
+    workload = listed.workload(ej.fleets.dgx_h100(1), zipf_exponent=1.1)
 
     def step_ms(tables, memory_gb=None, host_gb=2000.0):
         device = dataclasses.replace(

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Sequence
 from operator import gt
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field, NonNegativeFloat
@@ -46,9 +46,7 @@ from embark_jax.planner.request.workload import (
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
-    DenseParallelism,
     Evicted,
-    Kernels,
     Pooling,
     RowOptimizerName,
 )
@@ -59,10 +57,7 @@ from embark_jax.plans.tables import (
     check_model,
     embedding_width,
 )
-from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, FeatureAccess, Statistics
-
-T = TypeVar("T")
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST_DIM)]
@@ -224,39 +219,28 @@ class TableList(Config):
                 place += 1
 
     def workload(
-        self,
-        fleet: Fleet,
-        batch: int | None = None,
-        zipf_exponent: float | None = None,
-        optimizer: str | None = None,
-        wire: Wire = FLOAT32,
-        overlap: bool | None = None,
-        parallelism: DenseParallelism = "replicated",
-        kernels: Kernels = "xla",
+        self, fleet: Fleet, batch: int | None = None, **changes: Any
     ) -> Workload:
-        """Returns the workload on a fleet. Arguments take precedence over the list; the
-        default is 65,536 samples a step, uniform ids, row-wise Adagrad, and routes made
-        a step ahead as ``looks_ahead`` says. The dense layers take the optimizer of the
+        """Returns the workload on a fleet, with changes of its fields. The defaults are
+        65,536 samples a step, uniform ids, row-wise Adagrad, and routes made a step
+        ahead as ``looks_ahead`` says. The dense layers take the optimizer of the
         rows."""
         tables, features = self.specs()
-        optimizer = _first_set(optimizer, self.optimizer, "rowwise_adagrad")
+        optimizer = changes.get("optimizer", self.optimizer or "rowwise_adagrad")
         dense = NO_DENSE
         if self.dense is not None:
             network = self.dense.network(tables, features)
-            states = STATE_VALUES[dense_optimizer_of(optimizer)][0]
-            dense = network.load(states, parallelism)
-        return Workload(
-            fleet,
-            _first_set(batch, self.batch, 65_536),
-            _first_set(zipf_exponent, self.zipf_exponent, 0.0),
-            optimizer=optimizer,
-            statistics=self.statistics(),
-            wire=wire,
-            dense=dense,
-            overlap=looks_ahead(overlap, fleet),
-            kernels=kernels,
-            sample_ids=sum(feature.hotness for feature in features),
-        )
+            dense = network.load(STATE_VALUES[dense_optimizer_of(optimizer)][0])
+        fields = {
+            "batch_size": self.batch or 65_536 if batch is None else batch,
+            "zipf_exponent": self.zipf_exponent or 0.0,
+            "optimizer": optimizer,
+            "statistics": self.statistics(),
+            "dense": dense,
+            "overlap": looks_ahead(None, fleet),
+            "sample_ids": sum(feature.hotness for feature in features),
+        }
+        return Workload(fleet, **fields | changes)
 
 
 def dense_optimizer_of(optimizer: str) -> str:
@@ -264,11 +248,6 @@ def dense_optimizer_of(optimizer: str) -> str:
     there is none of the same name."""
     name = optimizer.removeprefix("rowwise_")
     return name if name in DENSE_OPTIMIZERS else "adagrad"
-
-
-def _first_set(*values: T | None) -> T:
-    """Returns the first value that is not None."""
-    return next(value for value in values if value is not None)
 
 
 def load_table_list(source: str | Path) -> TableList:

@@ -61,8 +61,8 @@ class Instance:
 
     @property
     def is_large(self) -> bool:
-        """Whether it has so many unlike tables that the search tries fewer splits, and
-        only the best start."""
+        """Whether it has so many unlike tables that the search tries only the best
+        start."""
         return len(self.counts) > LARGE_MODEL
 
     @functools.cached_property
@@ -114,8 +114,7 @@ def make_instance(
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     requests = zip(table_uses(tables, features, workload), forces, strict=True)
     group = np.array([numbers.setdefault(each, len(numbers)) for each in requests])
-    coarse = len(numbers) > LARGE_MODEL
-    candidates = worthwhile_candidates([*numbers], tables, workload, coarse)
+    candidates = worthwhile_candidates([*numbers], tables, workload)
     return Instance(
         workload=workload,
         objective=Objective(candidates.storages, workload),

@@ -67,7 +67,6 @@ def worthwhile_candidates(
     requests: Sequence[tuple[TableUse, ForcedPlacement]],
     tables: Sequence[TableSpec],
     workload: Workload,
-    coarse: bool,
 ) -> PricedCandidates:
     """Returns the candidates that are worth a try, priced.
 
@@ -75,17 +74,16 @@ def worthwhile_candidates(
       requests: for each group of alike tables its use, and what the user fixes.
       tables: all tables.
       workload: circumstances of the plan.
-      coarse: whether fewer splits, numbers of hot rows and of slots are tried.
     """
     tiers = _offered_tiers(tables, workload)
-    splits = _even_splits(workload.devices, coarse)
+    splits = _even_splits(workload.devices)
     exchanges: dict[Cluster, Sequence[Exchange]] = {
         cluster: _exchanges(cluster, workload) for cluster in CLUSTER_NAMES
     }
     cuts: list[Cut] = []
     of_cuts, layouts = [], []
     for number, (use, force) in enumerate(requests):
-        for cut in _cuts(use, force, workload, tiers, coarse):
+        for cut in _cuts(use, force, workload, tiers):
             layouts += [
                 (len(cuts), *layout)
                 for layout in _layouts(cut, force, splits, exchanges)
@@ -122,32 +120,23 @@ def _offered_tiers(tables: Sequence[TableSpec], workload: Workload) -> list[Tier
 
 
 def _cuts(
-    use: TableUse,
-    force: ForcedPlacement,
-    workload: Workload,
-    tiers: Sequence[Tier],
-    coarse: bool,
+    use: TableUse, force: ForcedPlacement, workload: Workload, tiers: Sequence[Tier]
 ) -> Iterator[Cut]:
     """Yields the cuts of a table that are worth a try."""
-    shares = sorted(params.HOT_SHARES)
-    if coarse:
-        shares = [shares[0], shares[-1]]
     if use.table.tier != "auto":
         tiers = [use.table.tier]
     elif force.cluster == REPLICATED:
         tiers = ["device"]
-    for hot_rows in _hot_rows(use, force, shares if workload.devices > 1 else ()):
+    for hot_rows in _hot_rows(use, force, workload.devices):
         # A use without hot rows must still have a row to weigh.
         hot = use.of_rows(0, max(1, hot_rows))
         cold = use.of_rows(hot_rows, use.rows)
         for tier in tiers:
-            for slots in _slots(cold, tier, workload, coarse):
+            for slots in _slots(cold, tier, workload):
                 yield Cut(hot_rows, hot, cold.in_tier(tier, slots))
 
 
-def _slots(
-    use: TableUse, tier: Tier, workload: Workload, coarse: bool
-) -> Sequence[int | None]:
+def _slots(use: TableUse, tier: Tier, workload: Workload) -> Sequence[int | None]:
     """Returns numbers of slots: those of the user, or from the fewest to all rows."""
     if tier == "device":
         return [None]
@@ -155,30 +144,26 @@ def _slots(
         return [use.table.slots]
     fewest = fewest_slots(use, workload)
     steps = math.ceil(math.log(use.rows / fewest) / math.log(params.SLOT_RATIO))
-    if coarse:
-        steps = -(-steps // 4)
     slots = np.geomspace(fewest, use.rows, steps + 1).astype(np.int64)
     if use.table.tier == "auto" and steps:  # with a slot for each row it is on devices
         slots = slots[:-1]
     return np.unique(slots).tolist()
 
 
-def _hot_rows(
-    use: TableUse, force: ForcedPlacement, shares: Sequence[float]
-) -> list[int]:
+def _hot_rows(use: TableUse, force: ForcedPlacement, devices: int) -> list[int]:
     """Returns the numbers of hot rows that are worth a try: none, and as many as take
     certain shares of the ids, if those are few and rows are numbered by frequency. A
     table whose shards are forced in any way has as many as are forced."""
     if force.hot_rows is not None:
         return [force.hot_rows]
-    if force.is_fixed or not use.skew.in_order:
+    if devices == 1 or force.is_fixed or not use.skew.in_order:
         return [0]
 
     def share_of(hot_rows: int) -> float:
         return use.skew.share(use.rows, 0, hot_rows)
 
     numbers = {0}
-    for share in shares:
+    for share in params.HOT_SHARES:
         limit = int(share * use.rows)
         if limit < 1 or share_of(limit) < share:
             continue
@@ -270,9 +255,8 @@ def _splits(
             yield from ((shards, columns) for shards in row_splits if shards <= limit)
 
 
-def _even_splits(devices: int, coarse: bool) -> list[int]:
-    """Returns numbers of row shards, ascending: halvings, and one for each device;
-    unless ``coarse``, also all even shares of the fleet."""
+def _even_splits(devices: int) -> list[int]:
+    """Returns numbers of row shards, ascending: halvings, and all even shares of the
+    fleet."""
     halvings = {2**k for k in range(devices.bit_length())}
-    shares = {n for n in range(1, devices + 1) if devices % n == 0}
-    return sorted(halvings | ({devices} if coarse else shares))
+    return sorted(halvings | {n for n in range(1, devices + 1) if devices % n == 0})

@@ -10,32 +10,7 @@ from typing import Any, NamedTuple
 
 import highspy
 import numpy as np
-
-
-class Rows(NamedTuple):
-    """Rows of a linear program.
-
-    Attributes:
-      number: number of rows.
-      row, column, value: what is not zero, by row and column.
-    """
-
-    number: int
-    row: np.ndarray
-    column: np.ndarray
-    value: np.ndarray
-
-    @classmethod
-    def of(cls, number: int, *parts: tuple[Any, Any, Any]) -> Rows:
-        """Returns rows of ``(row, column, value)``, each an array or one for all."""
-        arrays = [np.broadcast_arrays(*part) for part in parts]
-        row, column, value = (
-            np.concatenate([each.ravel() for each in of_parts])
-            for of_parts in zip(*arrays, strict=True)
-        )
-        order = np.lexsort((column, row))
-        order = order[value[order] != 0]
-        return cls(number, row[order], column[order], value[order].astype(float))
+from scipy import sparse
 
 
 class Optimum(NamedTuple):
@@ -66,19 +41,19 @@ class LinearProgram:
         self,
         cost: np.ndarray,
         upper: np.ndarray,
-        sums: Rows,
+        sums: Any,
         totals: np.ndarray,
         presolve: bool = True,
     ):
         """
         Args:
           cost, upper: ``[variables]``.
-          sums, totals: equations, and ``[sums]`` their right sides.
+          sums, totals: equations, ``[sums, variables]``, and ``[sums]`` right sides.
           presolve: whether HiGHS may simplify the program before it begins.
         """
         number = len(cost)
         self.cost, self.limits = cost, np.zeros(0)
-        self._rows: list[Rows] = []
+        self._rows: list[Any] = []
         self._solver: Any = highspy.Highs()
         self._solver.silent()
         self._solver.setOptionValue("presolve", "choose" if presolve else "off")
@@ -87,21 +62,22 @@ class LinearProgram:
         self._solver.addCols(
             number, cost, np.zeros(number), upper, 0, first, nothing, np.zeros(0)
         )
-        self._sums = sums.number
+        self._sums = len(totals)
         self._add_rows(sums, totals, totals)
 
-    def add_rows(self, rows: Rows, limits: np.ndarray) -> None:
-        """Adds rows with ``[rows]`` limits."""
-        self._rows.append(rows)
+    def add_rows(self, rows: Any, limits: np.ndarray) -> None:
+        """Adds ``[rows, variables]`` rows, sparse or not, with ``[rows]`` limits."""
+        self._rows.append(self._add_rows(rows, np.full(len(limits), -np.inf), limits))
         self.limits = np.append(self.limits, limits)
-        self._add_rows(rows, np.full(rows.number, -np.inf), limits)
 
-    def _add_rows(self, rows: Rows, lower: np.ndarray, upper: np.ndarray) -> None:
-        first = np.searchsorted(rows.row, np.arange(rows.number + 1)).astype(np.int32)
-        column = rows.column.astype(np.int32)
+    def _add_rows(self, rows: Any, lower: np.ndarray, upper: np.ndarray) -> Any:
+        rows = sparse.csr_array(rows)
+        rows.sum_duplicates()  # and sorts
+        rows.eliminate_zeros()
         self._solver.addRows(
-            rows.number, lower, upper, len(column), first, column, rows.value
+            len(upper), lower, upper, rows.nnz, rows.indptr, rows.indices, rows.data
         )
+        return rows
 
     def solve(self) -> Optimum | None:
         """Returns the optimum; None if no values satisfy the rows."""
@@ -118,9 +94,4 @@ class LinearProgram:
 
     def rates(self, multipliers: np.ndarray) -> np.ndarray:
         """Returns ``[variables]`` costs, with the rows at these multipliers."""
-        rates, first = self.cost.copy(), 0
-        for rows in self._rows:
-            factors = multipliers[first : first + rows.number][rows.row]
-            rates += np.bincount(rows.column, rows.value * factors, len(rates))
-            first += rows.number
-        return rates
+        return self.cost + sparse.vstack(self._rows).T @ multipliers

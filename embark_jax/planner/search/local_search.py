@@ -9,7 +9,6 @@ way is kept, by the true cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -88,7 +87,6 @@ class LocalSearch:
         assignment: Assignment,
         dice: np.random.Generator,
         ms_per_byte: float,
-        powers: Sequence[int],
     ) -> Assignment:
         """Returns the best assignment on the way of all passes.
 
@@ -96,11 +94,10 @@ class LocalSearch:
           assignment: assignment to begin with; it is changed.
           dice: random order of tables.
           ms_per_byte: price of memory.
-          powers: powers of the smooth costs of the passes.
         """
         best = assignment.copy()
         best_rank = assignment.rank()
-        for power in powers:
+        for power in params.POWERS:
             self._pass(Insertion(assignment, power, ms_per_byte), dice)
             if (moved_rank := assignment.rank()) < best_rank:
                 best, best_rank = assignment.copy(), moved_rank

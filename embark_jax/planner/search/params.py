@@ -8,14 +8,11 @@ from __future__ import annotations
 HOT_SHARES: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)
 """Shares of a table's ids that the hot rows of candidates take."""
 LARGE_MODEL = 64
-"""Number of groups of alike tables above which a model is large: fewer splits, and
-only the start with the lowest bound. Without it, 1,000 unlike tables take four
-times as long, for steps that are 1.6 % shorter."""
+"""Number of groups of alike tables above which a model is large: only the start with
+the lowest bound is improved."""
 CROWDING: tuple[float, ...] = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 0.625)
 """Shares of the largest shard that are added to peaks, of the relaxations whose
 roundings are improved; 0 is the relaxation itself."""
-LARGEST_SHARD = 1.5
-"""Largest shard of a large model's rounding, as a multiple of the relaxed peak."""
 ROUNDED_GROUPS = 120
 """Groups of alike tables in all roundings together: models with more groups have
 fewer roundings improved."""
@@ -30,15 +27,11 @@ POWERS: tuple[int, ...] = (8, 16, 64, 256)
 """Powers of the smooth costs by which tables are moved, one pass for each; the
 first is also that by which they are inserted at first. The last is within 128 ** (1
 / 256) = 2 % of the maximum over 128 devices."""
-FIRST_POWERS: tuple[int, ...] = (2, 4)
-"""Powers before these for a large model, of which one rounding is improved."""
 FAILURES = 2
 """Failed moves of alike tables in a pass after which the others stay."""
 MEMORY_PRICE = 0.1
 """Price of all memory, in step times, where no plan fits without one; it is four
 times as high from search to search."""
-LARGE_PRICE = 0.04
-"""The same of a large model, which begins with it."""
 MEMORY_SEARCHES = 8
 """Largest number of searches, the first without a price: the last price is 400 step
 times."""

@@ -30,12 +30,14 @@ planning takes longer by a tenth to a third.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import Instance
-from embark_jax.planner.search.linear_program import LinearProgram, Rows
+from embark_jax.planner.search.linear_program import LinearProgram
 from embark_jax.planner.search.spread import OF_STORAGES, Spread
 
 STORE, EXPOSED = -2, -1
@@ -53,13 +55,11 @@ class Solution:
       bound_ms: bound: no plan takes less.
       tables: ``[candidates]`` number of tables that take each.
       above_ms: ``[candidates]`` amount by which the bound rises for plans that take it.
-      peaks: ``[peaks]`` peaks, in units of the relaxation.
     """
 
     bound_ms: float
     tables: np.ndarray
     above_ms: np.ndarray
-    peaks: np.ndarray
 
 
 class Relaxation:
@@ -70,7 +70,7 @@ class Relaxation:
       spread: candidates of the instance, spread evenly.
       live: ``[live]`` candidates that are not left out.
       group: ``[live]`` group of each.
-      mean, largest: values of ``spread``, in units of ``unit``, as rows of peaks.
+      mean, largest: ``[peaks, live]`` values of ``spread``, in units of ``unit``.
       unit: ``[peaks]`` largest value of any candidate.
       worth: ``[live + peaks]`` ms of each table and of a unit of each peak.
       cost: ``[live + peaks]`` objective: the same without row stores' peak.
@@ -103,42 +103,27 @@ class Relaxation:
         self.worth = np.append(everywhere_ms, spread.ms * self.unit)
         self.cost = self.worth.copy()
         self.cost[STORE] = 0.0
-        row, column, value = self.largest[1:]
+        row, column = self.largest.coords
         keys = self.group[column] * spread.peaks + row
         order = np.argsort(keys, kind="stable")
-        self.shards = keys[order], column[order], value[order]
+        self.shards = keys[order], column[order], self.largest.data[order]
         self._added_keys = np.zeros(0, np.int64)
 
-    def _by_peak(self, peak: np.ndarray, values: np.ndarray) -> Rows:
-        """Returns a row for each peak, of ``[ADDED, live]`` values, in units."""
-        columns = np.arange(len(self.live))
-        return Rows.of(self.spread.peaks, (peak, columns, values / self.unit[peak]))
+    def _by_peak(self, peak: np.ndarray, values: np.ndarray) -> sparse.coo_array:
+        """Returns ``[peaks, live]`` of ``[ADDED, live]`` values, in units."""
+        columns = np.broadcast_to(np.arange(len(self.live)), peak.shape)
+        entries = (values / self.unit[peak]).ravel(), (peak.ravel(), columns.ravel())
+        made = sparse.coo_array(entries, (self.spread.peaks, len(self.live))).tocsr()
+        made.eliminate_zeros()
+        return made.tocoo()
 
-    def within(self, peaks: np.ndarray, factor: float) -> np.ndarray:
-        """Returns ``[live]`` whether no shard of each is larger than so many times the
-        peaks; all candidates of a group that would have none left.
-
-        Relaxed tables take fractions of candidates with large shards, which no plan
-        can; among the others it takes mostly whole ones.
-        """
-        limits = np.where(self.spread.whole, np.ceil(peaks - 1e-6), factor * peaks)
-        limits[self.spread.ms <= 0] = np.inf
-        _, row, column, value = self.largest
-        keep = np.ones(len(self.live), bool)
-        keep[column[value > limits[row] * (1 + 1e-9)]] = False
-        some = np.bincount(self.group[keep], minlength=len(self.instance.counts))
-        return keep | (some[self.group] == 0)
-
-    def solve(
-        self, crowding: float = 0.0, taken: np.ndarray | None = None
-    ) -> Solution | None:
+    def solve(self, crowding: float = 0.0) -> Solution | None:
         """Returns the optimum; None if memory does not suffice.
 
         Args:
           crowding: share of the largest shard that is added to the mean as the least
             peak. Above 0 the result bounds nothing, but its candidates are easier to
             place: placing ends up to one shard above the mean.
-          taken: ``[live]`` whether each candidate may be taken; all by default.
         """
         instance = self.instance
         counts = instance.counts
@@ -148,17 +133,15 @@ class Relaxation:
         cost = np.append(self.cost, np.zeros(extra))
         scale = max(float(cost.max()), TINY)
         upper = np.append(counts[self.group], np.full(rows + extra, np.inf))
-        if taken is not None:
-            upper[:number] *= taken
-        tables = Rows.of(len(counts), (self.group, np.arange(number), 1.0))
+        entries = np.ones(number), (self.group, np.arange(number))
+        tables = sparse.coo_array(entries, (len(counts), len(cost)))
         # Presolving takes longer than it saves, but its optima are better to round.
         program = LinearProgram(
             cost / scale, upper, tables, counts.astype(float), presolve=not crowding
         )
         program.add_rows(self._peak_rows(crowding), np.zeros(rows + extra))
         matrix, limits = self._limit_rows()
-        of_limits = np.arange(len(limits))[:, None], np.arange(matrix.shape[1]), matrix
-        program.add_rows(Rows.of(len(limits), of_limits), limits)
+        program.add_rows(np.pad(matrix, ((0, 0), (0, extra))), limits)
         per_share = self.memory()[0][1] / instance.memory.limit_bytes
         worth = self.worth / scale
         keys = self._added_keys
@@ -188,8 +171,6 @@ class Relaxation:
             last = (1 + bool(crowding)) * rows + len(limits) - 1
             multipliers[last] = min(multipliers[last], 1.0)
         rates = program.rates(multipliers)
-        if taken is not None:
-            rates[:number][~taken] = np.inf
         bound = self._dual_bound(rates) - program.limits @ multipliers
         tables_of, above_ms = np.zeros((2, len(instance.candidates)))
         above_ms[:] = np.inf
@@ -198,12 +179,7 @@ class Relaxation:
             rates[:number] - self._least_of_groups(rates)[self.group]
         )
         bound_ms = max(0.0, scale * float(bound) * (1 - SAFETY))
-        return Solution(
-            bound_ms,
-            tables_of,
-            above_ms,
-            optimum.variables[number + extra :],
-        )
+        return Solution(bound_ms, tables_of, above_ms)
 
     def _least_of_groups(self, rates: np.ndarray) -> np.ndarray:
         """Returns ``[groups]`` the lowest rate of any candidate of each."""
@@ -222,12 +198,9 @@ class Relaxation:
         counts = self.instance.counts
         below = np.minimum(rates[len(self.live) :], 0.0)
         highest = np.zeros(len(below))
+        most: Any = self.instance.objective.devices * self.mean + self.largest
         for r in np.flatnonzero(below):
-            loads = np.zeros(len(self.live))
-            devices = self.instance.objective.devices
-            for rows, times in (self.mean, devices), (self.largest, 1):
-                own = rows.row == r % self.spread.peaks
-                loads[rows.column[own]] += times * rows.value[own]
+            loads = most[[r % self.spread.peaks]].toarray().ravel()
             of_group = np.zeros(len(counts))
             np.maximum.at(of_group, self.group, loads)
             highest[r] = counts @ of_group
@@ -272,21 +245,17 @@ class Relaxation:
             limits.append(ahead * instance.objective.dense_ms / scale)
         return np.stack(matrix), np.array(limits)
 
-    def _peak_rows(self, crowding: float) -> Rows:
+    def _peak_rows(self, crowding: float) -> Any:
         """Returns the means less each peak; with crowding means and a share of the
         largest shard, and then that shard, less each peak."""
-        peaks = self.spread.peaks
-        each, variables = np.arange(peaks), len(self.live) + np.arange(peaks)
-        mean = self.mean[1:], (each, variables, -1.0)
+        each = sparse.eye_array(self.spread.peaks)
         if not crowding:
-            return Rows.of(peaks, *mean)
+            return sparse.hstack([self.mean, -each])
         # What is whole, such as partial sums, always fits.
-        share = np.where(self.spread.whole, 0.0, crowding)
-        largest = variables + peaks
-        beside = (each, largest, share), (peaks + each, largest, 1.0)
-        return Rows.of(2 * peaks, *mean, *beside, (peaks + each, variables, -1.0))
+        share = sparse.diags_array(np.where(self.spread.whole, 0.0, crowding))
+        return sparse.block_array([[self.mean, -each, share], [None, -each, each]])
 
-    def _largest_rows(self, keys: np.ndarray, extra: int = 0) -> Rows:
+    def _largest_rows(self, keys: np.ndarray, extra: int = 0) -> Any:
         """Returns the largest shards of a group less the peak.
 
         Args:
@@ -302,11 +271,12 @@ class Relaxation:
         begin = np.cumsum(lengths) - lengths
         shard = np.arange(lengths.sum()) + (first - begin)[key_of_shard]
         values = sizes[shard] / self.instance.counts[group][key_of_shard]
-        return Rows.of(
-            len(keys),
-            (key_of_shard, columns[shard], values),
-            (np.arange(len(keys)), len(self.live) + extra + row, -1.0),
-        )
+        number = len(self.live) + extra
+        shards = values, (key_of_shard, columns[shard])
+        peaks = np.full(len(keys), -1.0), (np.arange(len(keys)), row)
+        of_shards = sparse.coo_array(shards, (len(keys), number))
+        of_peaks = sparse.coo_array(peaks, (len(keys), self.spread.peaks))
+        return sparse.hstack([of_shards, of_peaks])
 
     def _broken(
         self,

@@ -93,19 +93,11 @@ def _search(relaxation: Relaxation, relaxed: Solution) -> Assignment | None:
 
     Where memory is short it gets a price, which rises from nothing until a plan fits,
     and on while plans get faster: the fullest device counts for all, and only whole
-    plans show how full it is. A large model must do with one plan, of candidates
-    without large shards; it begins with a price.
-    The last moves of others choose among more candidates, as the relaxation has many
-    optima, of unlike candidates.
+    plans show how full it is. The last moves choose among more candidates, as the
+    relaxation has many optima, of unlike candidates.
     """
     instance, bound_ms = relaxation.instance, relaxed.bound_ms
     ms_per_byte = 0.0
-    powers = params.POWERS
-    if instance.is_large:
-        ms_per_byte = params.LARGE_PRICE * bound_ms / instance.memory.limit_bytes
-        powers = *params.FIRST_POWERS, *powers
-        taken = relaxation.within(relaxed.peaks, params.LARGEST_SHARD)
-        relaxed = relaxation.solve(taken=taken) or relaxed
     roundings = _roundings(relaxation, relaxed)
     search = LocalSearch(instance, relaxed, params.TRIED)
     first_price = params.MEMORY_PRICE * bound_ms / instance.memory.limit_bytes
@@ -116,7 +108,7 @@ def _search(relaxation: Relaxation, relaxed: Solution) -> Assignment | None:
         for seed, chosen in enumerate(roundings):
             assignment = search.construct(chosen, ms_per_byte)
             dice = np.random.default_rng(seed)
-            placed.append(search.improve(assignment, dice, ms_per_byte, powers))
+            placed.append(search.improve(assignment, dice, ms_per_byte))
         fastest = min(placed, key=Assignment.step_ms)
         if not fastest.fits():
             placed.append(search.fill(fastest))
@@ -125,16 +117,14 @@ def _search(relaxation: Relaxation, relaxed: Solution) -> Assignment | None:
             if best is not None and least.step_ms() >= best.step_ms():
                 break
             best, best_price = least, ms_per_byte
-        if best is not None and (instance.is_large or fastest.fits()):
+        if best is not None and fastest.fits():
             break
         ms_per_byte = 4 * ms_per_byte or first_price
     if best is None:
         return None
-    if not instance.is_large:
-        last = LocalSearch(instance, relaxed, params.LAST_TRIED)
-        dice = np.random.default_rng(0)
-        best = last.improve(best.copy(), dice, best_price, powers)
-    return search.fill(best)
+    last = LocalSearch(instance, relaxed, params.LAST_TRIED)
+    dice = np.random.default_rng(0)
+    return search.fill(last.improve(best.copy(), dice, best_price))
 
 
 def _roundings(relaxation: Relaxation, relaxed: Solution) -> list[np.ndarray]:
