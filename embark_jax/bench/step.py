@@ -18,6 +18,7 @@ from embark_jax.bench.timing import median_s
 from embark_jax.data import Batch
 from embark_jax.embedding.device_batch import put_batch, route_batch
 from embark_jax.run.experiment import Experiment
+from embark_jax.train.loop import result_of
 from embark_jax.train.trainer import Trainer
 
 BATCHES = 8
@@ -88,7 +89,7 @@ def measure_step(
 
     step_ms = timed("the step", step)
     capacities = trainer.embeddings.plan.capacities
-    losses = [output.result(capacities).loss for output in first_outputs]
+    losses = [result_of(output, capacities).loss for output in first_outputs]
     functions = _embedding_functions(trainer)
     result = {name: timed(name.removesuffix("_ms"), f) for name, f in functions.items()}
     device = jax.devices()[0]

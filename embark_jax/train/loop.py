@@ -322,7 +322,7 @@ class Loop:
             placed, report = self._flying[0]
             batch = placed.on_devices
             capacities = self.embeddings.plan.capacities
-            result = _result(report, capacities, self.step + 1, batch.hot)
+            result = result_of(report, capacities, self.step + 1, batch.hot)
             if result.refused is None:
                 self._flying.popleft()
                 self.step += 1
@@ -399,7 +399,7 @@ class Loop:
         """Waits for a batch's logits; for as long as it is refused, scores it again."""
         while True:
             (batch, *_), report = flight
-            result = _result(report, self.embeddings.plan.capacities)
+            result = result_of(report, self.embeddings.plan.capacities)
             if result.refused is None:
                 return batch, report.logits
             if result.refused == "bad ids":
@@ -452,7 +452,7 @@ class Loop:
         self.step = int(state.step)
 
 
-def _result(
+def result_of(
     report: StepReport, capacities: Mapping[str, int], step: int = 0, hot: bool = False
 ) -> StepResult:
     """Waits for a step, and returns its result.

@@ -12,6 +12,7 @@ from flax import nnx
 from embark_jax.data import DataError
 from embark_jax.embedding.device_batch import put_batch
 from embark_jax.train.loop import BadIdError, NonFiniteLossError
+from embark_jax.train.step import REFUSED
 from tests.builders import DENSE, assert_equal_states, snapshot
 from tests.train.trainers import BATCH, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
@@ -115,7 +116,7 @@ def test_devices_refuse_what_no_checker_saw(trainer, undisturbed, monkeypatch):
     assert_equal_states(snapshot(trainer), states[5])
     plan, mesh = trainer.embeddings.plan, trainer.embeddings.mesh
     report = trainer.start(put_batch(data.train_batch(5, BATCH), plan, mesh))
-    assert report.result(trainer.embeddings.plan.capacities).refused == "bad ids"
+    assert REFUSED[int(report.numbers[0])] == "bad ids"
     assert np.asarray(report.bad_ids).sum(axis=0).tolist() == [0, 3]
 
 
