@@ -50,7 +50,7 @@ EXTENSION = (
     "labels",
 )
 """Prepared data, and those that they extend."""
-WINDOW = ("dense", "features", "labels", "numbers", "columns", "hashed_tables")
+WINDOW = ("dense", "features", "labels", "numbers", "columns", "tables.*.kind")
 """Data of a time window, and those of the window before."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,6 +176,12 @@ def check_outputs(inputs: Iterable[str | Path | None], **outputs: Path | None) -
                 raise ConfigError(
                     f"--{name} {out}: is read, as {path}; name another file"
                 )
+
+
+def end_like_ctrl_c(context: typer.Context) -> None:
+    """Lets SIGTERM end a command as Ctrl-C does, which removes unfinished files."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 def say(text: str) -> None:

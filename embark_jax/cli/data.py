@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from embark_jax.cli.arguments import (
     Overrides,
     check_outputs,
     console,
+    end_like_ctrl_c,
     load,
     say,
     show_table,
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 
 
-@app.callback()
-def options(context: typer.Context) -> None:
-    """Lets SIGTERM end a command as Ctrl-C does, which removes unfinished folders."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
-
-
+app.callback()(end_like_ctrl_c)
 app.command("prepare")(prepare.prepare)
 
 

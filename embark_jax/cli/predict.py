@@ -9,11 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from embark_jax.cli.arguments import Step, TrustCode, check_outputs, say
+from embark_jax.cli.arguments import (
+    Step,
+    TrustCode,
+    check_outputs,
+    end_like_ctrl_c,
+    say,
+)
 from embark_jax.cli.errors import printable
 
 
 def predict(
+    context: typer.Context,
     folder: Annotated[
         str, typer.Argument(metavar="RUN|EXPORT", help="Folder of a trained model.")
     ],
@@ -39,6 +46,7 @@ def predict(
     """Score raw rows: print the probability of label 1 (of each label), one line per
     row."""
     check_outputs([rows], out=out)
+    end_like_ctrl_c(context)  # it may have files of the machine's temporary folder
     from embark_jax._base.config import ConfigError
     from embark_jax.export import load_scorer
 

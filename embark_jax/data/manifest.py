@@ -32,15 +32,14 @@ from embark_jax.data.hashed_file import ChecksummedFile, HashedFile, SizedFile
 from embark_jax.data.layout import TYPES, Layout
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.vocabulary import VOCABULARY as VOCABULARY
-from embark_jax.data.prepare.vocabulary import vocabulary_file as vocabulary_file
+from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID
 from embark_jax.plans.options import Pooling
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec
 
 FILE_NAME = "data.json"
 Hotness = Annotated[int, Field(ge=1, le=2**20)]
 """Largest number of ids in a bag; with more, a batch would fit into no memory."""
-VERSION = 5
+VERSION = 6
 LABEL = "label"
 VALUES = "values"
 """Name of the folder of values whose rows other values share."""
@@ -89,6 +88,36 @@ class PreparedFeature(Config):
         return 1 if self.bags_of_one_id else self.hotness
 
 
+class Table(Config):
+    """What the rows of a table stand for.
+
+    Attributes:
+      rows: number of rows.
+      kind: ``values`` have a vocabulary, ``hashes`` of values none, ``numbers`` are the
+        rows themselves, and ``ranges`` are those of a column of numbers.
+      is_text: whether values are text; others are integers.
+      file: the vocabulary, which says which value each row stands for; of hashes and
+        numbers the row of each, if the most frequent have the first rows.
+    """
+
+    rows: PositiveInt
+    kind: Literal["values", "hashes", "numbers", "ranges"]
+    is_text: bool = False
+    file: HashedFile | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether rows may stand for several values, but for that of rare ones."""
+        return self.kind == "hashes" and self.rows != HASHED_KEYS
+
+    @property
+    def first(self) -> int:
+        """The first row that stands for a value: those before it are of missing values
+        and of rare ones."""
+        first = {"values": FIRST_ID, "ranges": FIRST_ID, "hashes": RARE_ID}
+        return first.get(self.kind, 0)
+
+
 class Manifest(ChecksummedFile):
     """All that is known of a folder of prepared data.
 
@@ -98,43 +127,33 @@ class Manifest(ChecksummedFile):
       labels: names of the labels, if samples have several.
       sample_weights: whether samples have weights.
       features: the features by name, in order.
-      table_rows: number of rows of each table.
+      tables: the tables by name.
       files: files of each split, in order.
       raw_rows: number of lines or rows of the raw files: each became a sample, or is
         among ``skipped_lines``. None for synthetic data.
       skipped_lines: number of bad lines of the raw files, which are left out.
       missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
-      vocabularies: files that say which value each id stands for.
-      hashed_tables: tables that have no vocabulary, since their values are hashed.
-      by_frequency: tables whose hashes or row numbers got other rows, the most frequent
-        the first ones; the vocabulary of such a table has the row of each.
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
-      text_features: features whose values are text; others have whole numbers.
       events: events of the samples' histories, which are features without ids in the
         files of samples; None if there are none.
     """
 
-    version: Literal[5] = VERSION
+    version: Literal[6] = VERSION
     made_from: Mapping[str, Any]
     dense: tuple[str, ...]
     labels: tuple[str, ...] = ()
     sample_weights: bool = False
     features: Mapping[str, PreparedFeature]
-    table_rows: Mapping[str, PositiveInt]
+    tables: Mapping[str, Table]
     files: Mapping[str, tuple[SampleFile, ...]]
     raw_rows: NonNegativeInt | None = None
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
-    vocabularies: tuple[HashedFile, ...] = ()
-    hashed_tables: tuple[str, ...] = ()
-    by_frequency: tuple[str, ...] = ()
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
-    text_features: tuple[str, ...] = ()
     events: EventLists | None = None
-    bayes_auc: float | None = None
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -142,10 +161,14 @@ class Manifest(ChecksummedFile):
         if self.files.keys() != set(SPLITS):
             raise ValueError(f"files: must be of {', '.join(SPLITS)}")
         for name, feature in self.features.items():
-            if feature.table not in self.table_rows:
+            if feature.table not in self.tables:
                 raise ValueError(f"features.{name}: has no table {feature.table!r}")
-        strange = {*self.numbers} - {*self.dense, *self.features}
-        if strange := strange | {*self.text_features} - {*self.features}:
+        for name, table in self.tables.items():
+            if table.kind == "values" and table.file is None:
+                raise ValueError(f"tables.{name}: has no vocabulary")
+            if table.kind == "ranges" and name not in self.numbers:
+                raise ValueError(f"tables.{name}: has no ranges under numbers")
+        if strange := {*self.numbers} - {*self.dense, *self.features}:
             raise ValueError(f"{sorted(strange)[0]!r} is no column")
         return self
 
@@ -176,18 +199,14 @@ class Manifest(ChecksummedFile):
         return {what: list(columns) for what, columns in names.items()}
 
     @property
-    def numbered_tables(self) -> set[str]:
-        """Returns the tables whose row numbers are the values themselves."""
-        columns = {} if self.columns is None else self.columns.features
-        names = [name for name, column in columns.items() if column.rows is not None]
-        return {self.features[name].table for name in names}
+    def table_rows(self) -> dict[str, int]:
+        """Returns the number of rows of each table."""
+        return {name: table.rows for name, table in self.tables.items()}
 
     @property
-    def tables_with_values(self) -> list[str]:
-        """Returns the tables that have a vocabulary."""
-        exact = {*self.hashed_tables, *self.numbered_tables}
-        named = [f.table for n, f in self.features.items() if n not in self.numbers]
-        return [table for table in dict.fromkeys(named) if table not in exact]
+    def vocabularies(self) -> list[HashedFile]:
+        """Returns the files of tables."""
+        return [table.file for table in self.tables.values() if table.file]
 
     @property
     def all_files(self) -> list[SampleFile]:

@@ -148,9 +148,8 @@ class PreparedData:
         Raises:
           DataError: if the values were not kept, or are not as they were written.
         """
-        table = self.manifest.features[feature].table
-        meaning = TableValues(self.folder, self.manifest).meaning(table)
-        if meaning.kind != "values" and not meaning.is_shared:
+        table = self.manifest.tables[self.manifest.features[feature].table]
+        if table.kind != "values" and not table.is_shared:
             return None
         columns = []
         for file in self.manifest.files[split]:
@@ -164,9 +163,8 @@ class PreparedData:
         whole = pa.concat_tables(columns, promote_options="permissive")
         return whole[feature].combine_chunks()
 
-    def bayes_auc(self) -> float | None:
-        """Returns the best AUC, which is known for synthetic data only."""
-        return self.manifest.bayes_auc
+    def bayes_auc(self) -> None:
+        """Returns None: it is not known for real data."""
 
     def _training_blocks(self) -> np.ndarray:
         """Returns ``[blocks, 2]``: first row of each block, and number of its rows."""

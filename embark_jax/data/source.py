@@ -54,7 +54,7 @@ class Description:
     def rows_of_values(self, table: str) -> range:
         """Returns the rows of a table that stand for values: not those of missing and
         of rare ones, which prepared data have."""
-        first = 0 if self.values is None else self.values.meaning(table).first
+        first = 0 if self.values is None else self.values.manifest.tables[table].first
         return range(first, self.table_rows[table])
 
     @classmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,44 +12,11 @@ from embark_jax._base.agreement import WINDOW, differences, parts
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_arrow
 from embark_jax.data.hashed_file import MEND
-from embark_jax.data.manifest import FILE_NAME, Manifest, vocabulary_file
-from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID, is_text
-from embark_jax.plans.tables import HASHED_KEYS
+from embark_jax.data.manifest import FILE_NAME, Manifest
+from embark_jax.data.prepare.vocabulary import FIRST_ID, is_text, vocabulary_file
 
 EXTENDS = "extends"
 """The key of ``made_from`` with the digest of the data that these extend."""
-
-
-class Meaning(NamedTuple):
-    """What the rows of a table stand for: values, the hashes of values, or ranges of
-    numbers.
-
-    Attributes:
-      kind: "values", "hashes" or "ranges".
-      rows: number of rows that stand for something.
-      ranges: the ranges.
-      row_numbers: hash of the file with the rows of hashes or numbers, if their order
-        is by frequency.
-    """
-
-    kind: str
-    rows: int
-    ranges: FittedNumber | None = None
-    row_numbers: str | None = None
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether any of the rows may stand for several values."""
-        return self.kind == "hashes" and self.rows != HASHED_KEYS
-
-    @property
-    def first(self) -> int:
-        """The first row that stands for a value: those before it are of missing values
-        and of rare ones."""
-        return {"values": FIRST_ID, "ranges": FIRST_ID, "hashes": RARE_ID}.get(
-            self.kind, 0
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,20 +28,6 @@ class TableValues:
     folder: Path
     manifest: Manifest
     mend: str = MEND
-
-    def meaning(self, table: str) -> Meaning:
-        """Returns what the rows of a table stand for."""
-        manifest = self.manifest
-        rows = manifest.table_rows[table]
-        files = {file.file: file.sha256 for file in manifest.vocabularies}
-        file = files.get(vocabulary_file(table))
-        if table in manifest.hashed_tables:
-            return Meaning("hashes", rows, row_numbers=file)
-        if table in manifest.numbers:  # a column of ranges has a table of its own
-            return Meaning("ranges", rows, manifest.numbers[table])
-        if file is None or table in manifest.by_frequency:
-            return Meaning("numbers", rows, row_numbers=file)
-        return Meaning("values", rows)
 
     def changes(self, later: TableValues, there: str) -> list[str]:
         """Returns where later data give columns, transforms or rows another meaning; a
@@ -98,15 +50,20 @@ class TableValues:
             return []
         return [
             f"values of table {table!r} have other rows {there}"
-            for table in self.manifest.table_rows
+            for table in self.manifest.tables
             if not self._begins(later, table)
         ]
 
     def _begins(self, later: TableValues, table: str) -> bool:
         """Whether the rows of a table are the first rows of later data's."""
-        meaning = self.meaning(table)
-        if meaning.kind != "values" or later.meaning(table).kind != "values":
-            return meaning == later.meaning(table)
+        here, there = self.manifest.tables[table], later.manifest.tables[table]
+        if not here.kind == there.kind == "values":
+            # Ranges were compared with all numbers.
+            return (here.kind, here.rows, here.file) == (
+                there.kind,
+                there.rows,
+                there.file,
+            )
         keys = self.keys(table)
         first = later.keys(table).slice(0, len(keys))
         if keys.type != first.type and not is_text(keys.type) | is_text(first.type):
@@ -120,7 +77,7 @@ class TableValues:
           DataError: if its vocabulary is not as it was written, or another table's.
         """
         vocabulary, path = self.vocabulary(table), self.folder / vocabulary_file(table)
-        wanted = self.manifest.table_rows[table] - FIRST_ID
+        wanted = self.manifest.tables[table].rows - FIRST_ID
         if (
             "key" not in vocabulary.column_names
             or len(vocabulary) - vocabulary["key"].null_count != wanted
@@ -138,7 +95,7 @@ class TableValues:
         Raises:
           DataError: if the file is not as it was written, or has not each row once.
         """
-        numbers, rows = self.vocabulary(table), self.manifest.table_rows[table]
+        numbers, rows = self.vocabulary(table), self.manifest.tables[table].rows
         if numbers.schema != pa.schema({"row": pa.int64()}) or not np.array_equal(
             np.sort(numbers["row"].to_numpy()), np.arange(rows)
         ):
@@ -154,11 +111,9 @@ class TableValues:
         Raises:
           DataError: if it is not as it was written, or the manifest does not list it.
         """
-        name = vocabulary_file(table)
-        for file in self.manifest.vocabularies:
-            if file.file == name:
-                return read_arrow(file.verified(self.folder, self.mend))
-        raise DataError(
-            f"{self.folder / FILE_NAME}: lists no vocabulary of table {table!r}, which "
-            "is not hashed"
-        )
+        file = self.manifest.tables[table].file
+        if file is None:
+            raise DataError(
+                f"{self.folder / FILE_NAME}: lists no vocabulary of table {table!r}"
+            )
+        return read_arrow(file.verified(self.folder, self.mend))

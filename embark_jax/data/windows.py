@@ -60,9 +60,9 @@ class TimeWindow(NamedTuple):
 
     def numbered_rows(self) -> dict[str, int]:
         """Returns the rows that it needs, by table, where values get numbers."""
-        manifest = manifests.read(self.folder)
-        fixed = {*manifest.hashed_tables, *manifest.numbered_tables}
-        return {t: n for t, n in manifest.table_rows.items() if t not in fixed}
+        tables = manifests.read(self.folder).tables.items()
+        numbered = ("values", "ranges")
+        return {n: table.rows for n, table in tables if table.kind in numbered}
 
     @property
     def record(self) -> dict[str, Any]:

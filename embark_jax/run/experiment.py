@@ -222,7 +222,7 @@ def _check_retrieval(config: RetrievalConfig, model: Model, setup: Experiment) -
     if config.exclude is not None and config.exclude not in tables:
         raise ConfigError(f"train.retrieval.exclude: {nearest(config.exclude, tables)}")
     table, values = tables[model.item], setup.description.values
-    if values is not None and values.meaning(table).is_shared:
+    if values is not None and values.manifest.tables[table].is_shared:
         raise ConfigError(
             f"train.retrieval: must be left out, as table {table!r} is hashed: several "
             "items share a row, so that nobody knows which one was found; prepare the "

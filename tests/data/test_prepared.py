@@ -19,7 +19,7 @@ from embark_jax._base.files import write_arrow
 from embark_jax.data import Batch, DataError, PreparedData, prepared, sample_files
 from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import checksum_of
-from embark_jax.data.manifest import Manifest, PreparedFeature
+from embark_jax.data.manifest import Manifest, PreparedFeature, Table
 
 SAMPLES = {"train": (23, 41, 8), "validation": (5,), "test": (9, 17)}
 BLOCK_ROWS, GROUP_BLOCKS = 4, 3
@@ -31,8 +31,9 @@ def write(folder: Path, samples=SAMPLES) -> Path:
         "one": PreparedFeature(table="t", hotness=1, pooling="sum"),
         "bag": PreparedFeature(table="t", hotness=3, pooling="mean"),
     }
+    tables = {"t": Table(rows=1000, kind="numbers")}
     manifest = Manifest.of(
-        made_from={}, dense=("x", "y"), features=features, table_rows={"t": 1000}
+        made_from={}, dense=("x", "y"), features=features, tables=tables
     )
     files = {}
     for split, sizes in samples.items():
@@ -244,11 +245,10 @@ def link_outside(path: Path) -> None:
             r"data\.json: is not as it was written; prepare the data again",
         ),
         (
-            lambda f: edit(f, table_rows={"u": 1000}),
+            lambda f: edit(f, tables={"u": {"rows": 9, "kind": "numbers"}}),
             r"json: .*features\.one: has no table 't'; prepare the data again",
         ),
         (lambda f: edit(f, files={}), r"json: .*files: must be of train, validation, "),
-        (lambda f: edit(f, text_features=["z"]), r"json: .*'z' is no column; prepare"),
         (
             lambda f: edit_bag(f, hotness=10**9),
             r"json: features\.bag\.hotness: Input should be less than",
@@ -337,7 +337,7 @@ def test_ids_of_64_bits_have_a_matrix_of_their_own(tmp_path):
         labels=("one", "two"),
         sample_weights=True,
         features=features,
-        table_rows={name: rows for name, _, rows in kinds},
+        tables={n: Table(rows=rows, kind="numbers") for n, _, rows in kinds},
     )
     rng = np.random.default_rng(0)
     layout = manifest.layout()

@@ -3,24 +3,25 @@ fits the transforms of numbers."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from embark_jax._base.config import nearest
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import write_arrow
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.pipeline import Progress
+from embark_jax.data.manifest import Manifest, PreparedFeature, Table
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import NumberColumn
-from embark_jax.data.prepare.encode import values_of, vocabulary_table
+from embark_jax.data.prepare.encode import vocabulary_table
 from embark_jax.data.prepare.extension import Earlier
 from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.recipe import ROW, TRAIN, Recipe
+from embark_jax.data.prepare.recipe import ROW, TRAIN, Options, Recipe, Work
+from embark_jax.data.prepare.samples import Samples
 from embark_jax.data.prepare.values import Column
 from embark_jax.data.prepare.vocabulary import (
     FIRST_ID,
@@ -29,7 +30,7 @@ from embark_jax.data.prepare.vocabulary import (
     vocabulary_file,
 )
 from embark_jax.data.row_order import rows_by_counts
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec
 
 SAMPLED = 2**17
 """How many samples quantiles are computed from: all of smaller data, otherwise about so
@@ -38,193 +39,195 @@ VALUE, COUNT = "value", "count"
 """Columns of a vocabulary that was made elsewhere."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Counted:
-    """What encoding needs.
+def known_tables(
+    recipe: Recipe, options: Options, earlier: Earlier | None
+) -> dict[str, Table]:
+    """Returns the tables whose rows no count of values decides: hashed ones, and those
+    whose row numbers the data have themselves.
 
-    Attributes:
-      table_rows: number of rows of each table.
-      hashed_tables: tables whose values are hashed.
-      hotness: hotness of each feature: its longest bag, as far as bags are kept.
-      numbers: transforms by column.
-      vocabularies: the files of the tables that are not hashed, and of those whose rows
-        are numbered by frequency.
+    Raises:
+      DataError: if a column cannot be so, or columns of one table differ.
     """
+    tables = {feature.name: feature.table for feature in recipe.categories}
+    hashed = dict.fromkeys(tables.values(), options.max_rows) if options.hashed else {}
+    rows_of: dict[str, int] = {}
+    for name, rows in options.hash_columns.items():
+        if name not in tables:
+            raise DataError(
+                f"--hash-column {name}: no such column of categories; "
+                f"{nearest(name, tables)}"
+            )
+        rows = options.max_rows if rows is None else rows
+        if rows_of.setdefault(tables[name], rows) != rows:
+            raise DataError(
+                f"--hash-column {name}: {rows:,} rows, but another column of table "
+                f"{tables[name]!r} has {rows_of[tables[name]]:,}; give one of them"
+            )
+    hashed |= rows_of
+    if earlier is not None:
+        kept = earlier.manifest.tables.items()
+        hashed |= {name: table.rows for name, table in kept if table.kind == "hashes"}
+    numbered: dict[str, int | None] = {}
+    columns = {} if recipe.columns is None else recipe.columns.features
+    for feature in recipe.features:
+        rows = columns[feature.name].rows if feature.name in columns else None
+        if numbered.setdefault(feature.table, rows) != rows:
+            raise DataError(
+                f"features.{feature.name}.rows: is {rows}, another column of table "
+                f"{feature.table!r} says otherwise; columns of one table must agree"
+            )
+    known = {name: Table(rows=n, kind="hashes") for name, n in hashed.items()}
+    known |= {name: Table(rows=n, kind="numbers") for name, n in numbered.items() if n}
+    for name in options.by_frequency:
+        table = known.get(tables.get(name, ""))
+        if table is None or table.rows == HASHED_KEYS:
+            raise DataError(
+                f"--by-frequency {name}: must be a column that is hashed to a number "
+                "of rows, or has row numbers (features.NAME.rows); vocabularies have "
+                "the most frequent values first as it is"
+            )
+    return known
 
-    table_rows: Mapping[str, int]
-    hashed_tables: tuple[str, ...]
-    hotness: Mapping[str, int]
-    numbers: Mapping[str, FittedNumber]
-    vocabularies: tuple[HashedFile, ...]
 
-
-@dataclasses.dataclass(frozen=True)
-class Tables:
-    """How the rows of tables are numbered.
-
-    Attributes:
-      min_count: number of samples that a value needs for a row of its own.
-      max_rows: most rows of a table; a table with more values is hashed to them.
-      hashed: tables that are hashed whatever their values, with their rows.
-      numbered: tables whose row numbers the data have themselves, with their rows.
-      by_frequency: tables that are hashed or have row numbers, whose rows are numbered
-        by frequency.
-      elsewhere: values of tables that were counted elsewhere, by an engine such as
-        Spark: a folder with ``TABLE.parquet``, or a folder ``TABLE`` of Parquet files,
-        with the columns ``value`` and ``count``.
-      earlier: data whose rows and transforms are kept; None if there are none.
-    """
-
-    min_count: int
-    max_rows: int
-    hashed: Mapping[str, int]
-    numbered: Mapping[str, int]
-    by_frequency: Collection[str]
-    elsewhere: Path | None = None
-    earlier: Earlier | None = None
-
-
-def count(
-    database: sql.Database,
-    recipe: Recipe,
-    types: Mapping[str, str],
-    total: int,
-    out: Path,
-    tables: Tables,
-    progress: Progress,
-) -> Counted:
-    """Counts the values of the training samples; writes the vocabularies.
+def describe(work: Work, samples: Samples, known: Mapping[str, Table]) -> Manifest:
+    """Counts the values of the training samples, and writes the vocabularies.
 
     Args:
-      database: has the samples, and gets the vocabularies.
-      recipe: the recipe of the data set.
-      types: types of the columns of samples.
-      total: number of samples.
-      out: folder of the prepared data, for the vocabularies.
-      tables: how rows are numbered.
-      progress: is told how many tables are done.
+      work: what is prepared; the database gets the vocabularies.
+      samples: the samples.
+      known: the tables whose rows no count decides.
+
+    Returns:
+      The manifest, complete but for the files of samples.
     """
-    longest = {}
-    if recipe.columns is not None:
-        longest = {n: column.longest for n, column in recipe.columns.features.items()}
+    recipe, types, earlier = work.recipe, samples.types, work.earlier
     of_tables: dict[str, list[FeatureSpec]] = {}
     for feature in recipe.categories:
         of_tables.setdefault(feature.table, []).append(feature)
-    elsewhere = _elsewhere(tables, of_tables)
-    rows, hashed, files = dict(tables.numbered), [], []
-    hotness = {}
-    # Values that a history repeats were counted where they occurred.
-    repeats = recipe.history.sequences if recipe.history else ()
-    for done, (table, features) in enumerate(of_tables.items(), 1):
-        for feature in features:
-            bags = _longest_bag(database, feature, types[feature.name])
-            hotness[feature.name] = min(bags, longest.get(feature.name) or bags)
+    elsewhere = _elsewhere(work.vocabulary, {*of_tables} - {*known})
+    by_frequency = {
+        f.table for f in recipe.categories if f.name in work.options.by_frequency
+    }
+    tables: dict[str, Table] = {}
+    for done, (name, features) in enumerate(of_tables.items(), 1):
+        # Values that are repeated were counted where they occurred.
         values = " UNION ALL ".join(
-            f"SELECT {values_of(sql.name(f.name), types[f.name])} AS key FROM samples "
+            f"SELECT {_values_of(f.name, types)} AS key FROM samples "
             f"WHERE split = {TRAIN}"
             for f in features
-            if f.name not in repeats
+            if f.name not in recipe.repeated
         )
-        if table in tables.hashed:
-            rows[table] = tables.hashed[table]
-        elif table not in tables.numbered:
-            kept = _count_table(database, table, values, tables, elsewhere.get(table))
-            if kept is None:
-                rows[table] = tables.max_rows
-            else:
-                write_arrow(out / vocabulary_file(table), kept)
-                rows[table] = FIRST_ID + len(kept)
-                files.append(vocabulary_file(table))
-        if vocabulary_file(table) not in files and table not in tables.numbered:
-            hashed.append(table)
-        if table in tables.by_frequency:
-            row = "key" if table in tables.numbered else hash_of("key", rows[table])
-            numbers = _row_numbers(database, table, values, row, rows[table], tables)
-            write_arrow(out / vocabulary_file(table), pa.table({"row": numbers}))
-            files.append(vocabulary_file(table))
-        progress("count", done, len(of_tables))
-    fitted = _fit(database, recipe.all_numbers, total)
-    ranges = {f.name for f in recipe.features if f.name in recipe.numbers}
-    if tables.earlier is not None:
-        fitted |= tables.earlier.manifest.numbers
-        before = tables.earlier.manifest.features
+        table = known.get(name) or _counted(work, name, values, elsewhere.get(name))
+        if name in by_frequency:
+            table = _row_numbers(work, name, values, table)
+        is_text = any(types[f.name].startswith("VARCHAR") for f in features)
+        tables[name] = table.model_copy(update={"is_text": is_text})
+        work.progress("count", done, len(of_tables))
+    numbers = _fit(work.database, recipe.all_numbers, sum(samples.rows))
+    hotness = {f.name: _longest_bag(work, f, types[f.name]) for f in recipe.categories}
+    if earlier is not None:
+        numbers |= earlier.manifest.numbers
+        before = earlier.manifest.features
         hotness = {n: max(ids, before[n].hotness) for n, ids in hotness.items()}
-    return Counted(
-        table_rows=rows | {name: fitted[name].rows for name in ranges},
-        hotness=hotness | dict.fromkeys(ranges, 1),
-        hashed_tables=tuple(hashed),
-        numbers=fitted,
-        vocabularies=tuple(HashedFile.of(out, file) for file in files),
+    ranges = [f.name for f in recipe.features if f.name in recipe.numbers]
+    tables |= {name: Table(rows=numbers[name].rows, kind="ranges") for name in ranges}
+    bags = recipe.bags_of_one_id
+    return Manifest.of(
+        made_from=work.made_from,
+        dense=recipe.dense,
+        labels=recipe.labels,
+        sample_weights=recipe.columns is not None and recipe.columns.weight is not None,
+        features={
+            feature.name: PreparedFeature(
+                table=feature.table,
+                hotness=bags.get(feature.name) or hotness.get(feature.name, 1),
+                pooling=feature.pooling,
+                bags_of_one_id=feature.name in bags,
+            )
+            for feature in recipe.features
+        },
+        tables=tables,
+        raw_rows=samples.raw_rows,
+        skipped_lines=samples.skipped,
+        missing_dense=_missing(work),
+        numbers={name: numbers[name] for name in recipe.numbers},
+        columns=recipe.columns,
     )
 
 
-def _count_table(
-    database: sql.Database,
-    table: str,
-    values: str,
-    tables: Tables,
-    elsewhere: Path | None,
-) -> pa.Table | None:
-    """Makes the vocabulary of a table, and returns the values that have rows, in the
-    order of these, with their counts; None if it has too many values.
+def _values_of(name: str, types: Mapping[str, str]) -> str:
+    """Returns SQL of the single values of a column, which may have lists."""
+    return f"unnest({sql.name(name)})" if types[name].endswith("]") else sql.name(name)
+
+
+def _counted(work: Work, name: str, values: str, elsewhere: Path | None) -> Table:
+    """Makes and writes the vocabulary of a table; of one with too many values none, and
+    they are hashed.
 
     Raises:
-      DataError: if earlier data do not allow it to be hashed.
+      DataError: if the table may not be hashed.
     """
-    counted = (
-        "CREATE OR REPLACE TABLE counted AS SELECT key, count(*) AS count "
-        f"FROM ({values}) WHERE key IS NOT NULL GROUP BY key"
-    )
+    database, max_rows = work.database, work.options.max_rows
     if elsewhere is None:
-        database.run(counted)
+        database.run(
+            "CREATE OR REPLACE TABLE counted AS SELECT key, count(*) AS count "
+            f"FROM ({values}) WHERE key IS NOT NULL GROUP BY key"
+        )
     else:
         _read_elsewhere(database, elsewhere)
     ((values_there,),) = database.rows("SELECT count(*) FROM counted")
-    if values_there > tables.max_rows:
+    if values_there > max_rows:
         if elsewhere is not None:
             raise DataError(
-                f"--vocabulary: table {table!r} has more than --max-rows "
-                f"{tables.max_rows:,} values; raise it, or hash the column"
+                f"--vocabulary: table {name!r} has more than --max-rows {max_rows:,} "
+                "values; raise it, or hash the column"
             )
-        if tables.earlier is not None:
-            tables.earlier.refuse(table, tables.max_rows)
-        return None
-    if tables.earlier is not None:
-        tables.earlier.extend(database, table, tables.min_count, tables.max_rows)
+        if work.earlier is not None:
+            work.earlier.refuse(name, max_rows)
+        return Table(rows=max_rows, kind="hashes")
+    if work.earlier is not None:
+        work.earlier.extend(database, name, work.options.min_count, max_rows)
     else:
         database.run(
             "CREATE OR REPLACE TABLE kept AS SELECT key, count, row_number() OVER "
             "(ORDER BY count DESC, key) AS place FROM counted "
-            f"WHERE count >= {tables.min_count}"
+            f"WHERE count >= {work.options.min_count}"
         )
     database.run(
-        f"CREATE TABLE {vocabulary_table(table)} AS SELECT key, place + "
+        f"CREATE TABLE {vocabulary_table(name)} AS SELECT key, place + "
         f"{FIRST_ID - 1} AS id FROM kept"
     )
     kept = database.table("SELECT key, count FROM kept ORDER BY place")
     database.run("DROP TABLE counted; DROP TABLE kept")
-    return kept
+    return Table(
+        rows=FIRST_ID + len(kept), kind="values", file=_written(work, name, kept)
+    )
 
 
-def _elsewhere(tables: Tables, names: Collection[str]) -> dict[str, Path]:
+def _written(work: Work, name: str, values: pa.Table) -> HashedFile:
+    """Writes what the rows of a table stand for."""
+    write_arrow(work.out / vocabulary_file(name), values)
+    return HashedFile.of(work.out, vocabulary_file(name))
+
+
+def _elsewhere(folder: Path | None, tables: set[str]) -> dict[str, Path]:
     """Returns the files of the tables whose values were counted elsewhere.
 
     Raises:
       DataError: if there are files of none of the tables.
     """
-    if (folder := tables.elsewhere) is None:
+    if folder is None:
         return {}
-    wanted = sorted({*names} - {*tables.hashed})
     paths = {
         table: path
-        for table in wanted
+        for table in sorted(tables)
         for path in (folder / table, folder / f"{table}.parquet")
         if path.exists()
     }
     if not paths:
         raise DataError(
             f"--vocabulary {folder}: has no TABLE.parquet, and no folder TABLE, of "
-            f"the tables {', '.join(wanted)}"
+            f"the tables {', '.join(sorted(tables))}"
         )
     return paths
 
@@ -249,54 +252,47 @@ def _read_elsewhere(database: sql.Database, path: Path) -> None:
     )
 
 
-def _row_numbers(
-    database: sql.Database,
-    table: str,
-    values: str,
-    row: str,
-    rows: int,
-    tables: Tables,
-) -> np.ndarray:
-    """Returns the row of each hash or number of a table: by how often they occur, or as
-    in earlier data; missing values keep their row."""
-    if tables.earlier is not None:
-        return tables.earlier.row_numbers(table)
-    found = database.table(
-        f"SELECT ({row})::BIGINT AS id, count(*) AS count FROM ({values}) "
-        "WHERE key IS NOT NULL GROUP BY 1"
-    )
-    counts = np.zeros(rows, np.int64)
-    counts[found["id"].to_numpy()] = found["count"].to_numpy()
-    if row != "key":
-        counts[MISSING_ID] = counts.max() + 1
-    return rows_by_counts(counts)
+def _row_numbers(work: Work, name: str, values: str, table: Table) -> Table:
+    """Numbers the hashes or numbers of a table by how often they occur, or as in
+    earlier data; missing values keep their row."""
+    if work.earlier is not None:
+        rows = work.earlier.row_numbers(name)
+    else:
+        key = "key" if table.kind == "numbers" else hash_of("key", table.rows)
+        found = work.database.table(
+            f"SELECT ({key})::BIGINT AS id, count(*) AS count FROM ({values}) "
+            "WHERE key IS NOT NULL GROUP BY 1"
+        )
+        counts = np.zeros(table.rows, np.int64)
+        counts[found["id"].to_numpy()] = found["count"].to_numpy()
+        if table.kind == "hashes":
+            counts[MISSING_ID] = counts.max() + 1
+        rows = rows_by_counts(counts)
+    file = _written(work, name, pa.table({"row": rows}))
+    return table.model_copy(update={"file": file})
 
 
-def numbered_tables(recipe: Recipe) -> dict[str, int]:
-    """Returns the rows of the tables whose row numbers the data have themselves.
-
-    Raises:
-      DataError: if a table has several numbers of rows.
-    """
-    rows_of: dict[str, int] = {}
-    columns = {} if recipe.columns is None else recipe.columns.features
-    for feature in recipe.features:
-        column = columns.get(feature.name)
-        rows = None if column is None else column.rows
-        if rows_of.setdefault(feature.table, rows or 0) != (rows or 0):
-            raise DataError(
-                f"features.{feature.name}.rows: is {rows}, another column of table "
-                f"{feature.table!r} says otherwise; columns of one table must agree"
-            )
-    return {table: rows for table, rows in rows_of.items() if rows}
+def _longest_bag(work: Work, feature: FeatureSpec, type_: str) -> int:
+    """Returns the length of the longest bag of a feature in all splits, as far as bags
+    are kept."""
+    longest = feature.hotness
+    if type_.endswith("]"):
+        query = f"SELECT max(len({sql.name(feature.name)})) FROM samples"
+        longest = max(longest, work.database.rows(query)[0][0] or 0)
+    columns = work.recipe.columns
+    kept = columns.features[feature.name].longest if columns else None
+    return min(longest, kept or longest)
 
 
-def _longest_bag(database: sql.Database, feature: FeatureSpec, type_: str) -> int:
-    """Returns the length of the longest bag of a feature in all splits."""
-    if not type_.endswith("]"):
-        return feature.hotness
-    longest = f"SELECT max(len({sql.name(feature.name)})) FROM samples"
-    return max(feature.hotness, database.rows(longest)[0][0] or 0)
+def _missing(work: Work) -> dict[str, int]:
+    """Returns how many values of each dense column are missing, and become 0."""
+    numbers = work.recipe.all_numbers
+    names = [n for n in work.recipe.dense if numbers[n].missing == "zero"]
+    if not names:
+        return {}
+    counts = ", ".join(f"count(*) - count({sql.name(name)})" for name in names)
+    (found,) = work.database.rows(f"SELECT {counts} FROM samples")
+    return {n: count for n, count in zip(names, found, strict=True) if count}
 
 
 def _fit(

@@ -18,11 +18,10 @@ from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.recipe import (
+    LAST_FILE,
     Recipe,
-    Split,
     check_folder,
     find,
-    last_file,
     last_share,
 )
 from embark_jax.data.prepare.values import Column
@@ -74,7 +73,7 @@ def terabyte(raw: Path) -> Recipe:
             f"{raw}: must have day_0, day_1 and so on, two at least and none missing "
             f"between; has {names}"
         )
-    return _recipe([days[day] for day in range(len(days))], last_file)
+    return _recipe([days[day] for day in range(len(days))], LAST_FILE)
 
 
 def terabyte_multi_hot(raw: Path) -> Recipe:
@@ -83,7 +82,7 @@ def terabyte_multi_hot(raw: Path) -> Recipe:
     return dataclasses.replace(terabyte(raw), bags_of_one_id=bags)
 
 
-def _recipe(paths: Sequence[Path], time_split: Split) -> Recipe:
+def _recipe(paths: Sequence[Path], time_split: str) -> Recipe:
     names = tuple(column.name for column in COLUMNS)
     return Recipe(
         raw=[TextFile(path, names) for path in paths],

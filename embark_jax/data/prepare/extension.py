@@ -17,7 +17,6 @@ from embark_jax._base.storage import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.recipe import Recipe
 from embark_jax.data.prepare.vocabulary import vocabulary_file
 from embark_jax.data.table_values import EXTENDS as EXTENDS
 from embark_jax.data.table_values import TableValues
@@ -28,21 +27,19 @@ class Earlier(TableValues):
 
     @classmethod
     def open(
-        cls, folder: Path, recipe: Recipe, made_from: Mapping[str, Any]
+        cls, folder: Path, made_from: Mapping[str, Any], names: Mapping[str, Any]
     ) -> Earlier:
         """Opens prepared data, of which new ones are an extension.
 
         Args:
           folder: their folder.
-          recipe: recipe of the new data.
           made_from: what the new data are made from.
+          names: names of their columns.
 
         Raises:
           DataError: if they are not wholly prepared, or otherwise than the new ones.
         """
         manifest = manifests.load(local(folder))
-        features = [feature.name for feature in recipe.features]
-        names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
         now = json.loads(json.dumps({**made_from, **names}))
         before = {**manifest.made_from, **manifest.column_names}
         theirs, ours = parts(before, EXTENSION), parts(now, EXTENSION)
@@ -53,12 +50,6 @@ class Earlier(TableValues):
                 "meaning; prepare with its options, or anew without --extend"
             )
         return cls(local(folder), manifest)
-
-    @property
-    def hashed(self) -> dict[str, int]:
-        """Returns the rows of the tables that are hashed."""
-        rows = self.manifest.table_rows
-        return {table: rows[table] for table in self.manifest.hashed_tables}
 
     def extend(
         self, database: sql.Database, table: str, min_count: int, max_rows: int

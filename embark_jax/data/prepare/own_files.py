@@ -23,7 +23,6 @@ from embark_jax.data.prepare.recipe import (
     SPLIT,
     WEIGHT,
     Recipe,
-    given_split,
     last_share,
 )
 from embark_jax.data.prepare.values import Column, split_named
@@ -144,7 +143,7 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
             *(_feature(name, column) for name, column in columns.features.items()),
             *map(FeatureSpec, ranges),
         ),
-        time_split=given_split if is_given else in_order,
+        time_split=sql.name(SPLIT) if is_given else in_order,
         usual_split="time" if is_given or columns.time else "random",
         file_splits=of_files,
         numbers=columns.dense,

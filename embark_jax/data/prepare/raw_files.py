@@ -161,20 +161,19 @@ class ParquetFile:
 
 @dataclasses.dataclass(frozen=True)
 class RowsInMemory:
-    """Rows in a table of a database, whose columns are c0, c1, and so on, and number.
+    """Rows that queries see as ``rows``, whose columns are c0, c1, and so on, and
+    number.
 
     Attributes:
-      table: the table.
       columns: names of the columns.
     """
 
-    table: str
     columns: tuple[str, ...]
     path: Path = Path("rows")
     unit: str = "row"
 
     def source(self, path: Path, options: str = "") -> str:
-        return self.table
+        return "rows"
 
     def column(self, name: str) -> str:
         return f"c{self.columns.index(name)}"

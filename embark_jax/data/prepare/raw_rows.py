@@ -7,12 +7,14 @@ the data, and the vocabularies.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +23,22 @@ from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.files import confined
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.manifest import LABEL, SPLITS, VOCABULARY, Manifest
+from embark_jax.data.manifest import LABEL, SPLITS, Manifest
 from embark_jax.data.prepare import own_files, raw_files, reading, sql
 from embark_jax.data.prepare.columns import check_there
-from embark_jax.data.prepare.encode import CHUNK_ROWS, SampleEncoder, add_vocabularies
+from embark_jax.data.prepare.encode import CHUNK_ROWS, Found, SampleEncoder, id_of
+from embark_jax.data.prepare.raw_files import RowsInMemory
 from embark_jax.data.prepare.reading import GOOD
 from embark_jax.data.prepare.recipe import IN_FILE, WEIGHT
 from embark_jax.data.prepare.values import Column, define
-from embark_jax.data.prepare.vocabulary import RARE_ID
+from embark_jax.data.prepare.vocabulary import (
+    FIRST_ID,
+    MISSING_ID,
+    RARE_ID,
+    VOCABULARY,
+    is_text,
+    vocabulary_file,
+)
 from embark_jax.data.table_values import TableValues
 
 FOLDER = "encoding"
@@ -106,13 +116,18 @@ class RowEncoder:
         if manifest.columns is None:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
         self._columns = manifest.columns
+        self._encoder = SampleEncoder(values)
+        texts = [n for n, (_, t) in self._encoder.categories.items() if t.is_text]
         self._known = own_files.label_columns(self._columns, required=False)
-        self._known += own_files.input_columns(self._columns, manifest.text_features)
+        self._known += own_files.input_columns(self._columns, texts)
         self._database = sql.Database()
         define(self._database)
-        add_vocabularies(self._database, values)
-        self._encoder = SampleEncoder(self._database, values)
-        self._queries: dict[pa.Schema, _RowQueries] = {}
+        self._ids = {
+            name: _ids_of_values(values, name)
+            for name, table in manifest.tables.items()
+            if table.kind == "values"
+        }
+        self._queries: dict[pa.Schema, tuple[reading.Selected, str]] = {}
         self.cut = self._encoder.cut
         self.labels = manifest.labels
         self.dense = [f"column {name}" for name in manifest.dense]
@@ -128,9 +143,18 @@ class RowEncoder:
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
-        unknown = _UnknownValues(self._manifest)
+        unknown = _UnknownValues(self._encoder)
         made = self._of_files if isinstance(rows, str | Path) else self._of_table
-        for where, first, batch, has_label in made(rows):
+        for where, first, samples in made(rows):
+            batch = self._encoder.batch(
+                samples, functools.partial(self._found, samples)
+            )
+            # Of several labels each row may lack some, but no label all rows.
+            missing = np.isnan(batch.labels)
+            lacks = missing.all(axis=0) if missing.ndim > 1 else missing
+            has_label = LABEL in samples.column_names and not lacks.any()
+            if not has_label:
+                batch.labels[...] = 0
             unknown.add(batch)
 
             def locate(row: int, where: Any = where, first: int = first) -> str:
@@ -160,59 +184,45 @@ class RowEncoder:
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise DataError(f"{rows}: columns differ between files: {error}") from None
 
-    def _of_files(self, rows: str | Path) -> Iterator[_Made]:
+    def _of_files(self, rows: str | Path) -> Iterator[tuple[Path, int, pa.Table]]:
+        """Yields samples: where they are, the first one's row, and their columns."""
         paths = own_files.files_of_rows(Path(rows), self._columns, self._columns.inputs)
         for file in paths:
             columns = self._used(file.columns)
             read = reading.read(self._database, "given", file, columns)
-            query = self._samples(
-                columns, f"SELECT *, rowid AS {sql.name(IN_FILE)} FROM given"
-            )
-            types = self._database.types(query)
+            query = self._samples(columns, "given")
             for first in range(0, read.good, CHUNK_ROWS):
-                last = first + CHUNK_ROWS - 1
-                chunk = f"{query} WHERE {sql.name(IN_FILE)} BETWEEN {first} AND {last}"
-                facts = self._encoder.facts(chunk, types)
-                batch = self._encoder.batch(chunk, types, facts)
-                yield _Made.of(file.path, first, batch, facts)
+                chunk = f"rowid BETWEEN {first} AND {first + CHUNK_ROWS - 1}"
+                ordered = f"{query} WHERE {chunk} ORDER BY rowid"
+                yield file.path, first, self._database.table(ordered)
 
-    def _of_table(self, rows: Any) -> Iterator[_Made]:
-        """Asks the same of a table of the database, whose queries are planned once for
-        columns of these types."""
+    def _of_table(self, rows: Any) -> Iterator[tuple[str, int, pa.Table]]:
+        """Yields the same of rows in memory, by one query."""
         table = _table(rows)
         columns = self._used(table.column_names)
         names = [column.name for column in columns]
         check_there(names, table.column_names, "rows")
-        table = _plain_texts(table.select(names))
-        if table.schema not in self._queries:
-            self._queries[table.schema] = self._planned(table, columns)
-        queries = self._queries[table.schema]
+        table, file = _plain_texts(table.select(names)), RowsInMemory(tuple(names))
+        numbered = table.rename_columns([f"c{i}" for i in range(len(names))])
+        numbered = numbered.append_column("number", pa.array(np.arange(len(table))))
         for first in range(0, max(1, len(table)), CHUNK_ROWS):
-            part = _numbered(table.slice(first, CHUNK_ROWS), first)
-            self._database.refill(queries.file.table, part)
-            samples = queries.samples, queries.types
-            facts = self._encoder.facts(*samples, are_few=True)
-            if not facts[GOOD].to_numpy().all():
-                file, given = queries.file, queries.given
-                told = reading.bad_rows(self._database, file, file.path, given, 1)
-                raise DataError(told[0])
-            batch = self._encoder.batch(*samples, facts, are_few=True)
-            yield _Made.of("rows", first, batch, facts)
-
-    def _planned(self, table: pa.Table, columns: Sequence[Column]) -> _RowQueries:
-        """Makes a table of the database for such rows, and the queries of it."""
-        name = f"rows_{len(self._queries)}"
-        numbered = _numbered(table.slice(0, 0), 0)
-        self._database.run(f"CREATE TABLE {name} AS FROM given", given=numbered)
-        types = self._database.types("FROM given", given=numbered)
-        file = raw_files.RowsInMemory(name, tuple(table.column_names))
-        given = reading.Selected.of(
-            columns, file, {c: types[file.column(c)] for c in table.column_names}
-        )
-        own = f"number AS {sql.name(IN_FILE)}, {given.good} AS {sql.name(GOOD)}"
-        source = f"SELECT {own}, {given.values} FROM {name}"
-        samples = self._samples(columns, source, [GOOD])
-        return _RowQueries(file, given, samples, self._database.types(samples))
+            with self._database.seeing(rows=numbered.slice(first, CHUNK_ROWS)):
+                if table.schema not in self._queries:
+                    types = reading.types_of(self._database, file, columns)
+                    given = reading.Selected.of(columns, file, types)
+                    place = sql.name(IN_FILE)
+                    source = (
+                        f"(SELECT number AS {place}, {given.values}, {given.good} AS "
+                        f"{sql.name(GOOD)} FROM rows)"
+                    )
+                    query = self._samples(columns, source, [GOOD])
+                    self._queries[table.schema] = given, f"{query} ORDER BY {place}"
+                given, query = self._queries[table.schema]
+                samples = self._database.table(query)
+                if not samples[GOOD].to_numpy().all():
+                    told = reading.bad_rows(self._database, file, file.path, given, 1)
+                    raise DataError(told[0])
+            yield "rows", first, samples
 
     def _used(self, names: Sequence[str]) -> list[Column]:
         """Returns how columns of rows are read: labels and weights if they are
@@ -223,61 +233,64 @@ class RowEncoder:
     def _samples(
         self, columns: Sequence[Column], source: str, others: Sequence[str] = ()
     ) -> str:
-        """Returns a query of samples, from one of their typed values."""
-        given = {column.alias or column.name for column in columns}
-        names = [IN_FILE, *self._columns.inputs, *({WEIGHT} & given), *others]
-        made = [*map(sql.name, names)]
-        if {f"{LABEL} of {name}" for name in self._columns.targets} <= given:
+        """Returns a query of samples, from their typed values; of a category it gives
+        ids, or the values of a vocabulary."""
+        there = {column.alias or column.name for column in columns}
+        made = [*map(sql.name, (*self._columns.dense, *({WEIGHT} & there), *others))]
+        types = self._database.types(f"FROM {source}")
+        for name, (_, table) in self._encoder.categories.items():
+            column = sql.name(name)
+            made.append(f"{id_of(table, column)} AS {column}")
+            if types[name].endswith("]"):
+                each = f"lambda key: {id_of(table, 'key')}"
+                made[-1] = f"list_transform({column}, {each}) AS {column}"
+        if {f"{LABEL} of {name}" for name in self._columns.targets} <= there:
             made.append(f"{own_files.label_of(self._columns)} AS {LABEL}")
-        return f"SELECT {', '.join(made)} FROM ({source})"
+        return f"SELECT {', '.join(made)} FROM {source}"
+
+    def _found(self, samples: pa.Table, name: str) -> Found:
+        """Returns the values of a category."""
+        feature, table = self._encoder.categories[name]
+        values = samples[name].combine_chunks()
+        sample, place = np.arange(len(values)), np.zeros(len(values), np.int64)
+        if pa.types.is_list(values.type):
+            lengths = values.value_lengths().to_numpy(zero_copy_only=False)
+            values, sample = values.flatten(), np.repeat(sample, lengths)
+            first = lengths.cumsum() - lengths
+            place = np.arange(len(values)) - np.repeat(first, lengths)
+            if feature.pooling == "none":  # the last event is at the end
+                place += feature.stored_hotness - np.repeat(lengths, lengths)
+        if table.kind != "values":
+            return Found(sample, place, values.to_numpy(zero_copy_only=False))
+        ids = self._ids[feature.table]
+        found = [ids.get(value, RARE_ID) for value in values.to_pylist()]
+        return Found(sample, place, np.array(found, np.int64))
 
 
-class _RowQueries(NamedTuple):
-    """What is asked of rows in memory.
+def _ids_of_values(values: TableValues, table: str) -> dict[Any, int]:
+    """Returns the ids of the values of a table, None being a missing one.
 
-    Attributes:
-      file: the table of the database that they are put into.
-      given: how values are made of their columns.
-      samples: a query of their samples, and of which rows are good.
-      types: types of the columns of samples.
+    Raises:
+      DataError: if the vocabulary is not as it was written, or has texts where those of
+        features are whole numbers, or the other way round.
     """
-
-    file: raw_files.RowsInMemory
-    given: reading.Selected
-    samples: str
-    types: Mapping[str, str]
-
-
-class _Made(NamedTuple):
-    """Some rows, where they come from, the first one's number, and whether
-    they have labels."""
-
-    where: Any
-    first: int
-    batch: Batch
-    has_label: bool
-
-    @classmethod
-    def of(cls, where: Any, first: int, batch: Batch, facts: pa.Table) -> _Made:
-        """Of several labels each row may lack some, but no label all rows."""
-        missing = np.isnan(batch.labels)
-        lacks = missing.all(axis=0) if missing.ndim > 1 else missing
-        has_label = LABEL in facts.column_names and not lacks.any()
-        if not has_label:
-            batch.labels[...] = 0
-        return cls(where, first, batch, has_label)
+    keys, wants_text = values.keys(table), values.manifest.tables[table].is_text
+    if len(keys) and is_text(keys.type) != wants_text:
+        raise DataError(
+            f"{values.folder / vocabulary_file(table)}: column 'key' has {keys.type}, "
+            f"must have {'text' if wants_text else 'integers'}, as the features of "
+            f"table {table!r}"
+        )
+    ids = dict(zip(keys.to_pylist(), itertools.count(FIRST_ID)))
+    return {None: MISSING_ID} | ids
 
 
 class _UnknownValues:
     """Counts the values that training did not have, or too rarely for a row."""
 
-    def __init__(self, manifest: Manifest):
-        self._features = [
-            name
-            for name, feature in manifest.features.items()
-            if name not in manifest.numbers
-            if feature.table in manifest.tables_with_values
-        ]
+    def __init__(self, encoder: SampleEncoder):
+        categories = encoder.categories.items()
+        self._features = [n for n, (_, t) in categories if t.kind == "values"]
         self._values = dict.fromkeys(self._features, 0)
         self._unknown = dict.fromkeys(self._features, 0)
 
@@ -330,13 +343,6 @@ def _plain_texts(table: pa.Table) -> pa.Table:
             raise DataError(f"rows: column {field.name}: {error}") from None
         columns[field.name] = column
     return pa.table(columns)
-
-
-def _numbered(table: pa.Table, first: int) -> pa.Table:
-    """Returns rows with their numbers, whose columns are c0, c1 and so on."""
-    names = [f"c{i}" for i in range(table.num_columns)]
-    numbers = pa.array(np.arange(first, first + len(table)))
-    return table.rename_columns(names).append_column("number", numbers)
 
 
 def _column(name: str, values: Any) -> Any:

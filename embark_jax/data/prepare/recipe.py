@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL, SPLITS
+from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import Columns, NumberColumn
+from embark_jax.data.prepare.extension import Earlier
 from embark_jax.data.prepare.raw_files import RawFile, TextFile
 from embark_jax.data.prepare.reading import GOOD
 from embark_jax.data.prepare.values import Column
-from embark_jax.plans.options import SplitBy
+from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import FeatureSpec
 
 ROW = "number of the sample"
@@ -34,51 +36,12 @@ WINDOW = "window of the sample"
 """A column of samples with the begin of the time window of each one."""
 
 
-class Extent(NamedTuple):
-    """The number of all samples, and the position of the last file's first sample."""
-
-    total: int
-    last_file: int
-
-
-Split = Callable[[Extent], str]
-"""Returns SQL of the split of a sample."""
-
-
-class SideTable(NamedTuple):
-    """A file with what is known by key, such as of each user.
-
-    Attributes:
-      file: the file, whose bad lines are errors.
-      columns: its columns, of which the first is the key, which no two lines have.
-      found_by: the column of samples that has the key.
-    """
-
-    file: TextFile
-    columns: Sequence[Column]
-    found_by: str
-
-
-class History(NamedTuple):
-    """Sequences of what a user met before each sample, of data in one raw file.
-
-    Attributes:
-      user: a column of samples; a sequence has samples of one user.
-      time: a column of numbers; a sequence has samples of earlier times only, not of
-        the same time.
-      sequences: for each sequence, the column whose past it is.
-      length: largest number of events of a sequence.
-    """
-
-    user: str
-    time: str
-    sequences: Mapping[str, str]
-    length: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How a data set becomes samples.
+
+    A split is SQL of the split of a sample, with ``{total}`` for the number of all
+    samples, and ``{last_file}`` for the position of the last file's first sample.
 
     Attributes:
       raw: the raw files, in the order of the samples.
@@ -88,13 +51,17 @@ class Recipe:
         hotness here, its hotness grows.
       select: SQL of columns of samples that are not columns of the files as they are:
         the label LABEL, and what a feature is computed from.
-      sides: further files, by name, whose columns samples have, too.
+      sides: further files with their columns, by the name of the table that they become
+        for ``query``; the first column is a key, which no two lines have.
+      query: SQL of the columns of all samples, of a table ``raw`` with the lines of the
+        one raw file, ``place`` being the place of each, and of ``sides``; None takes
+        the files as they are.
+      repeated: features whose values repeat those of others, which are counted.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
       usual_split: split that is taken unless the user asks for another.
       file_splits: the split of each file, if files say it.
       bags_of_one_id: hotness of features that reading makes multi-hot.
-      history: makes features from what a user met before.
       numbers: transforms of columns of numbers, for dense features and for features;
         other columns are taken as they are.
       columns: the columns of a user's own files, which raw rows to score must have,
@@ -106,19 +73,22 @@ class Recipe:
     dense: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
     select: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    sides: Mapping[str, SideTable] = dataclasses.field(default_factory=dict)
-    time_split: Split | None = None
+    sides: Mapping[str, tuple[TextFile, Sequence[Column]]] = dataclasses.field(
+        default_factory=dict
+    )
+    query: str | None = None
+    repeated: tuple[str, ...] = ()
+    time_split: str | None = None
     usual_split: SplitBy = "random"
     file_splits: Sequence[int] | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    history: History | None = None
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
     columns: Columns | None = None
 
     @property
     def paths(self) -> list[Path]:
         """Returns all files that samples are made of."""
-        files = [*self.raw, *(side.file for side in self.sides.values())]
+        files = [*self.raw, *(file for file, _ in self.sides.values())]
         return [file.path for file in files]
 
     @property
@@ -166,59 +136,35 @@ class Recipe:
                 )
 
 
-def all_train(extent: Extent) -> str:
-    """Holds out nothing."""
-    return str(TRAIN)
-
-
-def random_split(extent: Extent) -> str:
-    """Splits 8:1:1 by a hash of the position, equal for every run and machine."""
-    tenth = f"md5_number_lower(({sql.name(ROW)})::VARCHAR) % 10"
-    return f"greatest({tenth}::INT - {10 - len(SPLITS)}, {TRAIN})"
-
-
-def last_share(shares: int) -> Split:
-    """Holds out the last of ``shares`` equal shares: its first half is the test set,
-    its second half the validation set."""
-
-    def split(extent: Extent) -> str:
-        held_out = extent.total // shares
-        begin, middle = extent.total - held_out, extent.total - held_out // 2
-        return _cut(ROW, begin, middle, (TEST, VALIDATION))
-
-    return split
-
-
-def last_file(extent: Extent) -> str:
-    """Holds out the last file: its first half is the validation set, its second half
-    the test set."""
-    middle = (extent.last_file + extent.total + 1) // 2
-    return _cut(ROW, extent.last_file, middle)
-
-
-def given_split(extent: Extent) -> str:
-    """Takes the splits that the samples give themselves."""
-    return sql.name(SPLIT)
-
-
-def after_times(validation: str, test: str) -> Split:
-    """Splits by TIME: the validation set begins at ``validation``, the test set at
-    ``test``."""
-    return lambda extent: _cut(TIME, validation, test)
-
-
-def _cut(
+def cut(
     column: str,
     begin: int | str,
     middle: int | str,
     halves: tuple[int, int] = (VALIDATION, TEST),
 ) -> str:
-    """Trains on values below ``begin``; ``middle`` begins the second half of others."""
+    """Returns a split that trains on values below ``begin``; ``middle`` begins the
+    second half of others."""
     value = sql.name(column)
     return (
         f"CASE WHEN {value} < {begin} THEN {TRAIN} WHEN {value} < {middle} THEN "
         f"{halves[0]} ELSE {halves[1]} END"
     )
+
+
+_TENTH = f"md5_number_lower(({sql.name(ROW)})::VARCHAR) % 10"
+RANDOM_SPLIT = f"greatest(({_TENTH})::INT - {10 - len(SPLITS)}, {TRAIN})"
+"""Splits 8:1:1 by a hash of the position, equal for every run and machine."""
+LAST_FILE = cut(ROW, "{last_file}", "({last_file} + {total} + 1) // 2")
+"""Holds out the last file: its first half is the validation set, its second half the
+test set."""
+
+
+def last_share(shares: int) -> str:
+    """Holds out the last of ``shares`` equal shares: its first half is the test set,
+    its second half the validation set."""
+    held_out = f"{{total}} // {shares}"
+    begin, middle = f"{{total}} - {held_out}", f"{{total}} - {held_out} // 2"
+    return cut(ROW, begin, middle, (TEST, VALIDATION))
 
 
 def check_folder(raw: Path) -> None:
@@ -245,3 +191,59 @@ def find(folder: Path, *names: str) -> Path:
         f"{folder}: has no {' or '.join(names)}, plain or with .gz; --raw is the "
         "folder of the files as they were downloaded"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options that a user may choose.
+
+    Attributes:
+      split: "time" holds out the latest samples, "random" a fifth of all, "none" none.
+      min_count: number of training samples that a value needs for a row of its own.
+      max_rows: most rows of a table; a table with more values is hashed to them.
+      hashed: whether every table is hashed.
+      hash_columns: columns whose tables are hashed, with the number of rows; None is
+        ``max_rows``.
+      by_frequency: columns that are hashed, or have row numbers, whose tables' rows are
+        numbered by frequency.
+      window: length of the time windows that samples are cut into, in the units of the
+        column of times, or in seconds if these are dates; None makes no windows.
+      on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
+        counts them.
+    """
+
+    split: SplitBy = "random"
+    min_count: int = 1
+    max_rows: int = 40_000_000
+    hashed: bool = False
+    hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    by_frequency: Sequence[str] = ()
+    window: int | None = None
+    on_bad_line: OnBadLine = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What all stages of preparing need.
+
+    Attributes:
+      database: has the functions of ``values``, and gets samples and vocabularies.
+      recipe: the recipe of the data set.
+      options: the user's options.
+      out: folder of the prepared data.
+      made_from: what determines the samples, as the manifest has it.
+      progress: is told how far the work is.
+      earlier: data whose rows and transforms are kept, if any.
+      vocabulary: folder of values that were counted elsewhere, by an engine such as
+        Spark: ``TABLE.parquet``, or a folder ``TABLE`` of Parquet files, with the
+        columns ``value`` and ``count``.
+    """
+
+    database: sql.Database
+    recipe: Recipe
+    options: Options
+    out: Path
+    made_from: Mapping[str, Any]
+    progress: Progress = silent
+    earlier: Earlier | None = None
+    vocabulary: Path | None = None

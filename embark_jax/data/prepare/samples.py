@@ -8,28 +8,24 @@ from collections.abc import Mapping, Sequence
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.pipeline import Progress
 from embark_jax.data.prepare import sql
+from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.reading import SHOWN, Rows, read, types_of
 from embark_jax.data.prepare.recipe import (
     GIVEN_TIME,
     IN_FILE,
+    RANDOM_SPLIT,
     ROW,
     SPLIT,
     TIME,
+    TRAIN,
     WEIGHT,
     WINDOW,
-    Extent,
-    History,
     Recipe,
-    SideTable,
-    Split,
-    after_times,
-    all_train,
-    random_split,
+    Work,
+    cut,
 )
 from embark_jax.data.prepare.values import Column
-from embark_jax.plans.options import OnBadLine, SplitBy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,47 +50,38 @@ class Samples:
         return self.raw_rows - sum(self.rows)
 
 
-def make_samples(
-    database: sql.Database,
-    recipe: Recipe,
-    split: SplitBy,
-    window: int | None,
-    on_bad_line: OnBadLine,
-    progress: Progress,
-) -> Samples:
+def make_samples(work: Work) -> Samples:
     """Makes the samples of a data set.
-
-    Args:
-      database: has the functions of ``values``.
-      recipe: the recipe of the data set.
-      split: how samples are split.
-      window: length of the time windows that samples are cut into, if they are.
-      on_bad_line: what to do with a bad line.
-      progress: is told how far the work is, in bytes of raw files on disk.
 
     Raises:
       DataError: if a raw file cannot be read, or a line is bad and is not skipped, or
         there are no samples, or none in the order of time.
     """
-    for name, side in recipe.sides.items():
-        _read_side(database, name, side)
+    database, recipe, options = work.database, work.recipe, work.options
     sizes = [file.path.stat().st_size for file in recipe.raw]
     columns, found = _alike(database, recipe), list[Rows]()
     for number, file in enumerate(recipe.raw):
-        found.append(read(database, f"file {number}", file, columns, on_bad_line))
-        progress("read", sum(sizes[: number + 1]), sum(sizes))
+        found.append(
+            read(database, f"file {number}", file, columns, options.on_bad_line)
+        )
+        work.progress("read", sum(sizes[: number + 1]), sum(sizes))
     rows = [each.good for each in found]
     if not sum(rows):
         raise DataError(f"{recipe.raw[0].path}: has no samples")
     files = [sql.name(f"file {number}") for number in range(len(rows))]
-    if recipe.sides:
-        _join_sides(database, recipe, files)
-    if recipe.history:
-        _add_history(database, recipe.history, files[0])
+    for name, (file, of_side) in recipe.sides.items():
+        _read_side(database, name, file, of_side)
+    if recipe.query is not None:
+        database.run(
+            f"CREATE OR REPLACE TABLE {files[0]} AS WITH raw AS (SELECT *, rowid AS "
+            f"place FROM {files[0]}) SELECT * EXCLUDE (place) FROM ({recipe.query}) "
+            "ORDER BY place"
+        )
     select, seconds = dict(recipe.select), 1
-    if recipe.columns is not None and recipe.columns.time:
-        select[TIME], seconds = _times(database, recipe, files, recipe.columns.time)
-    elif window is not None:
+    has_times = recipe.columns is not None and recipe.columns.time is not None
+    if has_times:
+        select[TIME], seconds = _times(database, recipe, files)
+    elif options.window is not None:
         raise DataError(
             "--window cuts the data by their column of times, must come with one: "
             "time=NAME"
@@ -102,26 +89,32 @@ def make_samples(
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
     names += [LABEL, *({WEIGHT, TIME} & {*select, *(c.alias for c in columns)})]
     select = {name: select.get(name, sql.name(name)) for name in names}
-    split_of = _split(database, recipe, split, files, select)
-    extent = Extent(sum(rows), sum(rows[:-1]))
-    if window is not None:
-        units = window * seconds
-        time = sql.name(TIME)
-        select[WINDOW] = f"(floor({time} / {units})::BIGINT * {window})"
+    split = {"random": RANDOM_SPLIT, "none": str(TRAIN), "time": recipe.time_split}
+    split = split[options.split]
+    if has_times and options.split == "time":
+        split = _split_by_time(database, files, select[TIME])
+    if split is None:
+        raise DataError("these data are not in the order of time; take --split random")
+    split = split.format(total=sum(rows), last_file=sum(rows[:-1]))
+    if options.window is not None:
+        units = options.window * seconds
+        begin = f"floor({sql.name(TIME)} / {units})::BIGINT * {options.window}"
+        select[WINDOW] = f"({begin})"
     views = []
     for number, file in enumerate(files):
-        select[SPLIT] = f"({split_of(extent)})::UTINYINT"
-        if recipe.file_splits is not None and split == "time":
+        select[SPLIT] = f"({split})::UTINYINT"
+        if recipe.file_splits is not None and options.split == "time":
             select[SPLIT] = f"{recipe.file_splits[number]}::UTINYINT"
         made = ", ".join(f"{each} AS {sql.name(name)}" for name, each in select.items())
         view, first = sql.name(f"samples {number}"), sum(rows[:number])
         # The hash of a random split is computed once, not for each column.
-        kind = "TABLE" if split == "random" else "VIEW"
+        is_random = options.split == "random"
         database.run(
-            f"CREATE {kind} {view} AS SELECT rowid AS {sql.name(IN_FILE)}, rowid + "
-            f"{first} AS {sql.name(ROW)}, {made} FROM {file}"
+            f"CREATE {'TABLE' if is_random else 'VIEW'} {view} AS SELECT rowid AS "
+            f"{sql.name(IN_FILE)}, rowid + {first} AS {sql.name(ROW)}, {made} "
+            f"FROM {file}"
         )
-        if split == "random":
+        if is_random:
             database.run(f"DROP TABLE {file}")
         views.append(view)
     whole = " UNION ALL BY NAME ".join(f"FROM {view}" for view in views)
@@ -173,66 +166,27 @@ def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
 _TEXTS = {"VARCHAR", "BOOLEAN", "UBIGINT"}
 
 
-def _read_side(database: sql.Database, name: str, side: SideTable) -> None:
+def _read_side(
+    database: sql.Database, name: str, file: TextFile, columns: Sequence[Column]
+) -> None:
     """Makes a table of a file that samples are joined with.
 
     Raises:
       DataError: if the file cannot be read or a line is bad, or two have one key.
     """
-    rows = read(database, name, side.file, side.columns)
-    if not rows.good:
-        raise DataError(f"{side.file.path}: is empty")
-    key = side.columns[0].name
+    if not read(database, name, file, columns).good:
+        raise DataError(f"{file.path}: is empty")
+    key = columns[0].name
     twice = database.rows(
         f"SELECT {sql.name(key)}, count(*) FROM {sql.name(name)} GROUP BY 1 "
         "HAVING count(*) > 1 ORDER BY 1 LIMIT 1"
     )
     for value, count in twice:
-        raise DataError(f"{side.file.path}: {key} {value!r} has {count} lines")
-
-
-def _join_sides(database: sql.Database, recipe: Recipe, files: Sequence[str]) -> None:
-    """Adds the columns of side tables to the samples, in their order."""
-    joined = " ".join(
-        f"LEFT JOIN {sql.name(name)} ON file.{sql.name(side.found_by)} = "
-        f"{sql.name(name)}.{sql.name(side.columns[0].name)}"
-        for name, side in recipe.sides.items()
-    )
-    added = "".join(
-        f", {sql.name(name)}.{sql.name(column.name)}"
-        for name, side in recipe.sides.items()
-        for column in side.columns[1:]
-    )
-    for file in files:
-        database.run(
-            f"CREATE OR REPLACE TABLE {file} AS SELECT file.*{added} FROM {file} AS "
-            f"file {joined} ORDER BY file.rowid"
-        )
-
-
-def _add_history(database: sql.Database, history: History, file: str) -> None:
-    """Adds the sequences of what users met before: lists, the latest event at the end.
-    Events of one time are in the order of the samples."""
-    user, time = sql.name(history.user), sql.name(history.time)
-    gathered, sequences = [], []
-    for name, column in history.sequences.items():
-        gathered.append(f"list({sql.name(column)} ORDER BY rowid) AS {sql.name(name)}")
-        past = f"flatten(list({sql.name(name)}) OVER earlier)[-{history.length}:]"
-        sequences.append(f"coalesce({past}, []) AS {sql.name(name)}")
-    past = ", ".join(map(sql.name, history.sequences))
-    # Each time has an event at least: so many times before have enough of them.
-    database.run(
-        f"CREATE OR REPLACE TABLE {file} AS WITH times AS (SELECT {user}, {time}, "
-        f"{', '.join(gathered)} FROM {file} GROUP BY ALL), past AS (SELECT {user}, "
-        f"{time}, {', '.join(sequences)} FROM times WINDOW earlier AS (PARTITION BY "
-        f"{user} ORDER BY {time} ROWS BETWEEN {history.length} PRECEDING AND 1 "
-        f"PRECEDING)) SELECT file.*, {past} FROM {file} AS file JOIN past USING "
-        f"({user}, {time}) ORDER BY file.rowid"
-    )
+        raise DataError(f"{file.path}: {key} {value!r} has {count} lines")
 
 
 def _times(
-    database: sql.Database, recipe: Recipe, files: Sequence[str], name: str
+    database: sql.Database, recipe: Recipe, files: Sequence[str]
 ) -> tuple[str, int]:
     """Returns SQL of the time of a sample, a number, and how many units are a second,
     or 1 if the times are numbers. Dates with a time zone are instants of UTC.
@@ -245,7 +199,8 @@ def _times(
     kinds = {"number" if type_ in ("BIGINT", "DOUBLE") else type_ for type_ in types}
     dates = {type_ for type_ in kinds if type_.startswith("TIMESTAMP")}
     zones = {"ZONE" in type_ for type_ in dates}
-    where = f"{recipe.raw[0].path}: column {name}"
+    named = recipe.columns.time if recipe.columns else None
+    where = f"{recipe.raw[0].path}: column {named}"
     if kinds == {"number"}:
         return time, 1
     if dates == kinds and len(zones) == 1:
@@ -284,30 +239,12 @@ def _times(
     )
 
 
-def _split(
-    database: sql.Database,
-    recipe: Recipe,
-    split: SplitBy,
-    files: Sequence[str],
-    select: Mapping[str, str],
-) -> Split:
-    """Returns how samples are split.
-
-    Raises:
-      DataError: if the samples are not in the order of time.
-    """
-    if split != "time":
-        return {"random": random_split, "none": all_train}[split]
-    if recipe.columns is None or not recipe.columns.time:
-        if recipe.time_split is None:
-            raise DataError(
-                "these data are not in the order of time; take --split random"
-            )
-        return recipe.time_split
-    # The latest tenth is held out: its first half is the validation set, the second the
-    # test set. Samples of one time are in one split: where few times make them the
-    # same, the last time is the test set, the one before it the validation set.
-    whole = " UNION ALL ".join(f"SELECT {select[TIME]} AS t FROM {f}" for f in files)
+def _split_by_time(database: sql.Database, files: Sequence[str], time: str) -> str:
+    """Returns a split that holds out the latest tenth: its first half is the validation
+    set, the second the test set. Samples of one time are in one split: where few times
+    make them the same, the last time is the test set, the one before it the validation
+    set."""
+    whole = " UNION ALL ".join(f"SELECT {time} AS t FROM {file}" for file in files)
     ((validation, test, first, before),) = database.rows(
         "WITH times AS (SELECT t, sum(count(*)) OVER (ORDER BY t) AS upto, "
         f"sum(count(*)) OVER () - 1 AS last FROM ({whole}) GROUP BY t), cuts AS ("
@@ -317,4 +254,4 @@ def _split(
     )
     if validation == test and before is not None and first < before:
         validation = before
-    return after_times(repr(validation), repr(test))
+    return cut(TIME, repr(validation), repr(test))

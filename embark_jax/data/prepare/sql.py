@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import duckdb
 import pyarrow as pa
@@ -42,7 +43,6 @@ class Database:
         if spill is None:  # which nobody else can read, or know by name before
             spill = Path(tempfile.mkdtemp(prefix="embark-"))
             weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
-        self._planned: dict[str, str] = {}
         self.spill, self._threads = spill, threads or os.cpu_count() or 1
         self._connection = duckdb.connect(
             config={
@@ -54,34 +54,20 @@ class Database:
 
     def run(self, query: str, **tables: pa.Table) -> None:
         """Runs statements."""
-        with self._tables(tables):
+        with self.seeing(**tables):
             self._connection.execute(query).fetchall()
 
     def rows(self, query: str, **tables: pa.Table) -> list[tuple]:
         """Returns the rows of a short result."""
-        with self._tables(tables):
+        with self.seeing(**tables):
             return self._connection.execute(query).fetchall()
 
     def table(self, query: str, **tables: pa.Table) -> pa.Table:
         """Returns a result."""
-        with self._tables(tables), warnings.catch_warnings():
+        with self.seeing(**tables), warnings.catch_warnings():
             # It advises a form that plans a prepared statement anew.
             warnings.simplefilter("ignore", UserWarning)
             return self._connection.execute(query).to_arrow_table()
-
-    def refill(self, table: str, rows: pa.Table) -> None:
-        """Puts other rows into a table. Queries of it stay planned, as they do not when
-        a name is given to an Arrow table."""
-        self._connection.execute(f"TRUNCATE {table}").fetchall()
-        self._connection.execute(f"INSERT INTO {table} FROM rows").fetchall()
-
-    def planned(self, query: str) -> pa.Table:
-        """Returns the result of a query that is asked often, and planned once."""
-        if query not in self._planned:
-            plan = f"planned_{len(self._planned)}"
-            self._connection.execute(f"PREPARE {plan} AS {query}").fetchall()
-            self._planned[query] = plan
-        return self.table(f"EXECUTE {self._planned[query]}")
 
     def batches(self, query: str, rows: int) -> Iterator[pa.RecordBatch]:
         """Yields a large result in pieces of about so many rows."""
@@ -102,11 +88,15 @@ class Database:
         finally:
             self._connection.execute(f"SET threads = {self._threads}")
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
+        shutil.rmtree(self.spill, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _tables(self, tables: dict[str, pa.Table]) -> Iterator[None]:
+    def seeing(self, **tables: pa.Table) -> Iterator[None]:
         """Lets the queries of a block see Arrow tables, and a signal end them."""
         for name, table in tables.items():
             self._connection.register(name, table)

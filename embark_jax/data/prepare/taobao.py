@@ -9,15 +9,7 @@ from pathlib import Path
 from embark_jax.data.manifest import LABEL
 from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.recipe import (
-    TEST,
-    TRAIN,
-    Extent,
-    History,
-    Recipe,
-    SideTable,
-    find,
-)
+from embark_jax.data.prepare.recipe import TEST, TRAIN, Recipe, find
 from embark_jax.data.prepare.values import Column
 from embark_jax.plans.tables import FeatureSpec
 
@@ -47,21 +39,35 @@ USERS = (
 OF_SAMPLES = ("user", "adgroup_id", "pid")
 OF_ADS = tuple(column.name for column in ADS[1:-1])
 OF_USERS = tuple(column.name for column in USERS[1:])
-HISTORY = History(
-    "user",
-    "time_stamp",
-    {f"past_{column}": column for column in ("cate_id", "brand")},
-    length=20,
-)
-"""The sequence of the ads that the user was shown, clicked or not; as long as the
-behaviour that TBSM reads (https://arxiv.org/abs/2008.11922)."""
+LONGEST = 20
+"""Length of the sequences of what ads were about that the user was shown before,
+clicked or not: that of the behaviour that TBSM reads
+(https://arxiv.org/abs/2008.11922)."""
+SEQUENCES = {"past_cate_id": "cate_id", "past_brand": "brand"}
+# Each time has an event at least: so many times before have enough of them.
+QUERY = f"""
+WITH joined AS (
+  SELECT raw.*, ads.* EXCLUDE (adgroup_id), users.* EXCLUDE (userid)
+  FROM raw LEFT JOIN ads USING (adgroup_id) LEFT JOIN users ON raw."user" = userid),
+times AS (
+  SELECT "user", time_stamp, list(cate_id ORDER BY place) AS cate_id,
+    list(brand ORDER BY place) AS brand
+  FROM joined GROUP BY "user", time_stamp),
+past AS (
+  SELECT "user", time_stamp,
+    coalesce(flatten(list(cate_id) OVER earlier)[-{LONGEST}:], []) AS past_cate_id,
+    coalesce(flatten(list(brand) OVER earlier)[-{LONGEST}:], []) AS past_brand
+  FROM times WINDOW earlier AS (PARTITION BY "user" ORDER BY time_stamp
+    ROWS BETWEEN {LONGEST} PRECEDING AND 1 PRECEDING))
+FROM joined JOIN past USING ("user", time_stamp)
+"""
 
 
 def taobao(raw: Path) -> Recipe:
     """Reads the three files; the dense feature is the log of the price. Ads and users
     without a description have missing values. A split by time takes the last day as
-    test set, as in DIN (https://arxiv.org/abs/1706.06978), and makes no validation set.
-    HISTORY describes the sequences."""
+    test set, as in DIN (https://arxiv.org/abs/1706.06978), and makes no validation
+    set. Events of one time are in the order of the samples, and in none's past."""
     return Recipe(
         raw=[_file(raw, "raw_sample.csv", SAMPLES)],
         raw_columns=SAMPLES,
@@ -69,25 +75,18 @@ def taobao(raw: Path) -> Recipe:
         dense=("price",),
         features=(
             *map(FeatureSpec, (*OF_SAMPLES, *OF_ADS, *OF_USERS)),
-            *(
-                FeatureSpec(name, of, HISTORY.length, "none")
-                for name, of in HISTORY.sequences.items()
-            ),
+            *(FeatureSpec(n, of, LONGEST, "none") for n, of in SEQUENCES.items()),
         ),
         sides={
-            "ads": SideTable(_file(raw, "ad_feature.csv", ADS), ADS, "adgroup_id"),
-            "users": SideTable(_file(raw, "user_profile.csv", USERS), USERS, "user"),
+            "ads": (_file(raw, "ad_feature.csv", ADS), ADS),
+            "users": (_file(raw, "user_profile.csv", USERS), USERS),
         },
-        time_split=last_day,
+        query=QUERY,
+        repeated=tuple(SEQUENCES),
+        time_split=f"if(time_stamp >= {LAST_DAY_S}, {TEST}, {TRAIN})",
         usual_split="time",
         numbers={"price": NumberColumn(transform="log")},
-        history=HISTORY,
     )
-
-
-def last_day(extent: Extent) -> str:
-    """Holds out the last day."""
-    return f"if(time_stamp >= {LAST_DAY_S}, {TEST}, {TRAIN})"
 
 
 def _file(raw: Path, name: str, columns: tuple[Column, ...]) -> TextFile:

@@ -10,12 +10,9 @@ user, and crosses of these; its history is a range of the user's events before i
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +26,7 @@ from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.event_lists import EventFile, EventLists
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.data.manifest import Manifest, PreparedFeature, SampleFile
+from embark_jax.data.manifest import Manifest, PreparedFeature, SampleFile, Table
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.raw_files import ParquetFile
@@ -54,14 +51,6 @@ COLUMNS = (
     Column("event_type", "category", required=True),
     Column("played_ratio_pct", "number"),
 )
-# A null, as likes have it, is no long listen.
-IN_ORDER = f"""
-SELECT uid::BIGINT AS uid, timestamp::BIGINT AS timestamp, item_id::BIGINT AS item,
-  is_organic::BIGINT AS is_organic,
-  list_position({sql.texts(EVENT_TYPES)}, event_type) - 1 AS kind,
-  coalesce(played_ratio_pct >= {LONG_PERCENT}, false) AS is_long
-FROM events ORDER BY uid, timestamp, events.rowid
-"""
 DENSE = ("hour_cos", "hour_sin", "weekday_cos", "weekday_sin")
 CROSSES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "user_x_artist": (("uid", "artist"), 100_000_000),
@@ -93,10 +82,61 @@ class Options(Config):
     """Length of a time window in seconds."""
 
 
-class _Raw(NamedTuple):
-    events: Path
-    artists: Path
-    albums: Path
+# The events of some users in their order: how many the user had before, and in the file
+# of events, which has those with an action, where those before it end and begin. The
+# time of a request is that of the last of them, as in the reference. A null, as likes
+# have it, is no long listen.
+PART = f"""
+CREATE OR REPLACE TABLE part AS
+WITH chosen AS (
+  SELECT uid::BIGINT AS uid, timestamp::BIGINT AS time, item_id::BIGINT AS item,
+    is_organic::BIGINT AS is_organic, rowid AS place,
+    list_position({sql.texts(EVENT_TYPES)}, event_type) - 1 AS kind,
+    kind IN ({LISTEN}, {LIKE}) AS is_kept,
+    coalesce(played_ratio_pct >= {LONG_PERCENT}, false) AS is_long
+  FROM events WHERE uid BETWEEN {{first}} AND {{last}})
+SELECT *, row_number() OVER of_user - 1 AS number,
+  count(*) FILTER (is_kept) OVER before_all AS last,
+  last - least(count(*) FILTER (is_kept) OVER before, {{scan}}) AS first,
+  coalesce(max(time) FILTER (is_kept) OVER before, time) AS asked
+FROM chosen WINDOW of_user AS (PARTITION BY uid ORDER BY time, place),
+  before AS (of_user ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+  before_all AS (ORDER BY uid, time, place ROWS BETWEEN UNBOUNDED PRECEDING AND
+    1 PRECEDING)
+"""
+EVENT_COLUMNS = f"""
+SELECT item::UINTEGER AS item, time::UINTEGER AS time, CASE WHEN kind = {LIKE} THEN 1
+  WHEN is_long THEN 0 ELSE 2 END::UTINYINT AS action
+FROM part WHERE is_kept ORDER BY uid, time, place
+"""
+SAMPLE_COLUMNS = f"""
+SELECT is_long, time // {{window}} * {{window}} AS window, first, last,
+  item, artist::BIGINT AS artist, album::BIGINT AS album, uid,
+  time // {HOUR_S} % 24 AS hour, is_organic, 0 AS time,
+  {lists.CANDIDATE_ACTION} AS action, 2 * pi() * (asked // {HOUR_S} % 24) / 24 AS h,
+  2 * pi() * (asked // {DAY_S} % 7) / 7 AS d, cos(h) AS hour_cos, sin(h) AS hour_sin,
+  cos(d) AS weekday_cos, sin(d) AS weekday_sin
+FROM part JOIN items USING (item) WHERE kind = {LISTEN} AND number >= {{least}}
+ORDER BY uid, part.time, place
+"""
+GROUPS = """
+SELECT min(uid)::BIGINT, max(uid)::BIGINT FROM (
+  SELECT uid, sum(count(*)) OVER (ORDER BY uid) // {most} AS number
+  FROM events GROUP BY uid) GROUP BY number ORDER BY 1
+"""
+ITEMS = """
+CREATE TABLE items AS
+SELECT number AS item, coalesce(artist.id, 0)::UINTEGER AS artist,
+  coalesce(album.id, 0)::UINTEGER AS album
+FROM range((SELECT 1 + max(item_id)::BIGINT FROM (SELECT item_id FROM events UNION ALL
+  SELECT item_id FROM artists UNION ALL SELECT item_id FROM albums))) AS numbers(number)
+LEFT JOIN (SELECT item_id, last(artist_id ORDER BY rowid) AS id FROM artists GROUP BY 1)
+  AS artist ON artist.item_id = number
+LEFT JOIN (SELECT item_id, last(album_id ORDER BY rowid) AS id FROM albums GROUP BY 1)
+  AS album ON album.item_id = number
+ORDER BY number
+"""
+"""Artist and album of each item, 0 where it has none; the last of several."""
 
 
 def prepare(
@@ -118,59 +158,54 @@ def prepare(
     Raises:
       DataError: if a raw file is bad, or ``out`` holds something.
     """
-    files = _find(raw)
-    sizes = {str(path): path.stat().st_size for path in files}
+    events, *sides = paths = _find(raw)
+    sizes = {str(path): path.stat().st_size for path in paths}
     made_from = {**made_from, **options.model_dump(), "raw": sizes}
-    with new_folder(out) as folder:
-        manifest = _prepare(files, folder, options, made_from, progress)
-        shutil.rmtree(folder / ".work", ignore_errors=True)
-        return manifest
-
-
-def _prepare(
-    files: _Raw,
-    out: Path,
-    options: Options,
-    made_from: Mapping[str, Any],
-    progress: Progress,
-) -> Manifest:
-    """Fills a new folder."""
-    database = sql.Database(out / ".work")
-    with contextlib.closing(database):
+    with new_folder(out) as folder, sql.Database(folder / ".work") as database:
         define(database)
-        total, user, item = _read_events(database, files.events)
-        items = _items(database, files, 1 + item)
-        write_arrow(out / "items.arrow", pa.table(items))
-        manifest = _manifest(out, made_from, options, items, user, total)
-        writer = _Writer(out, manifest, options, items)
-        in_order = database.batches(IN_ORDER, 2**17)
-        event_files, samples = [], []
-        for number, group in enumerate(_by_users(in_order)):
-            file, of_group = writer.write(number, group)
-            event_files.append(file)
-            samples += of_group
-            done = sum(file.rows for file in event_files)
-            progress("write", min(done, total), total)
-    if not samples:
-        raise DataError(
-            f"{files.events}: no user has a listen after {options.min_history:,} "
-            "events; lower min_history"
+        _read_events(database, events)
+        for path, name in zip(sides, ("artist", "album"), strict=True):
+            names = (f"{name}_id", "item_id")
+            columns = [Column(n, "integer", required=True, bounds=_ID) for n in names]
+            read(database, f"{name}s", ParquetFile(path, names), columns)
+        database.run(ITEMS)
+        items = database.table("SELECT artist, album FROM items ORDER BY item")
+        write_arrow(folder / "items.arrow", items)
+        ((total, user),) = database.rows(
+            "SELECT count(*), max(uid)::BIGINT FROM events"
         )
-    samples.sort(key=lambda file: (file.window, file.file))
-    assert manifest.events is not None
-    manifest = manifest.model_copy(
-        update={
-            "files": dict.fromkeys(manifests.SPLITS, ())
-            | {manifests.SPLITS[0]: tuple(samples)},
-            "events": manifest.events.model_copy(update={"files": tuple(event_files)}),
-        }
-    )
-    manifest.save(out)
+        manifest = _manifest(folder, made_from, options, items, user, total)
+        event_files, samples = list[EventFile](), list[SampleFile]()
+        groups = database.rows(GROUPS.format(most=GROUP_EVENTS))
+        for number, (first, last) in enumerate(groups):
+            users = {"first": first, "last": last}
+            database.run(PART.format(**users, scan=options.scan))
+            name = f"events/{number:06}.arrow"
+            table = database.table(EVENT_COLUMNS)
+            write_arrow(folder / name, table)
+            event_files.append(EventFile.of(folder, name, rows=len(table)))
+            query = SAMPLE_COLUMNS.format(
+                window=options.window, least=options.min_history
+            )
+            samples += _write(folder, manifest, number, database.table(query))
+            progress("write", number + 1, len(groups))
+        if not samples:
+            raise DataError(
+                f"{events}: no user has a listen after {options.min_history:,} events; "
+                "lower min_history"
+            )
+        samples.sort(key=lambda file: (file.window, file.file))
+        files = dict.fromkeys(manifests.SPLITS, ())
+        files |= {manifests.SPLITS[0]: tuple(samples)}
+        assert manifest.events is not None
+        lists_ = manifest.events.model_copy(update={"files": tuple(event_files)})
+        manifest = manifest.model_copy(update={"files": files, "events": lists_})
+        manifest.save(folder)
     return manifest
 
 
-def _find(raw: Path) -> _Raw:
-    """Returns the paths of the raw files.
+def _find(raw: Path) -> list[Path]:
+    """Returns the paths of events, and of artists and albums of items.
 
     Raises:
       DataError: if one is missing, or there are several sizes.
@@ -191,181 +226,71 @@ def _find(raw: Path) -> _Raw:
             raise DataError(
                 f"{path}: no such file; Yambda has it beside the folder flat"
             )
-    return _Raw(event_files[0], *sides)
+    return [event_files[0], *sides]
 
 
-def _read_events(database: sql.Database, path: Path) -> tuple[int, int, int]:
-    """Makes a table of all events; returns how many there are, and the largest user and
-    item.
+def _read_events(database: sql.Database, path: Path) -> None:
+    """Makes a table of all events.
 
     Raises:
       DataError: if a column or a value is missing, or a value is unknown.
     """
     names = tuple(column.name for column in COLUMNS)
     read(database, "events", ParquetFile(path, names), COLUMNS)
-    known = sql.texts(EVENT_TYPES)
     unknown = database.rows(
-        f"SELECT rowid, event_type FROM events WHERE NOT list_contains({known}, "
-        "event_type) ORDER BY rowid LIMIT 1"
+        f"SELECT rowid, event_type FROM events WHERE NOT list_contains("
+        f"{sql.texts(EVENT_TYPES)}, event_type) ORDER BY rowid LIMIT 1"
     )
     for row, kind in unknown:
         raise DataError(
             f"{path}, row {row}: event_type is {kind!r}, must be one of "
             f"{', '.join(EVENT_TYPES)}"
         )
-    (found,) = database.rows(
-        "SELECT count(*), max(uid)::BIGINT, max(item_id)::BIGINT FROM events"
-    )
-    return found
 
 
-def _items(database: sql.Database, files: _Raw, least: int) -> dict[str, np.ndarray]:
-    """Returns artist and album of each item, 0 where it has none; the last of
-    several.
-
-    Raises:
-      DataError: if an id is missing, negative, or too large for 32 bits.
-    """
-    found = {}
-    for path, name in ((files.artists, "artist"), (files.albums, "album")):
-        names = (f"{name}_id", "item_id")
-        columns = [Column(n, "integer", required=True, bounds=_ID) for n in names]
-        read(database, name, ParquetFile(path, names), columns)
-        table = database.table(f"SELECT * FROM {name} ORDER BY {name}.rowid")
-        found[name] = [table[n].to_numpy().astype(np.int64) for n in names]
-    size = max(least, *(int(items.max(initial=0)) + 1 for _, items in found.values()))
-    sides = {name: np.zeros(size, np.uint32) for name in found}
-    for name, (ids, items) in found.items():
-        sides[name][items] = ids
-    return sides
-
-
-def _by_users(batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, np.ndarray]]:
-    """Joins batches, in the order of users, to groups of about GROUP_EVENTS; all events
-    of a user are in one."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(map(len, held)) < GROUP_EVENTS:
-            continue
-        whole = pa.Table.from_batches(held)
-        users = whole["uid"].to_numpy()
-        last = int(np.searchsorted(users, users[-1]))
-        if last:
-            yield _arrays(whole.slice(0, last))
-            held = whole.slice(last).to_batches()
-    if held:
-        yield _arrays(pa.Table.from_batches(held))
-
-
-def _arrays(table: pa.Table) -> dict[str, np.ndarray]:
-    return {name: table[name].to_numpy() for name in table.column_names}
-
-
-class _Writer:
-    """Writes the events and the samples of groups of users."""
-
-    def __init__(
-        self,
-        out: Path,
-        manifest: Manifest,
-        options: Options,
-        items: Mapping[str, np.ndarray],
-    ):
-        self._out, self._manifest = out, manifest
-        self._options, self._items = options, items
-
-    def write(
-        self, number: int, raw: Mapping[str, np.ndarray]
-    ) -> tuple[EventFile, list[SampleFile]]:
-        """Writes a group, whose events are in the order of user and time."""
-        is_long = raw["is_long"].astype(bool)
-        pool = np.select(
-            [(raw["kind"] == LISTEN) & is_long, raw["kind"] == LIKE], [0, 1], 2
+def _write(
+    out: Path, manifest: Manifest, number: int, samples: pa.Table
+) -> list[SampleFile]:
+    """Writes the samples of a group of users, a file for each window."""
+    values = {name: samples[name].to_numpy() for name in samples.column_names}
+    for name, (keys, _) in CROSSES.items():
+        rows = manifest.tables[name].rows
+        values[name] = cross([values[key] for key in keys], rows)
+    layout = manifest.layout()
+    batch = Batch.of(layout, layout.padding(len(samples)))
+    batch.labels[...] = values["is_long"]
+    batch.dense[...] = np.stack([values[name] for name in DENSE], axis=1)
+    for name, ids in batch.ids.items():
+        np.asarray(ids)[...] = values[name][:, None]
+    ranges = [np.full(len(samples), number), values["first"], values["last"]]
+    ranges = np.stack(ranges, axis=1).astype(np.int64)
+    windows = values["window"]
+    return [
+        manifests.write_samples(
+            out,
+            f"train/{window:012}-{number:06}.arrow",
+            batch.take(rows := windows == window),
+            manifest,
+            int(window),
+            ranges[rows],
         )
-        in_pool = raw["kind"] <= LIKE
-        events = {
-            "item": raw["item"][in_pool].astype(np.uint32),
-            "time": raw["timestamp"][in_pool].astype(np.uint32),
-            "action": pool[in_pool].astype(np.uint8),
-        }
-        name = f"events/{number:06}.arrow"
-        write_arrow(self._out / name, pa.table(events))
-        starts = np.flatnonzero(np.diff(raw["uid"], prepend=-1))
-        total = len(raw["uid"])
-        of_user = np.repeat(np.arange(len(starts)), np.diff(starts, append=total))
-        before = np.cumsum(in_pool) - in_pool
-        is_sample = raw["kind"] == LISTEN
-        is_sample &= np.arange(total) - starts[of_user] >= self._options.min_history
-        chosen = np.flatnonzero(is_sample)
-        end = before[chosen]
-        first = before[starts[of_user[chosen]]]
-        begin = np.maximum(first, end - self._options.scan)
-        ranges = np.stack([np.full(len(chosen), number), begin, end], axis=1)
-        batch = self._batch(raw, chosen, ranges, events["time"])
-        length = self._options.window
-        windows = raw["timestamp"][chosen] // length * length
-        files = [
-            manifests.write_samples(
-                self._out,
-                f"train/{window:012}-{number:06}.arrow",
-                batch.take(rows := windows == window),
-                self._manifest,
-                int(window),
-                ranges[rows],
-            )
-            for window in np.unique(windows)
-        ]
-        return EventFile.of(self._out, name, rows=len(events["item"])), files
-
-    def _batch(
-        self,
-        raw: Mapping[str, np.ndarray],
-        chosen: np.ndarray,
-        ranges: np.ndarray,
-        event_times: np.ndarray,
-    ) -> Batch:
-        """Returns samples in the manifest's layout."""
-        time, item = raw["timestamp"][chosen], raw["item"][chosen]
-        values = {
-            "item": item,
-            "artist": self._items["artist"][item].astype(np.int64),
-            "album": self._items["album"][item].astype(np.int64),
-            "uid": raw["uid"][chosen],
-            "hour": time // HOUR_S % 24,
-            "is_organic": raw["is_organic"][chosen],
-            "time": np.zeros(len(chosen), np.int64),
-            "action": np.full(len(chosen), lists.CANDIDATE_ACTION),
-        }
-        rows = self._manifest.table_rows
-        for name, (keys, _) in CROSSES.items():
-            values[name] = cross([values[key] for key in keys], rows[name])
-        layout = self._manifest.layout()
-        batch = Batch.of(layout, layout.padding(len(chosen)))
-        batch.labels[...] = raw["is_long"][chosen]
-        # The time of the request is that of the last event, as in the reference.
-        has_history = ranges[:, 2] > ranges[:, 1]
-        asked = time.copy()
-        asked[has_history] = event_times[ranges[has_history, 2] - 1]
-        batch.dense[...] = cyclical(asked)
-        for name, ids in batch.ids.items():
-            np.asarray(ids)[...] = values[name][:, None]
-        return batch
+        for window in np.unique(windows)
+    ]
 
 
 def _manifest(
     out: Path,
     made_from: Mapping[str, Any],
     options: Options,
-    items: Mapping[str, np.ndarray],
+    items: pa.Table,
     largest_user: int,
     events: int,
 ) -> Manifest:
     """Returns the manifest, complete but for the files of events and samples."""
     table_rows = {
-        "item": len(items["artist"]),
-        "artist": int(items["artist"].max()) + 1,
-        "album": int(items["album"].max()) + 1,
+        "item": len(items),
+        "artist": int(items["artist"].to_numpy().max()) + 1,
+        "album": int(items["album"].to_numpy().max()) + 1,
         "uid": 1 + largest_user,
         **{n: min(r, options.most_cross_rows) for n, (_, r) in CROSSES.items()},
         "time": lists.TIME_BUCKETS + 1,
@@ -383,8 +308,10 @@ def _manifest(
         made_from=made_from,
         dense=DENSE,
         features=features,
-        table_rows=table_rows,
-        hashed_tables=tuple(CROSSES),
+        tables={
+            name: Table(rows=rows, kind="hashes" if name in CROSSES else "numbers")
+            for name, rows in table_rows.items()
+        },
         raw_rows=events,
         events=EventLists(
             files=(),
@@ -401,13 +328,3 @@ def cross(values: Sequence[np.ndarray], rows: int) -> np.ndarray:
     for column in values:
         hashes = splitmix64((hashes ^ column.astype(np.uint64)) + GOLDEN_GAMMA)
     return (hashes % np.uint64(rows)).astype(np.int64)
-
-
-def cyclical(times: np.ndarray) -> np.ndarray:
-    """Returns cosine and sine of the hour and of the day of the week, float32."""
-    angles = [times // unit % period / period for unit, period in _CYCLES]
-    waves = [(np.cos(2 * np.pi * a), np.sin(2 * np.pi * a)) for a in angles]
-    return np.stack([*itertools.chain(*waves)], axis=1).astype(np.float32)
-
-
-_CYCLES = ((HOUR_S, 24), (DAY_S, 7))

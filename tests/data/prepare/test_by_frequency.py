@@ -9,7 +9,7 @@ import embark_jax as ej
 from embark_jax._base.files import write_arrow
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.manifest import Manifest
+from embark_jax.data.manifest import Manifest, Table
 from embark_jax.data.prepare.raw_rows import FOLDER, RowEncoder, save_encoding
 from embark_jax.data.prepare.vocabulary import vocabulary_file
 from embark_jax.data.table_values import TableValues
@@ -121,13 +121,8 @@ def test_ids_of_ones_own():
 
 def row_numbers(folder, rows) -> list[int]:
     write_arrow(folder / (file := vocabulary_file("a")), pa.table({"row": rows}))
-    manifest = Manifest.of(
-        made_from={},
-        dense=(),
-        features={},
-        table_rows={"a": 3},
-        vocabularies=(HashedFile.of(folder, file),),
-    )
+    table = Table(rows=3, kind="numbers", file=HashedFile.of(folder, file))
+    manifest = Manifest.of(made_from={}, dense=(), features={}, tables={"a": table})
     return TableValues(folder, manifest).row_numbers("a").tolist()
 
 

@@ -1,13 +1,11 @@
 """Names stay inside their folder, and what is read is what was written."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
-from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.prepare import own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
@@ -111,31 +109,16 @@ def test_vocabularies_are_those_that_were_written(folder, damage, read, tmp_path
         raw_rows.RowEncoder(tmp_path / "run")
 
 
-def test_a_table_with_a_vocabulary_is_never_taken_for_a_hashed_one(folder, tmp_path):
-    out = tmp_path / "run" / raw_rows.FOLDER
-    raw_rows.save_encoding(folder, PreparedData(folder).manifest, out)
-    path = out / "data.json"
-    content = json.loads(path.read_text()) | {"vocabularies": []}
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"data\.json: is not as it was written"):
-        raw_rows.RowEncoder(out.parent)
-    del content["checksum"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"data\.json: is not as it was written"):
-        raw_rows.RowEncoder(out.parent)
-    path.write_text(json.dumps(content | {"checksum": checksum_of(content)}))
-    with pytest.raises(DataError, match=r"lists no vocabulary of table"):
-        raw_rows.RowEncoder(out.parent)
-
-
 def test_an_encoding_is_copied_to_its_folder_alone(folder, tmp_path):
     """A manifest from elsewhere removes and writes nothing outside."""
     victim = tmp_path / "victim.arrow"
     victim.write_text("precious")
     manifest = PreparedData(folder).manifest
-    (file, *_) = manifest.vocabularies
-    evil = file.model_copy(update={"file": "../../victim.arrow"})
-    manifest = manifest.model_copy(update={"vocabularies": (evil,)})
+    table = manifest.tables["a"]
+    assert table.file is not None
+    evil = table.file.model_copy(update={"file": "../../victim.arrow"})
+    table = table.model_copy(update={"file": evil})
+    manifest = manifest.model_copy(update={"tables": manifest.tables | {"a": table}})
     with pytest.raises(DataError, match="which must lie in this folder"):
         raw_rows.save_encoding(folder, manifest, tmp_path / "run" / "encoding")
     with pytest.raises(DataError, match="which must lie in this folder"):

@@ -1,6 +1,5 @@
 """Strange lines: each becomes what is said here, or is named, with its column."""
 
-import contextlib
 import csv
 import gzip
 from pathlib import Path
@@ -78,7 +77,7 @@ def rows_of(database, file: TextFile, columns, on_bad_line="error"):
 
 @pytest.fixture
 def database(tmp_path):
-    with contextlib.closing(sql.Database(tmp_path / "spill", threads=2)) as database:
+    with sql.Database(tmp_path / "spill", threads=2) as database:
         yield database
 
 
@@ -145,7 +144,7 @@ def test_rows_are_in_the_order_of_the_file(tmp_path, threads):
             file.write(f"{i}\n" if i in bad else f"{i},{'x' * (i * 7919 % 60)}\n")
     file = TextFile(path, ("a", "b"), ",", quotes=True)
     columns = (Column("a", "integer"), Column("b", "category"))
-    with contextlib.closing(sql.Database(threads=threads)) as database:
+    with sql.Database(threads=threads) as database:
         found, rows = rows_of(database, file, columns, "skip")
     assert [a for a, _ in rows] == [i for i in range(400_000) if i not in bad]
     lines = [int(line.split("line ")[1].split(":")[0]) for line in found.told]

@@ -103,8 +103,8 @@ def test_null_columns_and_columns_of_other_shapes(folder):
 def documented_ids(folder: Path, table: str, values: list) -> list[int]:
     """Ids by the how-to page on exports, in Python's own words."""
     manifest = json.loads((folder / "encoding/data.json").read_text())
-    if table in manifest["hashed_tables"]:
-        rows = manifest["table_rows"][table]
+    rows, kind = (manifest["tables"][table][key] for key in ("rows", "kind"))
+    if kind == "hashes":
         digests = [hashlib.md5(v.encode()).digest()[8:] for v in values]
         return [1 + int.from_bytes(d, "little") % (rows - 1) for d in digests]
     with pa.OSFile(str(folder / "encoding/vocabulary" / f"{table}.arrow")) as file:
@@ -209,19 +209,19 @@ def test_a_damaged_encoding_is_refused(folder, tmp_path):
 def resign(encoding: Path, change) -> None:
     """What somebody might write who knows the format."""
     manifest = manifests.read(encoding)
-    manifest.model_copy(update=change(manifest)).save(encoding)
+    tables = {
+        name: table.model_copy(update={"file": change(table.file)})
+        for name, table in manifest.tables.items()
+    }
+    manifest.model_copy(update={"tables": tables}).save(encoding)
 
 
 def test_an_encoding_names_files_of_its_folder_alone(folder):
-    def outside(manifest):
-        first, *others = manifest.vocabularies
-        return {"vocabularies": (first.model_copy(update={"file": "../x"}), *others)}
-
-    resign(folder / "encoding", outside)
-    with pytest.raises(DataError, match="lists no vocabulary of table"):
+    resign(folder / "encoding", lambda file: file.model_copy(update={"file": "../x"}))
+    with pytest.raises(DataError, match="which must lie in this folder"):
         RowEncoder(folder)
-    resign(folder / "encoding", lambda manifest: {"vocabularies": ()})
-    with pytest.raises(DataError, match="lists no vocabulary of table"):
+    resign(folder / "encoding", lambda file: None)
+    with pytest.raises(DataError, match=r"tables\.\w+: has no vocabulary"):
         RowEncoder(folder)
 
 
@@ -233,13 +233,8 @@ def test_arrow_files_are_validated(folder):
     path.unlink()  # it may be a hard link
     path.write_bytes(data.replace(offsets, np.array([0, 2**30, 9], np.int32).tobytes()))
 
-    def resigned(manifest):
-        files = (
-            HashedFile.of(folder / "encoding", f.file) for f in manifest.vocabularies
-        )
-        return {"vocabularies": tuple(files)}
-
-    resign(folder / "encoding", resigned)
+    encoding = folder / "encoding"
+    resign(encoding, lambda file: HashedFile.of(encoding, file.file))
     with pytest.raises(
         DataError, match=r"member\.arrow: is no Arrow file, or is damaged"
     ):

@@ -1,57 +1,21 @@
 """Sequences: of the same user, earlier, the last ones, and of nothing later."""
 
-import contextlib
 from pathlib import Path
 
 import jax
 import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from embark_jax.config.reading import load
 from embark_jax.data import PreparedData
-from embark_jax.data.prepare import encode, sql, taobao
-from embark_jax.data.prepare.recipe import History
+from embark_jax.data.prepare import encode, taobao
 from embark_jax.data.prepare.run import Options, prepare
-from embark_jax.data.prepare.samples import _add_history
 from embark_jax.run import experiment
 from tests.data.prepare.raw_files import samples, write_rows
 
 CONFIGS = sorted(
     Path(__file__).parents[3].glob("configs/experiments/taobao_ads/*.yaml")
 )
-HISTORY = History("user", "time", {"past": "value", "past_number": "number"}, length=3)
-# Few users and times, so that many meet; each sample has a number of its own.
-SAMPLES = st.lists(
-    st.tuples(st.integers(-2, 2), st.integers(0, 6), st.sampled_from([None, 7, 8])),
-    min_size=1,
-    max_size=40,
-)
-
-
-@given(SAMPLES)
-@settings(max_examples=20)
-def test_events_are_the_last_of_the_same_user_at_earlier_times(rows):
-    columns = list(zip(*rows, strict=True))
-    table = pa.table(columns, ["user", "time", "value"])
-    table = table.append_column("number", pa.array(range(len(rows))))
-    with contextlib.closing(sql.Database(threads=2)) as database:
-        database.run("CREATE TABLE samples AS FROM given", given=table)
-        _add_history(database, HISTORY, "samples")
-        found = database.table("FROM samples").to_pylist()
-    assert [each["number"] for each in found] == list(range(len(rows)))
-    for each, (user, time, value) in zip(found, rows, strict=True):
-        earlier = [
-            (when, number)
-            for number, (who, when, _) in enumerate(rows)
-            if who == user and when < time
-        ]
-        events = [number for _, number in sorted(earlier)][-HISTORY.length :]
-        assert each["past_number"] == events
-        assert each["past"] == [rows[event][2] for event in events]
-        assert (each["user"], each["time"], each["value"]) == (user, time, value)
 
 
 @pytest.fixture
