@@ -212,9 +212,7 @@ def test_what_does_not_fit_is_refused(yesterday, tmp_path, overrides, message):
 def test_rows_without_values_need_as_many(yesterday, tmp_path):
     _, run = yesterday
     hashed = prepare_day(tmp_path, 0, hash_columns={"user": 50})
-    with pytest.raises(
-        ConfigError, match="tables.user.kind is values in the run before, hashes here"
-    ):
+    with pytest.raises(ConfigError, match=r"tables\.user\.kind is values .*, hashes"):
         started(tmp_path, hashed, run)
     first = trained(tmp_path, hashed)
     (tmp_path / "2").mkdir()
