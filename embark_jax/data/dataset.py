@@ -58,11 +58,6 @@ class Dataset(Protocol):
         """Yields the whole test set once; the last batch may be shorter."""
         ...
 
-    def bayes_auc(self) -> float | None:
-        """Returns the best AUC that any model can reach on the test set, if it is
-        known."""
-        ...
-
 
 class DatasetView(abc.ABC):
     """A dataset that is another one but for its training batches."""
@@ -94,9 +89,6 @@ class DatasetView(abc.ABC):
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
         return self._dataset.test_batches(batch_size)
-
-    def bayes_auc(self) -> float | None:
-        return self._dataset.bayes_auc()
 
 
 class FromStep(DatasetView):
@@ -141,10 +133,6 @@ class InMemory(abc.ABC):
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
         return self._in_order(self._test, batch_size)
-
-    def bayes_auc(self) -> None:
-        """Returns None: it is not known for real data."""
-        return None
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([self._seed, epoch]).permutation(self._train)

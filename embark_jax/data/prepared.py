@@ -163,9 +163,6 @@ class PreparedData:
         whole = pa.concat_tables(columns, promote_options="permissive")
         return whole[feature].combine_chunks()
 
-    def bayes_auc(self) -> None:
-        """Returns None: it is not known for real data."""
-
     def _training_blocks(self) -> np.ndarray:
         """Returns ``[blocks, 2]``: first row of each block, and number of its rows."""
         starts, size = self._file_starts["train"], self.manifest.block_rows

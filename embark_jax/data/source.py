@@ -28,6 +28,8 @@ class Description:
       features: the features.
       dense_features: columns of numbers in each sample.
       labels: names of the labels, () for a single one; None if they are not known.
+      best_auc: computes the best AUC that any model can reach on the test set; None if
+        it is not known.
       zipf_exponent: Zipf exponent of the ids; 0 if it is not known.
       seed: seed of the samples themselves, if they are drawn.
       order: values that determine, with the run's seed, which samples a step has; JSON.
@@ -43,6 +45,7 @@ class Description:
     features: Sequence[FeatureSpec]
     dense_features: int
     labels: tuple[str, ...] | None = ()
+    best_auc: Callable[[], float] | None = None
     zipf_exponent: float = 0.0
     seed: int | None = None
     order: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -296,6 +296,7 @@ class SyntheticSource:
             )
         return dataset, Description.of(
             dataset,
+            best_auc=dataset.bayes_auc,
             zipf_exponent=section.zipf_exponent,
             seed=section.seed,
             order=section.model_dump(mode="json"),

@@ -105,8 +105,8 @@ def on_test_set(
     batches = itertools.chain([first], batches)
     record = {TEST_STEP: trainer.step}
     record |= on_split(setup, trainer, "test", batches)
-    bayes_auc = setup.dataset.bayes_auc()
-    return record if bayes_auc is None else record | {"bayes_auc": bayes_auc}
+    best_auc = setup.description.best_auc
+    return record if best_auc is None else record | {"bayes_auc": best_auc()}
 
 
 def of_last_window(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -49,10 +49,6 @@ class Clicks:
             stop = min(start + batch_size, 2_000)
             yield _batch(np.arange(start, stop) + 10**9)
 
-    def bayes_auc(self):
-        """The best AUC any model can reach; None where it is not known."""
-        return None
-
 
 def _batch(samples):
     """The samples of these numbers."""

@@ -195,13 +195,6 @@ def test_memory_does_not_grow_with_the_table():
     assert peak < 20e6
 
 
-def test_degenerate_models_work():
-    data = SyntheticClicks(
-        [TableSpec("only", rows=1, dim=4)], [FeatureSpec("only")], dense_features=1
-    )
-    assert set(data.train_batch(0, 64).labels) == {0, 1}
-
-
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match=r"zipf_exponent is -0\.1, must be >= 0"):
         clicks(zipf_exponent=-0.1)

@@ -74,24 +74,6 @@ def test_kaggle_by_days(tmp_path, monkeypatch, compressed, min_count):
     assert_holds(data, "validation", expected, range(465, 500))
 
 
-def test_hashing(tmp_path):
-    lines = criteo_lines(300)
-    (tmp_path / "train.txt").write_text("".join(f"{line}\n" for line in lines))
-    options = Options(split="time", hashed=True, max_rows=11)
-    prepare(criteo.kaggle(tmp_path), tmp_path / "out", options, {})
-    data = PreparedData(tmp_path / "out")
-    assert set(data.table_rows.values()) == {11}
-    ids = np.concatenate([stored(data, s)[2] for s in ("train", "test", "validation")])
-    assert (ids.min(), ids.max()) == (0, 10)
-    values = np.array([line.split("\t")[14:] for line in lines])
-    np.testing.assert_array_equal(ids == 0, values == "")
-    for column in range(26):
-        pairs = set(zip(values[:, column], ids[:, column], strict=True))
-        assert len(pairs) == len(set(values[:, column]))  # a function of the value
-        assert len(set(ids[:, column])) > 6  # and it spreads
-    assert not (tmp_path / "out" / "vocabulary").exists()
-
-
 def test_a_table_with_too_many_values_is_hashed(tmp_path):
     lines = [line.split("\t") for line in criteo_lines(300)]
     for number, line in enumerate(lines):

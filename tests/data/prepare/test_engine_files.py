@@ -12,7 +12,6 @@ from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
 from tests.data.prepare.raw_files import everything
-from tests.runs import done
 
 
 @pytest.fixture
@@ -99,23 +98,3 @@ def test_ids_as_they_are(clicks, tmp_path):
     columns = Columns(features={"item": {"rows": 20}}, ignore=("price",))
     with pytest.raises(DataError, match=r"column item: value is '\d+', must be a row"):
         prepared(tmp_path / "clicks.parquet", tmp_path / "low", columns)
-
-
-def test_the_command_takes_both(clicks, tmp_path):
-    clicks.write_parquet(tmp_path / "clicks", partition_by="day")
-    counted = clicks.group_by("user").len().rename({"user": "value", "len": "count"})
-    (tmp_path / "values").mkdir()
-    counted.write_parquet(tmp_path / "values" / "user.parquet")
-    command = [
-        *(
-            "data",
-            "prepare",
-            "parquet",
-            "dense.price=log",
-            "--raw",
-            tmp_path / "clicks",
-        ),
-        *("--out", tmp_path / "out", "--vocabulary", tmp_path / "values"),
-    ]
-    done(*command)
-    assert PreparedData(tmp_path / "out").table_rows["user"] == 2 + len(counted)

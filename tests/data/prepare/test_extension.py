@@ -98,15 +98,6 @@ def test_numbers_keep_their_transforms(tmp_path):
             assert min(abs(price - other) for other in prices) < 1e-4
 
 
-def test_counts_are_of_all_days(tmp_path):
-    first = prepare_day(tmp_path, 0, split="none")
-    second = prepare_day(tmp_path, 1, first.folder, split="none")
-    table = read_arrow(second.folder / "vocabulary" / "user.arrow").to_pydict()
-    counts = Counter(row["user"] for day in (0, 1) for row in rows_of_day(day))
-    assert dict(zip(table["key"], table["count"], strict=True)) == counts
-    assert second.train_samples == 120
-
-
 def test_a_bag_does_not_become_shorter(tmp_path):
     columns = Columns(features={"words": {}}, others=False)
 
@@ -141,13 +132,6 @@ def test_what_was_prepared_otherwise_is_refused(tmp_path, options, message):
     first = prepare_day(tmp_path, 0)
     with pytest.raises(DataError, match=message):
         prepare_day(tmp_path, 1, first.folder, **options)
-
-
-def test_other_columns_are_refused(tmp_path):
-    first = prepare_day(tmp_path, 0)
-    rows = [row | {"place": 1} for row in rows_of_day(1)]
-    with pytest.raises(DataError, match=r"here.*'place'"):
-        prepare_day(tmp_path, 1, first.folder, rows)
 
 
 def of_dense(*names: str) -> dict:

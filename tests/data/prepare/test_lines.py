@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import own_files, sql
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.reading import read
 from embark_jax.data.prepare.values import Column, define
 from tests.data.prepare.raw_files import prepared
-from tests.runs import done, embark
 
 COLUMNS = (
     Column("label", "integer", required=True, bounds=(0, 1)),
@@ -177,22 +175,6 @@ def test_a_damaged_compressed_file_is_refused(database, tmp_path):
         with pytest.raises(DataError, match="compressed data are cut or damaged"):
             rows_of(database, file, columns, "skip")
     assert not list((tmp_path / "spill").glob("lines*"))
-
-
-def test_an_open_quote_is_told(tmp_path):
-    path = tmp_path / "a.csv"
-    rows = [f"{i % 2},shop {i}\n" for i in range(302)]
-    rows[100], rows[201] = '0,"shop 100\n', '1,"shop" 201\n'
-    path.write_text("".join(["label,name\n", *rows]))
-    command = ("data", "prepare", "csv", "--raw", path, "--out", tmp_path / "out")
-    refused = embark(*command)
-    assert refused.code == 1
-    assert "a.csv, line 102: a quote is not closed" in refused.err
-    skipped = done(*command[:-1], tmp_path / "skipped", "--on-bad-line", "skip")
-    manifest = manifests.load(tmp_path / "skipped")
-    kept = sum(map(manifest.rows, manifest.files))
-    assert (manifest.raw_rows, manifest.skipped_lines) == (302, 302 - kept)
-    assert f"{kept} are samples, {302 - kept} are left out" in skipped.out
 
 
 def test_names_and_paths_of_any_characters(tmp_path):

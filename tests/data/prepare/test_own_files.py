@@ -14,7 +14,6 @@ from embark_jax.data import DataError
 from embark_jax.data.prepare import count, encode, own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import (
-    everything,
     prepared,
     samples,
     write_rows,
@@ -228,40 +227,23 @@ def test_arguments_and_a_file_say_the_same(rows, tmp_path):
     assert made[0] == made[1]
 
 
-def test_parquet_lists_times_and_integers(tmp_path):
-    times = pa.array(range(20), pa.timestamp("s"))
-    table = pa.table(
-        {
-            "label": [float(i % 2) for i in range(20)],
-            "ids": [[i % 3, 7] for i in range(20)],
-            "when": times,
-        }
-    )
-    pq.write_table(table, tmp_path / "t.parquet")
-    columns = Columns.model_validate(
-        {"time": "when", "features": {"ids": {"sequence": True, "longest": 1}}}
-    )
-    data = prepared(
-        own_files.parquet(tmp_path, columns), tmp_path / "out", split="time"
-    )
-    assert len(everything(data)) == 20
-    assert {sample["ids"] for sample in everything(data)} == {7}
-    assert data.manifest.rows("train") == 18
-
-
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ({"time": "w"}, "column w: values such as 'a' are not times, must be numbers"),
         ({"split": "w"}, "column w: value is 'a', must be train, validation, test"),
         ({"dense": {"w": {}}, "features": {"w": {}}}, "is dense and a feature"),
-        ({"ignore": ["v"]}, r"has no column 'v'; known: label, w"),
-        ({"ignore": ["w"]}, "no column is left for features"),
+        ({"ignore": ["v"]}, r"has no column 'v'; known: label, stars, w"),
+        ({"ignore": ["w", "stars"]}, "no column is left for features"),
+        (
+            {"label": "stars", "ignore": ["label"]},
+            "column stars: value is '4', must be from 0 to 1; for r",
+        ),
     ],
 )
 def test_what_cannot_be(tmp_path, columns, message):
     path = tmp_path / "rows.csv"
-    write_rows(path, ["label", "w"], [(1, "a"), (0, "a")])
+    write_rows(path, ["label", "w", "stars"], [(1, "a", 4), (0, "a", 1)])
     if "time" in columns or "split" in columns:
         columns |= {"features": {"w": {}}}
     with pytest.raises(DataError, match=message):
@@ -282,12 +264,6 @@ def test_arguments_that_are_wrong(tmp_path, argument, problem):
     command = ("data", "prepare", "csv", "--raw", tmp_path, "--out", tmp_path / "out")
     outcome = embark(*command, argument)
     assert_refused(outcome, problem)
-
-
-def test_ratings_are_no_labels_unless_told(rows, tmp_path):
-    path = write_table(tmp_path / "rows.csv", rows)
-    with pytest.raises(DataError, match="must be from 0 to 1"):
-        of(path, tmp_path / "out", label="stars")
 
 
 def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):

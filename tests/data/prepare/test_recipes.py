@@ -1,9 +1,7 @@
 """Every data set from files like those that users download, against what they say."""
 
-import csv
 import gzip
 import math
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +12,6 @@ from embark_jax.data import DataError
 from embark_jax.data.prepare import avazu, own_files, taobao
 from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import everything, prepared, samples, write_rows
-
-AVAZU_SAMPLE = Path(__file__).parents[4] / "shared" / "data" / "avazu_sample.csv"
 
 
 def test_avazu(tmp_path):
@@ -41,21 +37,6 @@ def test_avazu(tmp_path):
         assert sample["device_ip"] == int(row[12], 16)
         assert [sample["C20"], sample["C21"]] == [-1, 79]
     assert [len(samples(data, s)) for s in ("test", "validation")] == [5, 5]
-
-
-def test_avazu_real_sample(tmp_path):
-    if not AVAZU_SAMPLE.exists():
-        pytest.skip(f"{AVAZU_SAMPLE} is not here: samples of real data are not ours")
-    text = AVAZU_SAMPLE.read_text().rstrip("\n") + "\n"
-    (tmp_path / "train.csv").write_text(text)
-    data = prepared(avazu.avazu(tmp_path), tmp_path / "out", split="time")
-    rows = list(csv.DictReader(text.splitlines()))
-    for sample, row in zip(samples(data, "train"), rows, strict=False):
-        for name in avazu.NAMES:
-            base = 16 if name.startswith(("site", "app")) else 10
-            base = 16 if name in ("device_id", "device_ip", "device_model") else base
-            assert sample[name] == int(row[name], base)
-    assert sum(data.manifest.rows(split) for split in data.manifest.files) == len(rows)
 
 
 def test_a_wrong_header(tmp_path):
@@ -94,21 +75,6 @@ def test_taobao(tmp_path):
     assert last["age_level"] is None  # nor is it described
     assert data.manifest.rows("validation") == 0
     assert data.validation_batches(4) is None
-
-
-def test_csv_of_ones_own(tmp_path):
-    rows = [(i % 2, i, "" if i == 3 else f'"a, {i % 3}"', i % 5) for i in range(40)]
-    write_rows(tmp_path / "b.csv", ["clicked", "n", "word", "m"], rows[20:])
-    write_rows(tmp_path / "a.csv", ["clicked", "n", "word", "m"], rows[:20])
-    columns = Columns(label="clicked", dense={"n": {"transform": "log"}})
-    data = prepared(own_files.csv(tmp_path, columns), tmp_path / "out", split="time")
-    found = samples(data, "train")
-    assert len(found) == 36
-    for sample, (label, number, word, other) in zip(found, rows, strict=False):
-        assert sample["label"] == label
-        assert sample["dense n"] == pytest.approx(math.log(1 + number))
-        assert sample["word"] == (word.strip('"') or None)
-        assert sample["m"] == str(other)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark_jax.data import DataError, PreparedData
+from embark_jax.data import PreparedData
 from embark_jax.data.prepare.raw_rows import RowEncoder, save_encoding
 from tests.data.prepare.raw_files import write_table
 from tests.runs import assert_refused, done, embark
@@ -149,9 +149,3 @@ def test_half_of_a_surrogate_pair_is_no_text(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     command = "data", "prepare", "parquet", "--raw", tmp_path, "--out", tmp_path / "out"
     assert_refused(embark(*command), "is not valid UTF8")
-    rows = [{"label": i % 2, "user": f"u{i % 3}"} for i in range(20)]
-    data, _ = prepared(tmp_path, rows)
-    save_encoding(data.folder, data.manifest, tmp_path / "run" / "encoding")
-    encoder = RowEncoder(tmp_path / "run")
-    with pytest.raises(DataError, match=r"rows: column user: .*surrogates"):
-        list(encoder.batches({"user": ["u1", "\ud800"]}))
