@@ -55,6 +55,7 @@ def timings(group: str) -> Iterator[cases.Case]:
                 yield cases.update_rows(name, optimizer)
         for ids in ("uniform", "zipf"):
             for name in BOTH:
+                yield cases.sum_and_update(name, OPTIMIZERS[2], ids)
                 yield cases.group_rows(name, ids)
                 yield cases.sum_groups(name, ids)
         yield cases.sum_groups("mosaic_gpu", "one row")
@@ -181,7 +182,9 @@ def summary(rows: list[dict]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", nargs="?", type=Path, help="JSON file to write")
-    parser.add_argument("--group", choices=[*CHECKS, *TIMINGS], help="run one, print rows of JSON")
+    parser.add_argument(
+        "--group", choices=[*CHECKS, *TIMINGS], help="run one, print rows of JSON"
+    )
     args = parser.parse_args()
     if args.group:
         run_group(args.group)

@@ -7,6 +7,7 @@ shapes alone. Byte counts are the fewest that any implementation must move.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,51 @@ def sum_groups(
         make_inputs,
         function,
         bytes=entries * (4 * width + 8),
+    )
+
+
+def sum_and_update(
+    implementation: str,
+    optimizer: Any,
+    distribution: str,
+    width: int = 128,
+    table_bytes: int = TABLE_BYTES,
+    entries: int = ENTRIES,
+) -> Case:
+    """What a train step does with the gradients of bags of 10 ids, once they are
+    sorted; bytes, of uniform ids alone, are those of a gradient an id, and of rows and
+    states twice."""
+    rows, values = table_bytes // (4 * width), entries // 10
+
+    def make_inputs(key):
+        ids = make_ids(key, (entries,), rows, distribution)
+        source = jax.random.randint(key, (entries,), 0, values, jnp.int32)
+        gradient = jax.random.normal(key, (values, width))
+        return ek.group_rows(ids, rows, implementation=implementation), gradient, source
+
+    def function(state, inputs):
+        return ek.sum_and_update(
+            *state, *inputs, optimizer, implementation=implementation
+        )
+
+    touched = round(rows * -math.expm1(entries * math.log1p(-1 / rows)))
+    row_bytes = 4 * (width + sum(optimizer.state_widths(width).values()))
+    uniform = distribution == "uniform"
+    return Case(
+        {
+            "op": "sum_and_update",
+            "implementation": implementation,
+            "optimizer": type(optimizer).__name__,
+            "rows": rows,
+            "width": width,
+            "entries": entries,
+            "ids": distribution,
+        },
+        lambda key: _table_and_states(rows, width, "float32", optimizer),
+        make_inputs,
+        function,
+        in_place=True,
+        bytes=uniform * (entries * (4 * width + 8) + 2 * touched * row_bytes),
     )
 
 

@@ -219,10 +219,12 @@ def _pooled_lookup(rng, width: int, dtype: str, weighted: bool) -> Case:
 
 
 def _sum_bags(rng, width: int, dtype: str, weighted: bool) -> Case:
-    """Makes bags of two senders, with rows at their ends that no bag has."""
+    """Makes bags of two senders, of which the last ones are empty, with rows at their
+    ends that no bag has."""
     lengths = np.array([*FEW * 40, LONG_BAG, 64])
-    senders, bags = 2, len(lengths)
-    counts = [[*rng.permutation(lengths), 9] for _ in range(senders)]
+    senders, empty = 2, 3
+    bags = len(lengths) + empty
+    counts = [[*rng.permutation(lengths), *[0] * empty, 9] for _ in range(senders)]
     bag = np.stack([np.repeat(np.arange(bags + 1), count) for count in counts])
     table, rows = _table(rng, width, dtype), _ids(rng, bag.shape, 0.1)
     rows[bag == bags] = 0  # NaN

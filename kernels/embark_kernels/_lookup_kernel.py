@@ -22,6 +22,9 @@ from embark_kernels._mosaic import (
     run,
 )
 
+NEVER = 2**31 - 1
+"""Beyond each id of a batch."""
+
 
 def sum_bags_mosaic_gpu(
     table: jax.Array,
@@ -48,6 +51,11 @@ def sum_bags_mosaic_gpu(
         def offset(bag):
             return offsets_ref[sender * (bags + 1) + bag]
 
+        def end_of(bag):
+            """Where a bag of this program ends; no id reaches the end of another."""
+            end = offset(jnp.minimum(bag + 1, bags))
+            return jnp.where(bag < end_bag, end, NEVER)
+
         first, end = offset(first_bag), offset(end_bag)
         zeros = row_access.zeros()
 
@@ -57,12 +65,9 @@ def sum_bags_mosaic_gpu(
             def write(state):
                 bag, _, total = state
                 row_access.store(out_ref, sender * bags + bag, total)
-                # The bag after the last one is never used, but its end is read.
-                return bag + 1, offset(jnp.minimum(bag + 2, bags)), zeros
+                return bag + 1, end_of(bag + 1), zeros
 
-            return lax.while_loop(
-                lambda state: (state[1] <= index) & (state[0] < end_bag), write, state
-            )
+            return lax.while_loop(lambda state: state[1] <= index, write, state)
 
         def add_chunk(number, state):
             start = first + number * chunk
@@ -83,7 +88,7 @@ def sum_bags_mosaic_gpu(
                 state = bag, bag_end, total
             return state
 
-        state = (first_bag, offset(first_bag + 1), zeros)
+        state = first_bag, end_of(first_bag), zeros
         chunks = lax.div(end - first + (chunk - 1), jnp.int32(chunk))
         state = lax.fori_loop(0, chunks, add_chunk, state)
         write_bags_before(end, state)

@@ -2,8 +2,9 @@
 launching, the interpreter.
 
 A program is what runs as one: scalars are the same in all its threads, and a row is
-spread over them. It is a block of 128 threads or, where rows are narrow, one of its
-four warps. Rows are read straight into registers, with a scalar run-time index; several
+spread over them. It is a warp, one of four in a block: all of its threads execute what
+is done for each id, so that fewer threads with more of a row each do it less often.
+Rows are read straight into registers, with a scalar run-time index; several
 independent reads in a row keep memory busy.
 """
 
@@ -31,7 +32,6 @@ COMPILER_PARAMS = plgpu.CompilerParams(
 WARPGROUP = 128  # threads
 WARP = 32  # threads
 SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
-PAIR = 2  # neighbours that a thread reads at once: 4 bytes in bfloat16
 
 _plgpu: Any = plgpu  # some names and parameters exist only in some versions of JAX
 # In jax 0.10, plgpu.load must be given an index.
@@ -73,16 +73,16 @@ def moves(reads_bytes: int, writes_bytes: int) -> Any:
 class Rows:
     """Reads and writes rows of width ``width``, in one layout for all dtypes.
 
-    A multiple of 128 is spread over a block. Any other width is spread over one warp,
-    and each warp of a block is a program of its own, with its own rows. Mosaic takes
-    all threads of a block for one program, so that such a program must do nothing for
-    which Mosaic makes the block wait, such as storing a vector by assignment.
+    A row is spread over one warp, and each warp of a block is a program of its own,
+    with its own rows. Mosaic takes all threads of a block for one program, so that a
+    program must do nothing for which Mosaic makes the block wait, such as storing a
+    vector by assignment.
     """
 
     def __init__(self, width: int):
         self.width = width
-        self._layout = None if _interpreted else _narrow_layout(width)
-        self.programs_per_block = 1 if self._layout is None else WARPGROUP // WARP
+        self._layout = None if _interpreted else _layout_in_warp(width)
+        self.programs_per_block = 1 if _interpreted else WARPGROUP // WARP
 
     def kernel(
         self, body: Callable[..., None], programs: int
@@ -93,7 +93,7 @@ class Rows:
         @functools.wraps(body)
         def kernel(*refs):
             block = lax.axis_index("block")
-            if self.programs_per_block == 1:
+            if _interpreted:
                 body(block, *refs)
             else:
                 program = block * self.programs_per_block + _warp_of_block()
@@ -105,9 +105,7 @@ class Rows:
         """Makes all threads of the program wait until all have finished their reads, so
         that what follows may write there. Every thread reads a scalar, and a store of
         it waits for none of them."""
-        if self.programs_per_block == 1:
-            plgpu.commit_smem()  # a barrier of the block
-        else:
+        if not _interpreted:
             _warp_barrier()
 
     def load(self, ref: Any, row: jax.Array) -> jax.Array:
@@ -204,20 +202,30 @@ class Tile:
 
 def lookup_blocks(width: int, ids: int, bags: int) -> tuple[int, int]:
     """Returns how many bags a program sums, some 128 ids, and how many rows it reads
-    before it adds them up, some 16 values a thread."""
+    before it adds them up."""
     ids_per_bag = max(1, ids // max(1, bags))
-    return max(1, min(64, 128 // ids_per_bag)), _rows_in_flight(width, 16)
+    return max(1, min(64, 128 // ids_per_bag)), _rows_in_flight(width, 32)
 
 
 def update_blocks(width: int) -> tuple[int, int]:
     """Returns how many rows a program updates, and how many it reads before it updates
     them: fewer than in a lookup, since each has a gradient and states."""
-    rows = _rows_in_flight(width, 8)
+    rows = _rows_in_flight(width, 16)
     return 4 * rows, rows
 
 
-def _rows_in_flight(width: int, values_per_thread: int) -> int:
-    return max(2, min(values_per_thread, values_per_thread * 128 // width))
+def _rows_in_flight(width: int, values_of_thread: int) -> int:
+    """Returns for how many rows a thread holds about so many values: a power of 2."""
+    _, threads = _spread(width)
+    rows = values_of_thread * threads // width
+    return max(2, min(16, 2 ** max(rows, 1).bit_length() // 2))
+
+
+def _spread(width: int) -> tuple[int, int]:
+    """Returns how many neighbours in a row a thread reads at once, and over how many
+    threads of a warp they spread it."""
+    neighbours = 4 if width % (4 * WARP) == 0 else 2
+    return neighbours, math.gcd(width // neighbours, WARP)
 
 
 def is_inside(index: jax.Array, size: jax.typing.ArrayLike) -> jax.Array:
@@ -296,13 +304,13 @@ def run_updating(
     return [jax.freeze(ref) for ref in refs]
 
 
-def _narrow_layout(width: int) -> Any:
-    if width % WARPGROUP == 0:
-        return None
-    threads = math.gcd(width // PAIR, WARP)
+def _layout_in_warp(width: int) -> Any:
+    """Spreads a row over a warp. If it is too narrow for all threads, some repeat what
+    others do."""
+    neighbours, threads = _spread(width)
     copies = [] if threads == WARP else [plgpu.Replicated(WARP // threads)]
     return plgpu.Layout.TILED(
-        plgpu.Tiling(((threads * PAIR,), (PAIR,))),
+        plgpu.Tiling(((threads * neighbours,), (neighbours,))),
         warp_dims=(plgpu.Replicated(WARPGROUP // WARP),),
         lane_dims=(*copies, -2),
         vector_dim=-1,

@@ -111,10 +111,11 @@ def bag_offsets(bag: jax.Array, bags: int) -> jax.Array:
     row; rows of bag ``bags`` and beyond are in no bag."""
     bag = jnp.minimum(bag, bags)
     position = jnp.arange(bag.shape[0], dtype=jnp.int32)
-    # All rows of a bag write the same value; an empty bag begins where the next does.
-    first = lax.cummax(jnp.where(begins_segment(bag), position, 0))
+    # The first row of a bag says where it begins; an empty bag begins where the next
+    # does.
+    first_in = jnp.where(begins_segment(bag), bag, bags + 1)
     begins = jnp.full(bags + 1, bag.shape[0], jnp.int32)
-    begins = begins.at[bag].set(first, indices_are_sorted=True)
+    begins = begins.at[first_in].set(position, mode="drop")
     return lax.cummin(begins, reverse=True)
 
 
