@@ -24,6 +24,7 @@ embedding:
 train: {batch_size: 32, log_every: 1}
 """
 DAYS = 3
+TIMED = Columns(time="time")
 
 
 def table_of(day: int, count: int = 150) -> pa.Table:
@@ -39,15 +40,20 @@ def table_of(day: int, count: int = 150) -> pa.Table:
 
 
 def prepare_table(
-    raw: Path, table: pa.Table, out: Path, extend: Path | None = None, **options
+    raw: Path,
+    table: pa.Table,
+    out: Path,
+    extend: Path | None = None,
+    columns: Columns = TIMED,
+    **options,
 ) -> Path:
     raw.mkdir(exist_ok=True)
     file = raw / f"{out.name}.parquet"
     pq.write_table(table, file)
-    columns = Columns(time="time")
     made_from = {"dataset": "parquet", "columns": columns.model_dump(mode="json")}
-    options = Options(split="none", **options)
-    prepare(own_files.parquet(file, columns), out, options, made_from, extend=extend)
+    split = {"split": "none"} if columns.time else {}
+    recipe, options = own_files.parquet(file, columns), Options(**split, **options)
+    prepare(recipe, out, options, made_from, extend=extend)
     return out
 
 

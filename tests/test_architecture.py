@@ -16,9 +16,6 @@ import embark_jax
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "embark_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
-EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.py"))
-KERNELS = sorted((ROOT / "kernels" / "embark_kernels").rglob("*.py"))
 
 LAYERS = (
     "_base",
@@ -86,10 +83,6 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
 def imports(path: Path) -> Iterator[tuple[str, str | None]]:
     """(dotted name, function or TYPE_CHECKING around it) of every import of a file."""
 
@@ -111,78 +104,57 @@ def imports(path: Path) -> Iterator[tuple[str, str | None]]:
     return visit(ast.parse(path.read_text()), None)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_point_down(path):
-    layer = layer_of(path)
-    if layer == "__init__":
-        return
-    assert layer in LAYERS, f"{layer} is new: give it a place in LAYERS"
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_down(layer):
     allowed = ONLY.get(layer, set(LAYERS[: LAYERS.index(layer)])) | {layer}
-    inner = path.relative_to(PACKAGE).as_posix()
-    imported = {
-        name.split(".")[1]
-        for name, function in imports(path)
-        if name.startswith("embark_jax.") and (inner, function) not in SHOWS_ITSELF
-    }
-    assert imported <= allowed
+    for path in (PACKAGE / layer).rglob("*.py"):
+        inner = path.relative_to(PACKAGE).as_posix()
+        imported = {
+            name.split(".")[1]
+            for name, function in imports(path)
+            if name.startswith("embark_jax.") and (inner, function) not in SHOWS_ITSELF
+        }
+        assert imported <= allowed, inner
 
 
-@pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "planner").rglob("*.py")), ids=name_of
-)
-def test_imports_inside_the_planner_point_back(path):
+def test_every_room_has_its_place():
+    found = {path.relative_to(PACKAGE).parts[0] for path in MODULES}
+    assert found - {"__init__.py"} == set(LAYERS)
+
+
+@pytest.mark.parametrize("folder", PLANNER_LAYERS)
+def test_imports_inside_the_planner_point_back(folder):
     """Its folders follow each other as data does; what is in one may be of its own."""
-    inner = path.relative_to(PACKAGE / "planner").parts
-    if len(inner) == 1:  # the public names
-        return
-    folder = inner[0]
-    assert folder in PLANNER_LAYERS
-    imported = {
-        name.split(".")[2]
-        for name, _ in imports(path)
-        if name.startswith("embark_jax.planner.")
-    }
-    assert imported <= set(PLANNER_LAYERS[: PLANNER_LAYERS.index(folder) + 1])
+    allowed = set(PLANNER_LAYERS[: PLANNER_LAYERS.index(folder) + 1])
+    for path in (PACKAGE / "planner" / folder).rglob("*.py"):
+        found = [name.split(".") for name, _ in imports(path)]
+        inside = {name[2] for name in found if name[:2] == ["embark_jax", "planner"]}
+        assert inside <= allowed, name_of(path)
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MODULES if layer_of(path) in WITHOUT_JAX], ids=name_of
-)
-def test_planning_and_data_need_no_jax(path):
-    inner = path.relative_to(PACKAGE).as_posix()
-    offenders = {
-        (inner, function)
+def test_planning_and_data_need_no_jax():
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), function)
+        for room in WITHOUT_JAX
+        for path in (PACKAGE / room).rglob("*.py")
         for name, function in imports(path)
         if name.split(".")[0] in JAX_PACKAGES and function != TYPE_CHECKING
     }
-    assert offenders <= MAY_IMPORT_JAX
+    assert found <= MAY_IMPORT_JAX
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=name_of)
-def test_kernels_know_nothing_of_the_rest(path):
-    assert not [name for name, _ in imports(path) if name.startswith("embark_jax")]
-
-
-@pytest.mark.parametrize("path", TESTS, ids=name_of)
-def test_helpers_are_not_imported_from_tests(path):
-    """Nor by programs that a test starts: what is shared has a module of its own."""
-    modules = re.findall(r"(?:from|import) (tests\.[\w.]+)", path.read_text())
-    imported = {f"{name}." for name, _ in imports(path)} | {f"{m}." for m in modules}
-    assert not [name for name in imported if re.match(r"tests\.(.*\.)?test_", name)]
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
-def test_experiments_know_nothing_of_tests(path):
-    assert not [name for name, _ in imports(path) if name.split(".")[0] == "tests"]
-
-
-@pytest.mark.parametrize("folder", sorted({path.parent for path in TESTS}), ids=name_of)
-def test_tests_lie_as_the_package_does(folder):
-    """Beside those of kernels and experiments, of bad input and of all events."""
-    room = folder.relative_to(ROOT / "tests").as_posix()
-    others = {"kernels", "kernels/emulator", "gpu_compile"}
-    others |= {"experiments", "bad_input", "matrix"}
-    assert room in others or (PACKAGE / room).is_dir()
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("kernels/embark_kernels", r"embark_jax\b"),
+        ("experiments", r"tests\b"),
+        ("tests", r"tests\.(.*\.)?test_"),  # what is shared has a module of its own
+    ],
+)
+def test_what_nobody_may_import(folder, others):
+    for path in (ROOT / folder).rglob("*.py"):
+        found = {f"{name}." for name, _ in imports(path)}
+        assert not [name for name in found if re.match(others, name)], name_of(path)
 
 
 def test_public_names_are_there():

@@ -13,7 +13,7 @@ from embark_jax.planner import read_table_list
 from embark_jax.run import experiment
 from tests.config_files import CONFIGS, YAML
 from tests.planner.published import GAPS
-from tests.runs import done, embark
+from tests.runs import done
 from tests.thorough import thorough
 
 ROOT = CONFIGS.parent
@@ -144,23 +144,6 @@ def test_the_data_do_not_change_the_plan(movielens_folder, tmp_path):
     assert plans[0].plan == plans[1].plan
     assert plans[0].features == plans[1].features
     assert plans[0].description.dense_features == plans[1].description.dense_features
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ("data.dense_features=null", "data.dense_features"),
-        ("embedding.tables.C7.rows=null", "embedding.tables.C7.rows"),
-        ("embedding.tables={}", "embedding.tables"),
-    ],
-)
-def test_without_data_the_error_says_what_to_give(change, key, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = CONFIGS / "experiments" / "criteo_1tb" / "dlrm_dcnv2.yaml"
-    outcome = embark("plan", path, change)
-    assert outcome.code == 1
-    assert outcome.err.startswith(f"error: {key}: ")
-    assert "data/criteo_1tb is not there" in outcome.err
 
 
 @pytest.mark.parametrize(

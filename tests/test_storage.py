@@ -1,13 +1,11 @@
 """Paths that no file system holds are refused before anything is written."""
 
-import inspect
 from pathlib import Path
 
 import pytest
 
 import embark_jax as ej
-from embark_jax._base.storage import StorageError, local
-from embark_jax.config import ExperimentConfig
+from embark_jax._base.storage import local
 from embark_jax.data.prepare.raw_rows import RowEncoder
 from tests.runs import assert_refused, embark, write_config
 
@@ -30,38 +28,26 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_makes_a_folder_of_a_scheme(command, tmp_path, monkeypatch):
+def test_no_command_makes_a_folder_of_a_scheme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = write_config(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    refused = embark(*command.format(config=config).split())
-    assert_refused(
-        refused, ":// cannot be read or written yet, must be a path of a file"
-    )
-    assert refused.err.count("\n") <= 2
+    for command in COMMANDS:
+        refused = embark(*command.format(config=config).split())
+        rule = ":// cannot be read or written yet, must be a path of a file"
+        assert_refused(refused, rule)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     "enter",
-    [
-        lambda path: ej.PreparedData(path),
-        lambda path: ej.load_scorer(path),
-        lambda path: ej.load_run(path),
-        lambda path: ej.load_config(path),
-        lambda path: RowEncoder(path),
-        lambda path: ExperimentConfig(data={"kind": "prepared", "path": path}),
-        lambda path: ExperimentConfig(
-            data={"kind": "synthetic"}, embedding={"scratch": path}
-        ),
-    ],
-    ids=lambda enter: inspect.getsource(enter).strip().split(":", 1)[1][:30],
+    [ej.PreparedData, ej.load_scorer, ej.load_run, ej.load_config, RowEncoder],
 )
 @pytest.mark.parametrize("kind", [str, Path])
 def test_the_doors_of_python(enter, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="hdfs:// cannot be read or written yet"):
+    rule = "hdfs:// cannot be read or written yet"
+    with pytest.raises(ValueError, match=f"^hdfs://b/run.yaml: {rule}"):
         enter(kind("hdfs://b/run.yaml"))
     assert not list(tmp_path.iterdir())
 
@@ -69,9 +55,3 @@ def test_the_doors_of_python(enter, kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", ["a", "/a/b", "../a", "a:b", "day_0:1/x", "."])
 def test_paths_of_file_systems_pass(path):
     assert local(path) == Path(path)
-
-
-def test_the_message_names_the_path_as_it_was_given():
-    for path in ("s3://bucket/run", Path("s3://bucket/run")):
-        with pytest.raises(StorageError, match=r"^s3://bucket/run: s3:// cannot"):
-            local(path)

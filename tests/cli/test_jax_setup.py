@@ -39,17 +39,8 @@ def test_flags_of_the_user_stay(monkeypatch, given, expected):
     assert xla_flags() == expected
 
 
-def test_flags_are_for_gpus(monkeypatch, home):
-    monkeypatch.setenv("XLA_FLAGS", "")
-    set_up_jax(pytest.fail)
-    assert os.environ["XLA_FLAGS"] == ""
-    monkeypatch.setattr(jax_setup, "has_gpu", lambda: True)
-    set_up_jax(pytest.fail)
-    assert os.environ["XLA_FLAGS"] == f"{SCHEDULER}=true"
-
-
 @pytest.mark.parametrize(
-    ("platforms", "device", "expected"),
+    ("platforms", "device", "gpu"),
     [
         (None, None, False),
         (None, "nvidia0", True),
@@ -59,8 +50,8 @@ def test_flags_are_for_gpus(monkeypatch, home):
         ("cuda,cpu", None, True),
     ],
 )
-def test_freed_memory_is_kept_where_there_is_no_gpu(
-    home, monkeypatch, tmp_path, platforms, device, expected
+def test_flags_are_for_gpus_and_freed_memory_is_kept_without(
+    home, monkeypatch, tmp_path, platforms, device, gpu
 ):
     monkeypatch.setattr(jax_setup, "has_gpu", devices.has_gpu)
     monkeypatch.setattr(devices, "DEVICES", tmp_path)
@@ -73,7 +64,8 @@ def test_freed_memory_is_kept_where_there_is_no_gpu(
     kept = []
     monkeypatch.setattr(jax_setup, "keep_freed_memory", lambda: kept.append(True))
     set_up_jax(pytest.fail)
-    assert bool(kept) is not expected
+    assert bool(kept) is not gpu
+    assert os.environ["XLA_FLAGS"] == (f"{SCHEDULER}=true" if gpu else "")
 
 
 def test_programs_are_kept_in_a_folder_that_is_private(home):

@@ -16,16 +16,6 @@ def config(tmp_path) -> Path:
     return runs.write_config(tmp_path)
 
 
-def test_plan_writes_what_it_shows(config, tmp_path):
-    out = tmp_path / "plan.json"
-    outcome = done("plan", config, "embedding.tables.city.cluster=rb", "--out", out)
-    assert "2 × 4 devices, batch 64" in outcome.out
-    plan = Plan.from_json(out.read_text())
-    assert {p.table.name: p.cluster for p in plan.placements} == {
-        **{"user": "rb", "item": "ub", "city": "rb"}
-    }
-
-
 def test_plan_is_for_the_fleet_of_the_config(config):
     overrides = ("mesh.nodes=8", "mesh.gpus_per_node=8", "train.batch_size=64")
     outcome = done("plan", config, "fleet=dgx-h100", *overrides)
@@ -42,14 +32,6 @@ def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
     assert "2 × 8 devices" in outcome.out
     assert all(re.search(rf"^ +t{i} ", outcome.out, re.M) for i in range(26))
     assert page.read_text().startswith("<!DOCTYPE html>")
-
-
-def test_a_published_model_is_planned_by_its_name():
-    by_name, by_path = (
-        json.loads(embark("plan", tables, "fleet=v100", "--json").out)
-        for tables in ("rmc1", "configs/models/rmc1.yaml")
-    )
-    assert by_name["step_ms"] == by_path["step_ms"]
 
 
 def test_a_list_is_planned_for_the_step_that_runs(tmp_path):

@@ -7,8 +7,6 @@ import pytest
 from embark_jax.config.reading import load
 from tests.config_files import error_of
 
-# Mistakes in a file
-
 
 def test_all_problems_of_a_file_are_reported_at_once(write):
     text = """
@@ -21,27 +19,13 @@ embedding:
 trian: {steps: 3}
 train: {steps: 2.5, batch_size: many}
 """
-    assert error_of(write("a.yaml", text)).splitlines() == [
-        "a.yaml: 11 problems",
-        "  data.zipf_exponnt: unknown key; did you mean zipf_exponent?",
-        "  model.top: 4 given, must be a valid tuple",
-        "  model.cross_rank: unknown key; known: batch_norm, bottom, compute_dtype, "
-        "dropout, kind, top",
-        "  mesh: None given, must be a valid dictionary or instance of MeshConfig",
-        "  embedding.tables.user.cluster: 'pb' given, must be 'dp', 'rb' or 'ub'",
-        "  embedding.tables.7: 7 given, must be a valid string",
-        "  embedding.tables.0: False given, must be a valid string; or 3 given, must "
-        "be a valid dictionary or instance of TableConfig",
-        "  embedding.features: ['genre'] given, must be a valid dictionary",
-        "  train.batch_size: 'many' given, must be a valid integer, unable to parse "
-        "string as an integer",
-        "  train.steps: 2.5 given, must be a valid integer, got a number with a "
-        "fractional part",
-        "  trian: unknown key; did you mean train?",
-    ]
-
-
-# Mistakes in gin
+    first, *problems = error_of(write("a.yaml", text)).splitlines()
+    assert first == "a.yaml: 11 problems"
+    keys = ("data.zipf_exponnt", "model.top", "model.cross_rank", "mesh")
+    keys += ("embedding.tables.user.cluster", "embedding.tables.7")
+    keys += ("embedding.tables.0", "embedding.features", "train.batch_size")
+    keys += ("train.steps", "trian")
+    assert [each.split(":")[0].strip() for each in problems] == [*keys]
 
 
 @pytest.mark.parametrize("statement", ["import spy", "from spy import x", "import a.b"])

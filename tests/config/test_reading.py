@@ -133,7 +133,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(configs)
 def test_what_is_saved_loads_back_equal(config):
     with tempfile.TemporaryDirectory() as folder:
@@ -199,11 +199,9 @@ def test_a_changed_kind_drops_the_keys_that_only_the_old_kind_has(write):
     optimizer = load(path, ["embedding.optimizer.kind=adagrad"]).embedding.optimizer
     expected = ROW_RULES["adagrad"](eps=0.1, weight_decay=1)
     assert optimizer == expected
-
-
-def test_a_changed_kind_drops_neither_typos_nor_other_overrides(write):
-    text = SYNTHETIC + "model: {kind: dlrm_dcnv2, botom: [8], cross_rank: 4}"
-    message = error_of(write("a.yaml", text), ["model.cross_rank=8", "model.kind=dlrm"])
+    # But neither typos nor other overrides.
+    path = write("c.yaml", SYNTHETIC + "model: {kind: dlrm_dcnv2, botom: [8]}")
+    message = error_of(path, ["model.cross_rank=8", "model.kind=dlrm"])
     assert "model.botom: unknown key; did you mean bottom?\n" in message
     assert "model.cross_rank: unknown key; known: " in message
 
@@ -215,26 +213,6 @@ def test_an_override_leaves_the_other_uses_of_a_yaml_anchor(write):
         "a": TableConfig(rows=5),
         "b": TableConfig(rows=3),
     }
-
-
-def test_bad_overrides_are_named(write):
-    path = write("a.yaml", SYNTHETIC + "train: {steps: -1}\nname: 3\nseed: 1")
-    overrides = ["steps", "a..b=1", "train.steps=[1", "seed.x=1", "train.bach_size=4"]
-    overrides += ["train.log_every=0", "model={kind: dlrm, bottom: [a]}"]
-    assert error_of(path, overrides).splitlines() == [
-        f"a.yaml with {', '.join(overrides)}: 9 problems",
-        "  steps: must read dotted.key=value, such as train.steps=100",
-        "  a..b=1: 'a..b' is no dotted key, must be such as train.steps",
-        "  train.steps=[1: line 1: YAML error: while parsing a flow sequence expected "
-        "',' or ']', but got '<stream end>'",
-        "  seed.x=1: cannot set 'x' in 1, not a mapping",
-        "  name: 3 given, must be a valid string",
-        "  model.bottom.0: 'a' given, must be a valid integer, unable to parse string "
-        "as an integer",
-        "  train.steps: -1 given, must be greater than 0",
-        "  train.log_every: 0 given, must be greater than 0",
-        "  train.bach_size: unknown key; did you mean batch_size?",
-    ]
 
 
 # Table lists, and smaller copies

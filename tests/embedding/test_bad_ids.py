@@ -12,6 +12,7 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan
 from tests.embedding import problems
 from tests.embedding.problems import OPTIMIZERS, Problem
+from tests.thorough import thorough
 
 FAR = (-(2**31), -1000, -2, 2**31 - 1)
 """Ids that are rows of no table here."""
@@ -58,17 +59,10 @@ def check(problem: Problem, share: float) -> None:
         jax.tree.map(np.testing.assert_array_equal, found[:2], [storages, state])
 
 
-@hypothesis.given(problems.problems(), st.sampled_from([0.01, 0.3, 1]))
-@hypothesis.settings(max_examples=2)
-def test_garbage_changes_no_row_under_any_plan(problem, share):
-    check(problem, share)
-
-
-@pytest.mark.slow
-@hypothesis.given(problems.problems(), st.sampled_from([0.01, 0.3, 1]))
-@hypothesis.settings(max_examples=8)
-def test_garbage_changes_no_row_under_many_plans(problem, share):
-    check(problem, share)
+@pytest.mark.parametrize("examples", thorough([2, 8], [2]))
+def test_garbage_changes_no_row_under_any_plan(examples):
+    given = hypothesis.given(problems.problems(), st.sampled_from([0.01, 0.3, 1]))
+    hypothesis.settings(max_examples=examples)(given(check))()
 
 
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])

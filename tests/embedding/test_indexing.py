@@ -61,7 +61,7 @@ def test_a_device_updates_no_more_rows_than_samples_can_touch():
     assert max_rows == [2 * 5 * (4 + 1), 167 + 166]
 
 
-@pytest.mark.parametrize("rows", [50, 5000, 1_000_000, BILLIONS])
+@pytest.mark.parametrize("rows", [50, BILLIONS])
 def test_rows_go_in_turn(rows):
     """Each on one device, where its slot leads back to its id: first and last ones."""
     table = ej.TableSpec("t", rows, 8)
@@ -129,10 +129,3 @@ def test_32_bit_ids_are_routed_in_a_table_of_billions_of_rows():
     with jax.enable_x64(True):
         wide = route(jax.device_put(ids, sharding))
     jax.tree.map(np.testing.assert_array_equal, narrow, wide)
-
-
-def test_a_block_beyond_32_bit_slots_is_refused():
-    table, feature = ej.TableSpec("t", BILLIONS, 4), ej.FeatureSpec("f", "t")
-    huge = ej.fleets.Fleet(ej.fleets.DeviceSpec("huge", 1e15, 1e12, 1e12, 1e12, 1e12))
-    with pytest.raises(ValueError, match="a device numbers at most 2,130,706,432"):
-        ej.plan([table], [feature], huge, 16)

@@ -3,7 +3,6 @@
 import itertools
 
 import hypothesis
-import numpy as np
 import pytest
 from embark_kernels import RowwiseAdagrad, _segments_kernel
 from embark_kernels._mosaic import interpreted
@@ -16,17 +15,14 @@ from tests.embedding.problems import OPTIMIZERS, Problem, check
 from tests.thorough import thorough
 
 
-@hypothesis.given(problems.problems())
-@hypothesis.settings(max_examples=2)
-def test_any_plan_equals_the_reference(problem):
-    check(problem)
+@pytest.mark.parametrize("examples", thorough([2, 12], [2]))
+def test_any_plan_equals_the_reference(examples):
+    @hypothesis.settings(max_examples=examples)
+    @hypothesis.given(problems.problems())
+    def check_each(problem):
+        check(problem)
 
-
-@pytest.mark.slow
-@hypothesis.given(problems.problems())
-@hypothesis.settings(max_examples=12)
-def test_many_plans_equal_the_reference(problem):
-    check(problem)
+    check_each()
 
 
 # Of UB, tests of hot rows have one.
@@ -117,18 +113,3 @@ def test_kernels_equal_the_reference(cluster, columns, optimizer, monkeypatch):
     planned = make_plan(features, [Placement(table, cluster, *shards)], 1, 1, 3)
     with interpreted():
         check(Problem(planned, OPTIMIZERS[optimizer], seed=2), "mosaic_gpu")
-
-
-def test_row_wise_state_is_equal_on_all_column_shards():
-    """The accumulator is of the whole row's mean square, wherever its columns lie."""
-    table = TableSpec("t", 11, 8)
-    features = [FeatureSpec("f", "t", 3)]
-    optimizer = RowwiseAdagrad(0.1)
-    found = {}
-    for columns, devices in ((1, (2,)), (4, (2, 0, 3, 1))):
-        placed = [Placement(table, "rb", 1, columns, devices)]
-        problem = Problem(make_plan(features, placed, 1, 4, 8), optimizer, seed=1)
-        *_, tables, states = problems.solve(problem)
-        found[columns] = tables["t"], states["accumulator"]["t"]
-    for one, four in zip(found[1], found[4], strict=True):
-        np.testing.assert_allclose(one, four, rtol=1e-6)

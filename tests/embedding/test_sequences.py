@@ -83,11 +83,3 @@ def test_events_beyond_their_room_are_counted_and_change_nothing():
     assert not collection.fits(routes)
     assert collection.needed(routes)[events_of("past")] == 2 * 6
     np.testing.assert_array_equal(tables_of(collection, storages)["t"], before["t"])
-
-
-def test_owners_do_not_pool_sequences():
-    placement = Placement(TABLE, "rb", 2, 1, (0, 1))
-    with pytest.raises(ValueError, match="cluster is 'rb', must be dp or ub, as fea"):
-        make_plan(FEATURES, [placement], 1, 2, 4)
-    pooled = [dataclasses.replace(feature, pooling="sum") for feature in FEATURES]
-    make_plan(pooled, [placement], 1, 2, 4)

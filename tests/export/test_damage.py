@@ -20,7 +20,6 @@ import embark_jax as ej
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import read_arrow, sha256_of, write_arrow
 from embark_jax.data.hashed_file import HashedFile, checksum_of
-from embark_jax.export.lookup import write_arrays
 from tests import runs
 from tests.runs import done, embark
 
@@ -44,7 +43,6 @@ model: {kind: "summing:Sum"}
 embedding: {dim: 4}
 train: {batch_size: 8, steps: 2}
 """
-ROWS = {"user": ["u1", "u2"], "item": ["7", None]}
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +109,6 @@ def test_every_file_is_checked(export):
     ej.load_scorer(export)
 
 
-def header(path: Path, change) -> None:
-    """Changes the header of a safetensors file."""
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    fields = json.loads(data[8 : 8 + size])
-    text = json.dumps(change(fields) or fields).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
-
-
 USER = "tables/user.safetensors"
 
 
@@ -162,10 +151,8 @@ def vocabulary(table: str, values):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "model.json").write_text("{"), "model.json: the file: Invalid"),
         (lambda f: (f / "model.json").write_text("[" * 10**5), "the file: Invalid"),
         (described(lambda d: d.update(version=2)), "version: Input should be 6"),
-        (described(lambda d: d.pop("name")), "model.json: name: Field required"),
         (described(lambda d: d.update(extra=1)), "model.json: extra: Extra inputs"),
         (
             described(lambda d: d["features"]["user"].update(table="x")),
@@ -186,23 +173,6 @@ def vocabulary(table: str, values):
         (
             lambda f: (f / USER).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
             "header too large",
-        ),
-        (lambda f: header(f / USER, lambda h: {"rows": 3}), "invalid JSON in header"),
-        (
-            lambda f: header(f / USER, lambda h: h["rows"].update(shape=[2**60, 4])),
-            "deserializing header: ",
-        ),
-        (
-            lambda f: header(f / USER, lambda h: h["rows"].update(dtype="F8_E5M2")),
-            "deserializing header: ",
-        ),
-        (
-            lambda f: header(f / USER, lambda h: {"other": h["rows"]}),
-            "array 'rows' is missing, must be float32",
-        ),
-        (
-            lambda f: (f / "model.onnx").write_bytes(b"no graph"),
-            "model.onnx: onnxruntime does not take it",
         ),
         (
             encoded(lambda m: m["features"]["user"].update(hotness=10**12)),
@@ -228,22 +198,12 @@ def test_what_somebody_wrote_who_knows_the_format(export, damage, message):
 def test_layers_in_jax_that_are_none_are_refused(made, tmp_path):
     export = tmp_path / "export"
     done("export", made / "run", "--out", export, "--trust-code", "--no-onnx")
-    expected = ej.load_scorer(made / "export").predict(ROWS)
-    np.testing.assert_allclose(ej.load_scorer(export).predict(ROWS), expected, 1e-6)
     layers = (export / "dense.jax").read_bytes()
-    refused = pytest.raises(
-        UserError, match=r"dense\.jax: jax\.export does not take it"
-    )
     for damaged in (b"garbage", layers[: len(layers) // 2]):
         (export / "dense.jax").write_bytes(damaged)
         sign(export)
-        with refused:
+        with pytest.raises(UserError, match=r"dense\.jax: jax\.export does not take"):
             ej.load_scorer(export)
-    (export / "dense.jax").write_bytes(layers)
-    write_arrays(export / "dense.safetensors", {"scale": np.ones(3, np.float32)})
-    sign(export)
-    with refused:
-        ej.load_scorer(export).predict(ROWS)
 
 
 @pytest.mark.parametrize("name", ["../outside", "link", "ABSOLUTE"])
@@ -263,6 +223,7 @@ def test_files_outside_the_export_are_not_read(export, name):
     with pytest.raises(UserError, match="must lie in this folder"):
         ej.load_scorer(export)
 
+    # Nor by what the graph names.
     sign(export, lambda description: description["files"].pop())
     path = export / "model.onnx"
     graph = onnx.load(path, load_external_data=False)

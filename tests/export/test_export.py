@@ -129,6 +129,8 @@ def test_a_key_without_a_row_scores_as_one_of_zeros(exported):
     ]
     for other in logits[1:]:
         np.testing.assert_array_equal(logits[0], other)
+    none = [{name: x[:0] for name, x in y.items()} for y in (batch.ids, batch.weights)]
+    assert scorer.logits(batch.dense[:0], *none).shape == (0,)
     assert np.abs(logits[0] - exported.logits).max() > 1e-3
 
 
@@ -152,25 +154,6 @@ def test_onnxruntime_and_numpy_are_enough(exported):
     np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
 
 
-def head(batch: Batch, samples: int) -> Batch:
-    """The first samples, in arrays of their own."""
-    return dataclasses.replace(
-        batch,
-        dense=batch.dense[:samples].copy(),
-        ids={name: ids[:samples].copy() for name, ids in batch.ids.items()},
-        labels=batch.labels[:samples],
-        weights={name: each[:samples] for name, each in batch.weights.items()},
-    )
-
-
-def test_no_samples_have_no_logits(exported):
-    batch = head(exported.batch, 0)
-    logits = load_id_scorer(exported.folder).logits(
-        batch.dense, batch.ids, batch.weights
-    )
-    assert logits.shape == (0,)
-
-
 def test_without_onnx_jax_scores(exported, tmp_path, monkeypatch):
     folder = tmp_path / "jax"
     done("export", exported.workdir, "--no-onnx", "--out", folder)
@@ -179,6 +162,8 @@ def test_without_onnx_jax_scores(exported, tmp_path, monkeypatch):
     batch = exported.batch
     logits = load_id_scorer(folder).logits(batch.dense, batch.ids, batch.weights)
     np.testing.assert_allclose(logits, exported.logits, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ExportError, match=r"pip install .embark_jax\[onnx\]"):
+        load_id_scorer(exported.folder)
 
 
 @pytest.mark.parametrize("package", ["jax2onnx", "onnxruntime"])
@@ -187,9 +172,6 @@ def test_what_is_not_installed_is_named(exported, tmp_path, monkeypatch, package
     outcome = embark("export", exported.workdir, "--out", tmp_path / "out")
     runs.assert_refused(outcome, package, 'pip install "embark_jax[onnx]"', "--no-onnx")
     assert not (tmp_path / "out").exists()
-    if package == "onnxruntime":
-        with pytest.raises(ExportError, match=r"pip install .embark_jax\[onnx\]"):
-            load_id_scorer(exported.folder)
 
 
 def test_an_older_checkpoint_is_exported_by_its_step(exported, tmp_path):

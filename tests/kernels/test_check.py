@@ -79,6 +79,7 @@ def test_errors_are_relative_to_magnitudes():
     assert largest_error(np.zeros(3), zero, one) == np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hopper")
 def test_a_passed_check_decides_what_none_takes():
     with interpreted():

@@ -5,8 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from embark_kernels import FTRL, RowwiseAdagrad, init_states, oracle, update_rows
+from embark_kernels import FTRL, init_states, oracle, update_rows
 
 from tests.kernels.implementations import each_implementation, run
 
@@ -59,16 +58,8 @@ def test_rows_of_zeros_follow_the_paper(implementation):
 
 
 @each_implementation
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        FTRL(ALPHA, BETA, L1, L2),
-        RowwiseAdagrad(0.5, weight_decay=0.5, weight_decay_mode="l2"),
-    ],
-    ids=lambda optimizer: type(optimizer).__name__,
-)
-def test_rows_of_16_bits_become_neighbours_of_the_new_ones(implementation, optimizer):
-    rng = np.random.default_rng(2)
+def test_rows_of_16_bits_become_neighbours_of_the_new_ones(implementation):
+    rng, optimizer = np.random.default_rng(2), FTRL(ALPHA, BETA, L1, L2)
     table = jnp.asarray(rng.normal(size=(3, WIDTH)), jnp.bfloat16)
     states, rows = init_states(optimizer, table), np.array([2, 0], np.int32)
     gradients = rng.normal(size=(2, WIDTH)).astype(np.float32)

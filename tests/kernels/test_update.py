@@ -110,29 +110,6 @@ def test_listed_rows_are_updated(implementation, optimizer, width):
 
 
 @each_implementation
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param([-1, ROWS, -1], id="all padding"),
-        pytest.param([5], id="one row"),
-        pytest.param([ROWS - 1], id="last row"),
-    ],
-)
-def test_padding_changes_no_row_and_the_last_row_changes(implementation, rows):
-    optimizer = SGD(1.0)
-    _, table, states = problem(optimizer, 128)
-    gradients = jnp.ones((len(rows), 128), jnp.float32)
-    actual, _ = run_update_rows(
-        implementation, optimizer, table, states, np.array(rows, np.int32), gradients
-    )
-    expected = np.array(table)
-    for row in rows:
-        if 0 <= row < ROWS:
-            expected[row] -= 1
-    np.testing.assert_array_equal(actual, expected)
-
-
-@each_implementation
 def test_a_table_in_bfloat16_is_rounded_once(implementation):
     optimizer = SGD(0.1)
     rng, table, states = problem(optimizer, 128, "bfloat16")

@@ -23,13 +23,15 @@ def start(tmp_path):
     """Runs a launch file; returns what its ``srun`` or ``mpirun`` was given."""
     for name in ("srun", "mpirun"):
         stub = tmp_path / name
-        stub.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@"')
+        stub.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@"; exit $STATUS')
         stub.chmod(0o755)
 
     def start(file: str, *args, **environment) -> list[str]:
         outcome = subprocess.run(
             ["bash", LAUNCH / file, *map(str, args)],
-            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | environment,
+            env=os.environ
+            | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STATUS": "0"}
+            | environment,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -68,6 +70,15 @@ def test_the_slurm_file_starts_a_process_a_gpu(start, tmp_path):
     assert workdir.is_dir()
 
 
+@pytest.mark.parametrize(("status", "starts"), [("0", 1), ("2", 1), ("3", 4)])
+def test_the_slurm_file_starts_a_step_again_that_failed(
+    start, tmp_path, status, starts
+):
+    """But for mistakes in a config, which would come again."""
+    said = start("slurm.sbatch", CONFIG, tmp_path / "run", **SLURM, STATUS=status)
+    assert said.count("srun") == starts
+
+
 def test_the_open_mpi_file_starts_a_process_a_gpu(start, tmp_path):
     workdir = tmp_path / "run"
     said = start("mpirun.sh", CONFIG, workdir, 2, 8, "train.steps=20")
@@ -76,10 +87,7 @@ def test_the_open_mpi_file_starts_a_process_a_gpu(start, tmp_path):
     params = understood(said[command:], str(workdir))
     assert mesh(params) == (2, 8)
     assert "train.steps=20" in params["overrides"]
-
-
-def test_open_mpi_says_what_it_needs(start):
-    assert start("mpirun.sh", CONFIG) == []
+    assert start("mpirun.sh", CONFIG) == [], "it says what it needs"
 
 
 def test_the_jobset_starts_the_pods_of_one_job():

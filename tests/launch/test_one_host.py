@@ -69,11 +69,6 @@ def wait_for(name: str, folder: Path) -> None:
         time.sleep(0.02)
 
 
-def test_all_end_well(launch, tmp_path):
-    assert ended(launch("")) == (0, "")
-    assert began(tmp_path) == ["0 of 2, again=False", "1 of 2, again=False"]
-
-
 def test_one_that_is_killed_ends_the_others_and_all_start_again(launch, tmp_path):
     program = """
 if number == "1" and not again: os.kill(os.getpid(), signal.SIGKILL)
@@ -88,16 +83,15 @@ while not again: time.sleep(0.05)
     assert began(tmp_path)[1::2] == ["0 of 2, again=True", "1 of 2, again=True"]
 
 
-def test_restarts_come_to_an_end(launch, tmp_path):
-    status, said = ended(launch("sys.exit(7)", restarts=2))
-    assert status == 7
-    assert said.count("ended by exit status 7") == 2
-    assert len(began(tmp_path)) == 6
-
-
-def test_an_error_that_would_come_again_ends_the_run(launch, tmp_path):
-    assert ended(launch("sys.exit(2)", restarts=2)) == (2, "")
-    assert len(began(tmp_path)) == 2
+@pytest.mark.parametrize(
+    ("status", "starts"), [(0, 1), (7, 3), pytest.param(2, 1, id="would come again")]
+)
+def test_a_run_ends_with_the_status_of_its_processes(launch, tmp_path, status, starts):
+    found, said = ended(launch(f"sys.exit({status})", restarts=2))
+    assert found == status
+    assert said.count(f"ended by exit status {status}") == starts - 1
+    assert began(tmp_path)[::starts] == ["0 of 2, again=False", "1 of 2, again=False"]
+    assert len(began(tmp_path)) == 2 * starts
 
 
 def test_sigterm_is_passed_on(launch, tmp_path):

@@ -104,6 +104,7 @@ CASES = [
 QUICK = {
     ("hot", "a refused batch"),
     ("hot, 16 bits, on host", "resumed"),
+    ("dynamic in RB", "resumed"),
     ("dynamic", "scored"),
 }
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.metrics import ndcg_score, roc_auc_score
+from sklearn.metrics import roc_auc_score
 
 import embark_jax as ej
 from embark_jax.metrics.ranking import rank
@@ -86,17 +86,6 @@ def test_metrics_do_not_depend_on_the_order_of_the_file():
     all_alike = rank(np.zeros(1000), np.arange(1000) < 10, np.zeros(1000), 10)
     assert all_alike.recall == pytest.approx(10 / 1000)
     assert all_alike.ndcg == pytest.approx(10 / 1000)
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_ndcg_is_scikit_learns(ties):
-    rng = np.random.default_rng(0)
-    truth, scores = rng.integers(0, 2, (30, 20)), rng.normal(size=(30, 20))
-    truth[:, 0] = 1
-    scores = np.round(scores) if ties else scores
-    groups = np.repeat(np.arange(30), 20)
-    found = rank(groups, truth.ravel(), scores.ravel(), 7)
-    assert found.ndcg == pytest.approx(ndcg_score(truth, scores, k=7))
 
 
 def test_what_has_no_value():

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.config import TrainConfig, negatives_of
+from embark_jax.config import negatives_of
 from embark_jax.config.models import section_of
 from embark_jax.data import WithUniformNegatives
 from embark_jax.data.layout import Columns
@@ -394,10 +394,3 @@ def test_what_hit_rates_and_negatives_need(tmp_path, override, message):
     outcome = runs.embark("train", config, "--workdir", tmp_path / "run", override)
     assert outcome.code
     assert message in outcome.err
-
-
-def test_stopping_by_a_hit_rate_needs_it():
-    train = {"eval_every": 1, "early_stopping": {"metric": "hr@10"}}
-    with pytest.raises(ValueError, match="which needs retrieval"):
-        TrainConfig.model_validate(train)
-    TrainConfig.model_validate(train | {"retrieval": {}})

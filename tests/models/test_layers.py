@@ -39,19 +39,6 @@ def test_cross_starts_with_xavier_normal_and_no_bias():
     assert not np.array_equal(layer.v[...], layer.w[...].T)
 
 
-def test_an_mlp_without_layers_is_the_identity():
-    mlp = MLP(3, (), last_relu=True, compute_dtype=jnp.float32, rngs=nnx.Rngs(0))
-    x = jnp.asarray([[-1.0, 0.0, 2.0]])
-    np.testing.assert_array_equal(mlp(x), x)
-
-
-@pytest.mark.parametrize("last_relu", [True, False])
-def test_relu_ends_the_mlp_only_where_asked(last_relu):
-    rngs = nnx.Rngs(0)
-    mlp = MLP(3, (8, 50), last_relu=last_relu, compute_dtype=jnp.float32, rngs=rngs)
-    assert (mlp(jnp.ones((4, 3))).min() >= 0) == last_relu
-
-
 def test_batch_norm_uses_the_batch_in_training_and_the_past_in_evaluation():
     rngs, options = nnx.Rngs(0), {"compute_dtype": jnp.float32, "batch_norm": True}
     mlp = MLP(3, (4, 1), last_relu=False, **options, rngs=rngs)

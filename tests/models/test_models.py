@@ -153,19 +153,6 @@ def with_empty_places(embeddings, places):
     }
 
 
-def test_an_empty_place_of_a_sequence_changes_nothing():
-    model = build(TBSM_SHAPES, TBSM)
-    dense, embeddings = inputs(TBSM_SHAPES)
-
-    def loss(embeddings):
-        return jnp.sum(model(dense, with_empty_places(embeddings, 1)))
-
-    gradients = jax.grad(loss)(embeddings)
-    for name in HISTORY:
-        np.testing.assert_array_equal(gradients[name][: BATCH // 4, 0], 0)
-        assert np.abs(gradients[name][: BATCH // 4, 1:]).min(axis=(1, 2)).max() > 0
-
-
 def test_a_sample_without_any_past_has_finite_gradients():
     graph, state = nnx.split(build(TBSM_SHAPES, TBSM))
     dense, embeddings = inputs(TBSM_SHAPES)

@@ -72,14 +72,11 @@ def test_events_know_their_samples(lengths):
     assert ej.Packed.of(packed) is packed
 
 
-def test_all_places_of_padded_sequences_are_events():
+def test_padded_sequences_with_a_mask_lose_their_padding():
+    """Without one all places are events."""
     padded = jnp.arange(24.0).reshape(3, 4, 2)
     full = ej.Packed.of(padded)
     np.testing.assert_array_equal(full.sum(full.values), padded.sum(axis=1))
-
-
-def test_padded_sequences_with_a_mask_lose_their_padding():
-    padded = jnp.arange(24.0).reshape(3, 4, 2)
     valid = jnp.array([[0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 0]], bool)
     packed = ej.Packed.of(Masked(padded, valid))
     np.testing.assert_array_equal(packed.lengths, [[2, 0, 3]])
@@ -87,15 +84,13 @@ def test_padded_sequences_with_a_mask_lose_their_padding():
     assert not packed.values[5:].any()
 
 
-def trainer_of(
-    model: type[Interest], mesh: tuple[int, int], room: int, **options
-) -> ej.Trainer:
+def trainer_of(model: type[Interest], mesh: tuple[int, int], room: int) -> ej.Trainer:
     devices = mesh[0] * mesh[1]
     placement = Placement(TABLE, "ub", devices, 1, tuple(range(devices)))
     plan = make_plan(FEATURES, [placement], *mesh, 16)
     capacities = {**plan.capacities, events_of("past"): room}
     plan = dataclasses.replace(plan, capacities=capacities)
-    return make_trainer(plan, model=lambda _: model(nnx.Rngs(0)), **options)
+    return make_trainer(plan, model=lambda _: model(nnx.Rngs(0)))
 
 
 def results_of(
@@ -122,8 +117,3 @@ def test_a_model_of_events_learns_what_one_of_padded_sequences_learns(mesh):
     packed = results_of(PackedInterest, mesh, 3)
     for got, expected in zip(packed, padded, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_packed_events_are_not_cut():
-    with pytest.raises(ValueError, match="micro_batches is 2, must be 1 for a model"):
-        trainer_of(PackedInterest, (1, 1), 96, micro_batches=2)

@@ -6,21 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from embark_jax import models
 from embark_jax.models import sequence
 from embark_jax.models.sequence import SequenceEncoder, attend
 from tests.thorough import thorough
 
 LENGTH, DIM = 7, 8
-
-
-def with_lengths(embeddings, lengths):
-    """Makes the places behind these lengths of the sequences padding."""
-    valid = np.arange(LENGTH) < np.array(lengths)[:, None]
-    return {
-        name: models.Masked(rows, valid) if rows.ndim == 3 else rows
-        for name, rows in embeddings.items()
-    }
 
 
 def whole(query, key, value, position, valid, weights, bias):
@@ -111,43 +101,3 @@ def test_no_array_of_all_scores_is_in_memory(weights):
     assert memory
     all_scores_bytes = 4 * batch * heads * length**2
     assert memory.temp_size_in_bytes < all_scores_bytes
-
-
-V4_SHAPES = {
-    "item": (DIM,),
-    "artist": (4,),
-    "time": (16,),
-    "past_item": (LENGTH, DIM),
-    "past_artist": (LENGTH, 4),
-    "past_time": (LENGTH, 16),
-    "user": (6,),
-    "hour": (5,),
-}
-V4_HISTORY = {"past_item": "item", "past_artist": "artist", "past_time": "time"}
-
-
-def v4_inputs(batch):
-    rng = np.random.default_rng(1)
-    embeddings = {
-        name: rng.standard_normal((batch, *shape)).astype(np.float32)
-        for name, shape in V4_SHAPES.items()
-    }
-    return rng.standard_normal((batch, 3)).astype(np.float32), embeddings
-
-
-def v4_model(**options):
-    return models.DLRMv4(
-        V4_SHAPES,
-        3,
-        V4_HISTORY,
-        "past_item",
-        ["past_time"],
-        width=16,
-        hidden=8,
-        layers=2,
-        heads=2,
-        head_dim=4,
-        deep=8,
-        **options,
-        rngs=nnx.Rngs(0),
-    )

@@ -58,17 +58,3 @@ def test_a_table_counts_the_ids_of_all_its_features():
     assert found.features["items"].max_hotness == 3
     assert found.features["city"].ids_seen == len(np.unique(batch.ids["city"]))
     assert found.problems(*read_dataset(config)[2:]) == []
-
-
-def test_accesses_of_movielens_are_counted(movielens_folder):
-    config = ExperimentConfig.model_validate(
-        {"data": {"kind": "movielens_100k", "path": movielens_folder}}
-    )
-    found = sample_accesses(config, 100_000)
-    # 80,000 training samples in batches of 2048.
-    assert found.samples == 79_872
-    assert found.tables["user"].histogram.rows_seen == 943
-    assert found.features["genres"].mean_hotness < found.features["genres"].max_hotness
-    # Real ids are in no order of frequency.
-    hottest = [id for id, _ in found.tables["item"].histogram.hottest[:20]]
-    assert hottest != sorted(hottest)

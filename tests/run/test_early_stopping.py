@@ -14,7 +14,7 @@ from embark_jax.run.early_stopping import Improvement
 from embark_jax.run.loading import load_run
 from embark_jax.run.logs import read_metrics
 from tests import runs
-from tests.runs import done, embark
+from tests.runs import done
 
 
 @pytest.mark.parametrize(
@@ -181,11 +181,3 @@ def test_lower_rates_train_and_resume_alike(tmp_path, monkeypatch):
     outcome = done("train", config, *options, *half, "--workdir", by_hand)
     found, expected = runs.losses(by_hand), runs.losses(whole)
     assert {step: expected[step] for step in found} == pytest.approx(found, rel=1e-6)
-
-
-def test_it_needs_a_validation_set(tmp_path):
-    command = ("train", runs.write_config(tmp_path), *OPTIONS)
-    outcome = embark(*command, "--workdir", tmp_path / "run")
-    runs.assert_refused(
-        outcome, "train.early_stopping: the data have no validation set"
-    )

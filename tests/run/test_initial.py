@@ -7,20 +7,18 @@ from pathlib import Path
 import chex
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import read_arrow
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
-from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
-from embark_jax.embedding.logical import export_table
 from embark_jax.plans.tables import HASHED_KEYS
 from embark_jax.run import experiment, initial
 from tests import runs
+from tests.builders import tables_and_states
+from tests.days import prepare_table
 from tests.runs import done
 
 COLUMNS = Columns(dense={"price": "log"})
@@ -51,12 +49,10 @@ def rows_of_day(day: int, count: int = 400) -> dict:
 
 
 def prepare_day(folder: Path, day: int, extend: Path | None = None, **options) -> Path:
-    raw, out = folder / f"{day}.parquet", folder / f"day {day}"
-    pq.write_table(pa.table(rows_of_day(day)), raw)
-    made_from = {"dataset": "parquet", "columns": COLUMNS.model_dump(mode="json")}
-    recipe = own_files.parquet(raw, COLUMNS)
-    prepare(recipe, out, Options(**options), made_from, extend=extend)
-    return out
+    rows = pa.table(rows_of_day(day))
+    return prepare_table(
+        folder, rows, folder / f"day {day}", extend, COLUMNS, **options
+    )
 
 
 def config_of(folder: Path, data: Path, *overrides: str) -> Path:
@@ -93,14 +89,8 @@ def started(folder: Path, data: Path, run: Path, *overrides: str):
 
 def arrays_by_value(trainer, data: Path, table: str) -> dict:
     """For each value of a table its row and all of its optimizer's states."""
-    state = trainer.whole_state()
-    states = state.embedding_state
-    kinds = sorted({kind for arrays in states.values() for kind in arrays})
-    storages = [state.storages] + [
-        {name: arrays[kind] for name, arrays in states.items() if kind in arrays}
-        for kind in kinds
-    ]
-    rows = [export_table(trainer.embeddings, arrays, table) for arrays in storages]
+    arrays = tables_and_states(trainer)
+    rows = [arrays[name] for name in sorted(arrays) if name[0] == table]
     keys = read_arrow(data / "vocabulary" / f"{table}.arrow")["key"].to_pylist()
     values = ["missing", "rare", *keys]
     whole = np.concatenate(rows, axis=1)[: len(values)]
@@ -228,11 +218,8 @@ def test_columns_and_rows_of_another_meaning_are_refused(yesterday, tmp_path):
     with pytest.raises(ConfigError, match=message):
         started(tmp_path, anew, run)
     renamed = {("cost" if k == "price" else k): v for k, v in rows_of_day(0).items()}
-    pq.write_table(pa.table(renamed), tmp_path / "raw.parquet")
     columns = Columns(dense={"cost": "log"})
-    made_from = {"dataset": "parquet", "columns": columns.model_dump(mode="json")}
-    recipe = own_files.parquet(tmp_path / "raw.parquet", columns)
-    prepare(recipe, tmp_path / "renamed", Options(), made_from)
+    prepare_table(tmp_path, pa.table(renamed), tmp_path / "renamed", columns=columns)
     with pytest.raises(ConfigError, match=r"dense is \['price'\] in the run before"):
         started(tmp_path, tmp_path / "renamed", run)
 
@@ -273,11 +260,7 @@ def test_rows_of_dynamic_tables_come_over_by_key(tmp_path):
     (tmp_path / "1").mkdir()
     today = prepare_day(tmp_path / "1", 1, data, **keys)
     begun, _, said = started(tmp_path, today, run, *dynamic)
-    config = reading.load(run / "config.yaml")
-    setup = experiment.build(config)
-    before = setup.trainer()
-    with Checkpointer(run / "checkpoints", setup.identity, keep=None) as checkpoints:
-        before.load(checkpoints)
+    before, setup = loaded(run)
     old, new = before.table("user"), begun.table("user")
     assert len(old.keys) > 20
     order = [np.argsort(table.keys) for table in (old, new)]

@@ -25,34 +25,23 @@ def write_steps(workdir, *steps, resume_at=0):
             log.write(step, {"loss": step / 10})
 
 
-def test_each_line_is_on_disk_when_write_returns(tmp_path):
-    with MetricsLog(tmp_path / "deep" / "run") as log:
-        log.write(5, {"loss": 0.5, "auc": None, "note": "x", "final": True, "n": 3})
-        assert lines(tmp_path / "deep" / "run") == [
-            {"step": 5, "loss": 0.5, "auc": None, "note": "x", "final": True, "n": 3}
-        ]
-
-
-def test_numbers_of_numpy_and_jax_become_plain(tmp_path):
-    values = {
+def test_a_line_is_on_disk_when_write_returns_with_plain_numbers(tmp_path):
+    """Those of NumPy and JAX, too; what JSON lacks is text that ``float`` reads."""
+    given = {"auc": None, "note": "x", "final": True, "n": 3}
+    arrays = {
         "a": np.float32(0.1),
         "b": jnp.asarray(2),
         "c": np.array(True),
         "d": jnp.asarray(1.5, jnp.bfloat16),
+        "e": math.nan,
+        "f": np.float32(-math.inf),
     }
-    with MetricsLog(tmp_path) as log:
-        log.write(1, values)
-    (line,) = lines(tmp_path)
-    assert line == {"step": 1, "a": float(np.float32(0.1)), "b": 2, "c": True, "d": 1.5}
-    assert [type(value) for value in line.values()] == [int, float, int, bool, float]
-
-
-def test_numbers_that_json_lacks_are_strings_that_float_reads(tmp_path):
-    with MetricsLog(tmp_path) as log:
-        log.write(1, {"a": math.nan, "b": math.inf, "c": np.float32(-math.inf)})
-    (line,) = lines(tmp_path)
-    assert line == {"step": 1, "a": "nan", "b": "inf", "c": "-inf"}
-    assert math.isnan(float(line["a"]))
+    with MetricsLog(tmp_path / "deep" / "run") as log:
+        log.write(5, given | arrays)
+        (line,) = lines(tmp_path / "deep" / "run")
+    plain = {"a": float(np.float32(0.1)), "b": 2, "c": True, "d": 1.5}
+    assert line == {"step": 5, **given, **plain, "e": "nan", "f": "-inf"}
+    assert [type(line[name]) for name in "abcd"] == [float, int, bool, float]
 
 
 def test_what_was_written_is_read_also_while_a_line_is_being_written(tmp_path):
@@ -75,7 +64,7 @@ def test_resume_drops_what_came_later_and_only_that(tmp_path):
     assert [path.name for path in tmp_path.glob("metrics*")] == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize("cut", range(1, 24))
+@pytest.mark.parametrize("cut", [1, 2, 12, 23])
 def test_a_line_torn_by_a_kill_is_dropped(tmp_path, cut):
     write_steps(tmp_path, 10, 20)
     path = tmp_path / "metrics.jsonl"

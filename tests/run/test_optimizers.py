@@ -10,7 +10,6 @@ import optax
 import pytest
 from pydantic import TypeAdapter
 
-from embark_jax.config import reading
 from embark_jax.config.optimizers import AnyDenseOptimizerConfig, ScheduleConfig
 from embark_jax.plans.options import DENSE_OPTIMIZERS
 from embark_jax.run.optimizers import (
@@ -18,7 +17,6 @@ from embark_jax.run.optimizers import (
     build_schedule,
     state_values,
 )
-from tests import runs
 
 STEPS, LEARNING_RATE, EPS = 20, 0.05, 1e-3
 RISE = [0.25, 0.5, 0.75, 1.0]
@@ -120,17 +118,6 @@ def test_any_of_optax_by_name():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert state_values(of_optax) == state_values(built_in) == 2
     assert [state_values(dense(kind)) for kind in ("sgd", "adagrad")] == [0, 1]
-
-
-@pytest.mark.parametrize("kind", [*DENSE_OPTIMIZERS, "optax.adamw"])
-def test_a_config_stores_the_keys_of_its_own_kind(kind, tmp_path):
-    text = "data: {kind: synthetic}\ndense_optimizer: {kind: KIND, weight_decay: 0.5}"
-    path = runs.write_config(tmp_path, text.replace("KIND", kind))
-    config = reading.load(path)
-    reading.save(config, path)
-    assert reading.load(path) == config
-    changed = reading.load(path, ["dense_optimizer.kind=sgd"]).dense_optimizer
-    assert changed == dense("sgd", weight_decay=0.5)
 
 
 def schedule_of(keys):

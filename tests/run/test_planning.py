@@ -1,6 +1,5 @@
 """What a run does by itself: whether it looks ahead, and which kernels it prices."""
 
-import jax
 import pytest
 from embark_kernels import _implementation, check
 
@@ -25,48 +24,35 @@ def planned(tmp_path):
         workload = planning.workload(*asked)
         assert workload.overlap == setup.plan.prediction.overlap
         assert workload.kernels == setup.plan.prediction.kernels
-        return workload
+        return workload, setup.plan
 
     return plan
 
 
 @pytest.mark.parametrize(
-    ("overrides", "overlap"),
+    ("overrides", "said"),
     [
-        ((), False),  # on 8 devices of this CPU
-        (GPUS, True),
-        ((*GPUS, *CACHED), True),
+        ((), "no time is hidden"),  # on 8 devices of this CPU
+        (GPUS, "beside the dense layers"),
+        ((*GPUS, *CACHED), "beside the dense layers"),
     ],
 )
 def test_on_gpus_a_plan_prices_routes_that_hide_beside_dense_layers(
-    planned, overrides, overlap
+    planned, overrides, said
 ):
-    assert planned(*overrides).overlap == overlap
-
-
-def test_jax_says_whether_this_machine_has_gpus(planned, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert planned().overlap
-
-
-def test_a_plan_says_what_it_prices(tmp_path):
-    path = runs.write_config(tmp_path)
-    for overrides, said in (
-        ((), "no time is hidden"),
-        (GPUS, "beside the dense layers"),
-    ):
-        plan = experiment.build(reading.load(path, overrides)).plan
-        assert said in summary.overview(plan)
-        assert said in plan_page(plan)
+    workload, plan = planned(*overrides)
+    assert workload.overlap == (said != "no time is hidden")
+    assert said in summary.overview(plan)
+    assert said in plan_page(plan)
 
 
 def test_a_plan_prices_the_kernels_that_run(planned, monkeypatch):
-    assert planned().kernels == "xla"
-    assert planned(*GPUS).kernels == "xla"
-    assert planned(*GPUS, "embedding.kernels=mosaic_gpu").kernels == "mosaic_gpu"
+    assert planned()[0].kernels == "xla"
+    assert planned(*GPUS)[0].kernels == "xla"
+    assert planned(*GPUS, "embedding.kernels=mosaic_gpu")[0].kernels == "mosaic_gpu"
     # On a GPU, those that pass their check.
     monkeypatch.setattr(_implementation, "_why_not_mosaic_gpu", lambda: "")
     for problem, kernels in (("sum_bags differs", "xla"), ("", "mosaic_gpu")):
         monkeypatch.setattr(check, "problem", lambda problem=problem: problem)
-        assert planned().kernels == kernels
-        assert planned("embedding.kernels=xla").kernels == "xla"
+        assert planned()[0].kernels == kernels
+        assert planned("embedding.kernels=xla")[0].kernels == "xla"

@@ -11,9 +11,9 @@ def probabilities(rows, exponent):
     return density / density.sum()
 
 
-@pytest.mark.parametrize("rows", [1, 7, HEAD_ROWS, HEAD_ROWS + 1, 1_000_000])
-@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.1])
-@pytest.mark.parametrize("draws", [1, 1000, 100_000])
+@pytest.mark.parametrize("rows", [1, HEAD_ROWS + 1, 1_000_000])
+@pytest.mark.parametrize("exponent", [0.0, 1.1])
+@pytest.mark.parametrize("draws", [1, 100_000])
 def test_expected_unique(rows, exponent, draws):
     p = probabilities(rows, exponent)
     with np.errstate(divide="ignore"):

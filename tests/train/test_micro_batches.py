@@ -6,7 +6,6 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from flax import nnx
 
 import embark_jax as ej
@@ -87,14 +86,8 @@ def trained(micro_batches: int, **options) -> list[np.ndarray]:
     ]
 
 
-@pytest.fixture(scope="module")
-def expected():
-    return trained(1)
-
-
-@pytest.mark.parametrize("micro_batches", [2, 16])
-def test_cuts_change_nothing_beside_rounding(micro_batches, expected):
-    for found, one in zip(trained(micro_batches), expected, strict=True):
+def test_cuts_change_nothing_beside_rounding():
+    for found, one in zip(trained(16), trained(1), strict=True):
         np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests import runs
 
+pytestmark = pytest.mark.slow
+
 STEPS, EVERY = 24, 5
 ROWS = 400_000
 """Enough that a checkpoint takes a while to write: 13 MB."""
@@ -40,8 +42,7 @@ class Runner:
 
     def finish(self, workdir: Path, *args) -> str:
         """Runs to the end, with nothing said on stderr; returns stdout."""
-        outcome = runs.done(*self._command(workdir, *args))
-        return outcome.out
+        return runs.done(*self._command(workdir, *args)).out
 
     def kill(self, workdir: Path, is_time, *args) -> None:
         """Kills training with SIGKILL when ``is_time()``, which is then still true."""
@@ -136,7 +137,6 @@ def test_it_goes_on_bit_by_bit(runner, whole, killed, tmp_path):
         assert (workdir / name).read_text() == (whole / name).read_text()
 
 
-@pytest.mark.slow
 def test_hot_batches_with_routes_made_ahead_go_on_bit_by_bit(runner, tmp_path):
     """Killed inside a window of samples that are sorted together."""
     options = [
@@ -152,7 +152,6 @@ def test_hot_batches_with_routes_made_ahead_go_on_bit_by_bit(runner, tmp_path):
     assert_same_run(workdir, tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_it_goes_on_with_another_plan(runner, whole, killed, tmp_path):
     workdir, plan = shutil.copytree(killed, tmp_path / "run"), tmp_path / "plan.json"
     runner.plan(
@@ -165,7 +164,6 @@ def test_it_goes_on_with_another_plan(runner, whole, killed, tmp_path):
     assert_close_runs(workdir, whole, complete(killed)[-1])
 
 
-@pytest.mark.slow
 def test_without_a_checkpoint_it_starts_again(runner, whole, tmp_path):
     workdir = tmp_path / "run"
     runner.kill(
@@ -178,7 +176,6 @@ def test_without_a_checkpoint_it_starts_again(runner, whole, tmp_path):
     assert_same_run(workdir, whole)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_cut_short_is_left_out(runner, whole, tmp_path):
     workdir = tmp_path / "run"
     folder = workdir / "checkpoints"
@@ -192,7 +189,6 @@ def test_a_checkpoint_cut_short_is_left_out(runner, whole, tmp_path):
     assert not any(folder.glob(TEMPORARY))
 
 
-@pytest.mark.slow
 def test_rows_beyond_device_memory_go_on(runner, whole, tmp_path):
     """Killed again and again, wherever it is; at last resumed without a cache, too."""
     table = f"{{rows: {ROWS}, cluster: rb, tier: disk, slots: 2000}}"
@@ -218,7 +214,6 @@ def test_rows_beyond_device_memory_go_on(runner, whole, tmp_path):
         assert runs.final(each)["test_log_loss"] == runs.final(whole)["test_log_loss"]
 
 
-@pytest.mark.slow
 def test_tables_that_grow_go_on(runner, tmp_path):
     """Killed while the table grows, and in a checkpoint while rows are evicted."""
     table = "slots: 100, max_slots: 600, evict: lfu, evicted: discard"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from embark_kernels import FTRL, SGD, Adagrad, LazyAdam, RowwiseAdagrad
+from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 import embark_jax as ej
 from tests.builders import dlrm_dcnv2, make_trainer
@@ -24,19 +24,8 @@ FEATURES = (
     ej.FeatureSpec("fb", "b", hotness=4, pooling="mean"),
     ej.FeatureSpec("fc", "c"),
 )
-OPTIMIZERS = {
-    "sgd": SGD(1.0),
-    "adagrad": Adagrad(0.1),
-    "adagrad, large eps": Adagrad(1.0, eps=1.0),
-    "rowwise_adagrad": RowwiseAdagrad(0.1),
-    "rowwise_adagrad, large eps": RowwiseAdagrad(1.0, eps=1.0),
-    "adam": LazyAdam(0.01),
-    "l2": RowwiseAdagrad(1.0, 1.0, weight_decay=0.5, weight_decay_mode="l2"),
-    "ftrl": FTRL(0.5, l1=1e-4),
-}
 Force = ej.ForcedPlacement
 RUNS = {
-    "1×1 automatic": (1, 1, {}),
     "1×4 RB": (1, 4, dict.fromkeys("abc", Force("rb"))),
     "2×4 DP": (2, 4, dict.fromkeys("abc", Force("dp"))),
     "2×4 UB": (2, 4, dict.fromkeys("abc", Force("ub"))),
@@ -58,41 +47,31 @@ DATA = ej.SyntheticClicks(
 )
 
 
-def losses(nodes, gpus, forced, optimizer, micro_batches=1):
+def losses(nodes, gpus, forced):
     options = {"capacity_slack": 4.0, "forced": forced}
     machines = ej.fleets.dgx_h100(nodes, gpus)
     trainer = make_trainer(
         ej.plan(TABLES, FEATURES, machines, BATCH, **options),
         dlrm_dcnv2(DENSE, (8, 8), (8, 1), rank=4),
-        optimizer,
+        RowwiseAdagrad(1.0, eps=1.0),  # which keeps a wrong scale visible
         dense_optimizer=optax.sgd(0.05),
-        micro_batches=micro_batches,
         seed=3,
     )
     return [result.loss for result in trainer.iterate(DATA, STEPS)]
 
 
 @functools.cache
-def losses_on_one_device(name):
-    found = losses(*RUNS["1×1 automatic"], OPTIMIZERS[name])
+def losses_on_one_device():
+    found = losses(1, 1, {})
     assert len(found) == STEPS
     assert np.isfinite(found).all()
     assert np.mean(found[-10:]) < np.mean(found[:10]), "nothing was learnt"
     return found
 
 
-QUICK = [("rowwise_adagrad, large eps", "1×8 mixed, 3D")]
-OTHERS = [
-    *(("rowwise_adagrad, large eps", run) for run in ("1×4 RB", "2×4 DP", "2×4 UB")),
-    *((name, "2×4 hot rows") for name in OPTIMIZERS),
-]
-
-
-@pytest.mark.parametrize("case", thorough([*QUICK, *OTHERS], QUICK), ids=str)
-def test_losses_agree_between_meshes_and_plans(case):
-    name, run = case
-    found = losses(*RUNS[run], OPTIMIZERS[name])
-    np.testing.assert_allclose(found, losses_on_one_device(name), rtol=1e-4)
+@pytest.mark.parametrize("run", thorough(RUNS, ["1×8 mixed, 3D"]))
+def test_losses_agree_between_meshes_and_plans(run):
+    np.testing.assert_allclose(losses(*RUNS[run]), losses_on_one_device(), rtol=1e-4)
 
 
 # 4 million rows × 128 × 4 bytes: 2 GB of tables, compiled from shapes alone.

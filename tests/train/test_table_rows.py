@@ -93,14 +93,8 @@ def test_a_table_has_the_rows_that_lookups_see(kind, mesh):
     np.testing.assert_array_equal(found.rows, looked_up(trainer, ids)[order])
 
 
-@pytest.mark.parametrize("kind", ["fewer slots", "dynamic, evicts"])
-def test_slots_are_not_taken_for_rows(kind):
-    trainer = trainer_of(kind, (1, 1))
+def test_slots_are_not_taken_for_rows():
+    trainer = trainer_of("fewer slots", (1, 1))
     trainer.train([make_batch(np.arange(BATCH))])
     with pytest.raises(ValueError, match=r"are in slots, not all; trainer\.table\("):
         ej.export_table(trainer.embeddings, trainer.state.storages, "item")
-
-
-def test_a_table_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="no table 'iten'; there are item"):
-        trainer_of("in memory", (1, 1)).table("iten")

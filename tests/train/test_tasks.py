@@ -6,13 +6,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from sklearn.metrics import roc_auc_score
 
+from embark_jax import models
+from embark_jax.config.models import section_of
 from embark_jax.data import DataError
 from embark_jax.train.losses import BinaryCrossEntropy
-from tests.builders import SMALL_BATCH, SMALL_DATA, Sum
+from tests.builders import SMALL_BATCH, SMALL_DATA, Sum, small_trainer
 from tests.thorough import thorough
-from tests.train.tasks import WEIGHTS, batch_of, mmoe, tasks_trainer
+
+WEIGHTS = 1.0, 0.25
+
+
+def batch_of(step):
+    batch = SMALL_DATA.train_batch(step, SMALL_BATCH)
+    second = (batch.ids["a"][:, 0] % 2).astype(np.float32)
+    labels = np.stack([batch.labels, second], axis=1)
+    return dataclasses.replace(batch, labels=labels)
+
+
+def tasks_trainer(model, gpus=1, micro_batches=1):
+    loss = BinaryCrossEntropy(task_weights=WEIGHTS)
+    return small_trainer(model, gpus, micro_batches, loss=loss)
+
+
+def mmoe():
+    config = section_of("mmoe")(
+        tasks=("click", "like"), experts=2, expert=(4,), tower=(3,)
+    )
+    return models.build(config, {"a": (4,), "b": (4,)}, 1, nnx.Rngs(0))
 
 
 @pytest.mark.slow

@@ -2,10 +2,8 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -17,24 +15,21 @@ from tests.builders import DENSE, assert_equal_states, snapshot
 from tests.train.trainers import BATCH, HUGE, ROWS, Clicks, clicks_trainer, spoil_at
 
 
-@pytest.mark.parametrize("bad_step", [1, 6])
-def test_a_batch_of_huge_numbers_stops_before_it_does_harm(
-    trainer, undisturbed, bad_step
-):
+def test_a_batch_of_huge_numbers_stops_before_it_does_harm(trainer, undisturbed):
     _, states = undisturbed
-    data = Clicks(spoil=spoil_at(bad_step, dense=HUGE))
+    data = Clicks(spoil=spoil_at(6, dense=HUGE))
     with pytest.raises(NonFiniteLossError) as caught:
         list(trainer.iterate(data, 10))
     message = str(caught.value)
-    assert f"at step {bad_step}, " in message
+    assert "at step 6, " in message
     assert "dense[1]: min 3e+38, max 3e+38, mean 3e+38, 0 of 32 not finite" in message
-    ids = data.train_batch(bad_step - 1, BATCH).ids["b"]
+    ids = data.train_batch(5, BATCH).ids["b"]
     assert (
         f"ids of b: min {ids.min()}, max {ids.max()}, {len(set(ids.flat))} unique of "
         f"{ids.size}, 0 padding"
     ) in message
-    assert trainer.step == bad_step - 1
-    assert_equal_states(snapshot(trainer), states[bad_step - 1])
+    assert trainer.step == 5
+    assert_equal_states(snapshot(trainer), states[5])
     # Nothing is stuck: with the batch mended, training goes on as if never disturbed.
     list(trainer.iterate(Clicks(), 10))
     assert_equal_states(snapshot(trainer), states[10])
@@ -61,22 +56,11 @@ def test_a_finite_loss_with_a_gradient_that_is_not_stops_too():
     assert_equal_states(snapshot(trainer), before)
 
 
-def test_a_learning_rate_too_high_is_found():
-    trainer = clicks_trainer(dense_optimizer=optax.sgd(1e30))
-    with pytest.raises(NonFiniteLossError, match=r"loss is (nan|inf) at step 2, "):
-        list(trainer.iterate(Clicks(), 10))
-    assert trainer.step == 1
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state))
-
-
-@pytest.mark.parametrize("bad_id", [ROWS, -2])
-def test_bad_data_stops_after_the_good_batches(trainer, undisturbed, bad_id):
+def test_bad_data_stops_after_the_good_batches(trainer, undisturbed):
     _, states = undisturbed
     ids = {name: np.zeros((BATCH, 2), np.int32) for name in "ab"}
-    ids["a"][3, 1] = bad_id
-    message = (
-        rf"sample 3: ids of feature 'a', column 1: value is {bad_id}, must be from"
-    )
+    ids["a"][3, 1] = ROWS
+    message = f"sample 3: ids of feature 'a', column 1: value is {ROWS}, must be from"
     with pytest.raises(DataError, match=message):
         list(trainer.iterate(Clicks(spoil=spoil_at(6, ids=ids)), 10))
     assert trainer.step == 5

@@ -1,7 +1,8 @@
-"""Gradients of the dense layers that travel in bfloat16: what they are, that all else
-of a step holds as before, and which models are refused."""
+"""The dense model replicated or in parts, with gradients that travel in float32 or
+bfloat16: the same losses, and really in parts."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 import embark_jax as ej
+from embark_jax.checkpoint import Checkpointer
 from tests.builders import (
     SMALL_BATCH,
     SMALL_DATA,
@@ -20,25 +23,30 @@ from tests.builders import (
     make_trainer,
     small_trainer,
 )
+from tests.compiled import bytes_per_device
 
-DEVICES, BATCH, DENSE, RATE = 8, 64, 5, 0.5
+STEPS, DEVICES, BATCH, DENSE, RATE = 20, 8, 64, 5, 0.5
 ULP = 2.0**-8
 """Largest relative error of rounding to bfloat16, twice: one digit."""
 TABLES = (ej.TableSpec("a", 300, 8), ej.TableSpec("b", 40, 8))
 FEATURES = (ej.FeatureSpec("a", hotness=3), ej.FeatureSpec("b"))
 DATA = ej.SyntheticClicks(
-    TABLES, FEATURES, dense_features=DENSE, train_samples=20 * BATCH
+    TABLES, FEATURES, dense_features=DENSE, train_samples=STEPS * BATCH
 )
 
 
-def trainer_of(dense_wire="bfloat16", micro_batches=1, **options) -> ej.Trainer:
+@pytest.fixture(autouse=True, scope="module")
+def standard_promotion():
+    # optax's Adam raises a float to an integer step, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def trainer_of(**options) -> ej.Trainer:
     machines = ej.fleets.dgx_h100(2, DEVICES // 2)
     return make_trainer(
         ej.plan(TABLES, FEATURES, machines, BATCH),
         dlrm_dcnv2(DENSE, (16, 8), (16, 8, 1), rank=8, layers=2),
-        micro_batches=micro_batches,
-        dense_wire=dense_wire,
-        dense_optimizer=optax.sgd(RATE),
         **options,
     )
 
@@ -70,7 +78,7 @@ def shares_by_hand(model, tables, batch):
 
 
 def test_gradients_are_rounded_once_on_each_device_and_summed():
-    trainer = trainer_of()
+    trainer = trainer_of(dense_wire="bfloat16", dense_optimizer=optax.sgd(RATE))
     model = trainer.model
     batch = DATA.train_batch(0, BATCH)
     tables = {name: trainer.table(name).rows for name in "ab"}
@@ -144,3 +152,80 @@ def test_a_mean_over_the_batch_is_refused():
     trainer = small_trainer(model, dense_wire="bfloat16")
     with pytest.raises(ValueError, match="is the mean of a batch, must be one of each"):
         trainer.train([SMALL_DATA.train_batch(0, SMALL_BATCH)])
+
+
+def by_adam(dense, **options) -> ej.Trainer:
+    rule = optax.adamw(0.01, weight_decay=0.01)
+    return trainer_of(dense=dense, dense_optimizer=rule, **options)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return losses(by_adam("replicated").iterate(DATA, STEPS))
+
+
+@functools.cache
+def trained(dense, parts=1):
+    trainer = by_adam(dense, micro_batches=parts)
+    return trainer, losses(trainer.iterate(DATA, STEPS))
+
+
+@pytest.mark.parametrize(
+    ("dense", "parts"),
+    [
+        ("zero1", 1),
+        ("tensor", 1),
+        pytest.param("tensor", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_losses_are_those_of_a_replicated_model(dense, parts, expected):
+    _, found = trained(dense, parts)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def sizes(arrays):
+    """Bytes of arrays on one device, and of all of them."""
+    return bytes_per_device(arrays), sum(
+        leaf.nbytes for leaf in jax.tree.leaves(arrays)
+    )
+
+
+def test_zero1_shards_the_optimizer_state_alone():
+    trainer, _ = trained("zero1")
+    mine, whole = sizes(trainer.state.dense_state)
+    assert mine < 1.2 * whole / 8  # the logit's bias is on all devices
+    mine, whole = sizes(trainer.state.params)
+    assert mine == whole
+
+
+def test_tensor_shards_layers_inside_a_node():
+    trainer, _ = trained("tensor")
+    specs = {
+        "/".join(map(str, path)): leaf[...].sharding.spec
+        for path, leaf in nnx.to_flat_state(trainer.state.params)
+    }
+    columns, rows, everywhere = (
+        PartitionSpec(None, "gpu"),
+        PartitionSpec("gpu"),
+        PartitionSpec(),
+    )
+    assert specs["bottom/layers/0/w"] == specs["cross/0/v"] == columns
+    assert specs["bottom/layers/1/w"] == specs["cross/0/w"] == rows
+    assert specs["bottom/layers/0/b"] == rows
+    assert specs["bottom/layers/1/b"] == specs["cross/0/b"] == everywhere
+
+
+@pytest.mark.slow
+def test_checkpoints_load_into_another_layout(tmp_path, expected):
+    with Checkpointer(tmp_path, {}, keep=1) as checkpoints:
+        first = by_adam("zero1")
+        losses(first.iterate(DATA, 10))
+        checkpoints.save(first.state, 10, first.embeddings, {})
+        for dense in ("replicated", "tensor"):
+            second = by_adam(dense)
+            layout = jax.tree.map(lambda each: each.sharding, second.state)
+            second.restore(checkpoints.restore(second.state, second.embeddings)[0])
+            assert jax.tree.map(lambda each: each.sharding, second.state) == layout
+            np.testing.assert_allclose(
+                losses(second.iterate(DATA, STEPS)), expected[10:], rtol=1e-4
+            )
