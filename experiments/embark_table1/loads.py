@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import candidates_of
+from embark_jax.planner.cost.candidates import Candidates, uses_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.tables import FeatureSpec
@@ -105,7 +105,11 @@ def count(
         0.0,
     )
     ranges = row_ranges(placements)
-    of_ranges = candidates_of(ranges, features, workload)
+    uses = uses_of(ranges, features, workload)
+    of_ranges = [
+        Candidates.of_ranges([rows], [use], workload)
+        for rows, use in zip(ranges, uses, strict=True)
+    ]
     for rows, candidate in zip(ranges, of_ranges, strict=True):
         use = candidate.uses[0]
         hotness = use.hotness * use.filled

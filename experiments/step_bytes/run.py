@@ -28,7 +28,7 @@ from embark_jax.planner import (
     price,
     read_table_list,
 )
-from embark_jax.planner.cost.candidates import candidates_of
+from embark_jax.planner.cost.candidates import Candidates, uses_of
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.plan import Plan
@@ -130,7 +130,11 @@ def least_bytes(
     terms["route", "batch"] = batch * value * (ids + dense_features + 1)
     per_parameter, per_row = workload.state_values
     ranges = row_ranges(plan.placements)
-    of_ranges = candidates_of(ranges, plan.features, workload)
+    uses = uses_of(ranges, plan.features, workload)
+    of_ranges = [
+        Candidates.of_ranges([rows], [use], workload)
+        for rows, use in zip(ranges, uses, strict=True)
+    ]
     for rows, candidate in zip(ranges, of_ranges, strict=True):
         (dim,), (hotness,), (filled,) = (
             candidate.dim,

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import candidates_of
+from embark_jax.planner.cost.candidates import Candidates, uses_of
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import DenseLoad
@@ -36,7 +36,8 @@ def times_ms(placements, features, workload):
     phases, nodes, update = defaultdict(Counter), defaultdict(Counter), Counter()
     store = Counter()
     for placed in row_ranges(placements):
-        (candidate,) = candidates_of([placed], features, workload)
+        uses = uses_of([placed], features, workload)
+        candidate = Candidates.of_ranges([placed], uses, workload)
         (storage,) = candidate.storages
         storages.add(storage)
         everywhere_ms += float(model.everywhere_ms(candidate)[0])
@@ -111,7 +112,8 @@ def ids_travel_ms(placements, features, workload):
     }
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     for placed in row_ranges(placements):
-        (candidate,) = candidates_of([placed], features, workload)
+        uses = uses_of([placed], features, workload)
+        candidate = Candidates.of_ranges([placed], uses, workload)
         (storage,) = candidate.storages
         if devices > 1 and placed.cluster == "dp":
             # A flag for each row, or each id if these are fewer.

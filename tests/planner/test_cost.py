@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from embark_jax.planner import price as price_plan
-from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.planner.toy import DEVICE, IDEAL, MODEL, TOY, USE, WORKLOAD
+from tests.planner.toy import DEVICE, IDEAL, MODEL, TOY, USE, WORKLOAD, one
 
 
 def test_an_exchange_sends_a_part_to_each_device():
@@ -57,7 +56,7 @@ def test_rows_in_16_bits_are_read_and_written_in_half_the_bytes(cluster):
     def moved(dtype):
         table = dataclasses.replace(USE.table, dtype=dtype)
         use = dataclasses.replace(USE, table=table)
-        candidate = Candidates.one(use, WORKLOAD, cluster)
+        candidate = one(use, WORKLOAD, cluster)
         works = [*MODEL.everywhere_work(candidate)]
         works += [] if cluster == "dp" else MODEL.owner_work(candidate)
         return {
@@ -165,10 +164,10 @@ def test_owners_read_every_id_in_rb_and_update_unique_rows():
     # read and written.
     lookup_ms = gradients_ms = 120 * 32 / 1e6
     update_ms = unique * 64 / 1e6
-    found = MODEL.owner_ms(Candidates.one(USE, WORKLOAD, "rb", 2))
+    found = MODEL.owner_ms(one(USE, WORKLOAD, "rb", 2))
     expected = np.array([[lookup_ms], [gradients_ms], [update_ms], [0.0]])
     np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
-    found = MODEL.owner_ms(Candidates.one(USE, WORKLOAD, "ub", 2))
+    found = MODEL.owner_ms(one(USE, WORKLOAD, "ub", 2))
     expected = np.array([[0.0], [0.0], [update_ms], [0.0]])
     np.testing.assert_allclose(found, np.tile(expected, 2), rtol=1e-6)
 
@@ -185,7 +184,7 @@ def test_rows_that_slots_lack_come_over_the_host_link_and_others_leave():
         table = dataclasses.replace(USE.table, tier=tier, slots=400, evict=evict)
         use = dataclasses.replace(USE, table=table)
         assert use.hit_rate(80) == pytest.approx(0.4, abs=0.01)
-        candidate = Candidates.one(use, workload, "ub", 2)
+        candidate = one(use, workload, "ub", 2)
         *_, update_ms, store_ms = ProgramModel(workload).owner_ms(candidate)
         moved = missed * 32
         # Rows of 32 bytes in and out; two programs read and write both.
@@ -202,7 +201,7 @@ def test_row_gradients_are_in_memory_only_where_rows_are_in_pieces():
     row_wise = ProgramModel(dataclasses.replace(WORKLOAD, optimizer="rowwise_adagrad"))
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240)
     for model, columns, width in ((MODEL, 2, 0), (row_wise, 1, 0), (row_wise, 2, 4)):
-        candidate = Candidates.one(USE, WORKLOAD, "ub", 1, columns)
+        candidate = one(USE, WORKLOAD, "ub", 1, columns)
         _, gradients_ms, *_ = model.owner_ms(candidate)
         rows = unique + 3 * candidate.room_for_rows  # zeroed, squared and read as well
         assert gradients_ms == pytest.approx(rows * width * 4 / 1e6)
@@ -227,13 +226,13 @@ def test_what_every_device_does():
     ids, pooled_bytes = 10 * 3, 10 * 32
     # RB sorts 2-byte keys and handles 11 values an id, for each column shard.
     bucket_bytes = (26 + 44) * ids
-    in_rb = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "rb"))
+    in_rb = MODEL.everywhere_ms(one(USE, WORKLOAD, "rb"))
     assert in_rb == pytest.approx((bucket_bytes + pooled_bytes) / 1e6)
-    element_wises = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "rb", 1, 2))
+    element_wises = MODEL.everywhere_ms(one(USE, WORKLOAD, "rb", 1, 2))
     assert element_wises == pytest.approx((2 * bucket_bytes + pooled_bytes) / 1e6)
     # UB sorts 4-byte keys, and handles 27 values an id.
     unique_bytes = (68 + 108) * ids
-    in_ub = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "ub"))
+    in_ub = MODEL.everywhere_ms(one(USE, WORKLOAD, "ub"))
     assert in_ub == pytest.approx((unique_bytes + 2 * 32 * ids + pooled_bytes) / 1e6)
 
 
@@ -247,7 +246,7 @@ def test_what_every_device_does_for_a_replicated_table():
     memory = pooled_bytes + 2 * 32 * ids + (68 + 64) * ids + (68 + 92) * 240
     memory += 4 * (told + reduced) + reduced + touched * 64
     link_ms = 2 * (told + reduced) * 7 / 8 / 2e6
-    assert MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "dp")) == pytest.approx(
+    assert MODEL.everywhere_ms(one(USE, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + link_ms
     )
     # Of 100 rows it sums all, and a flag each, which the step's capacities take along.
@@ -255,7 +254,7 @@ def test_what_every_device_does_for_a_replicated_table():
     touched = 100 * (1 - (1 - 1 / 100) ** 240)
     memory = pooled_bytes + 2 * 32 * ids + (68 + 64) * ids
     memory += 100 * (4 * 36 + 32) + touched * 64
-    assert MODEL.everywhere_ms(Candidates.one(small, WORKLOAD, "dp")) == pytest.approx(
+    assert MODEL.everywhere_ms(one(small, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + 2 * 100 * 36 * 7 / 8 / 2e6
     )
 
@@ -273,7 +272,7 @@ def test_a_look_ahead_hides_links_but_no_kernels():
         # 8 or 4 bytes of an id to 8 devices, half of which crosses the network.
         id_bytes = 8 if kind.cluster == "rb" else 4
         assert whole["id"] - less["id"] == pytest.approx(id_bytes * 8 / 2 / 1e6)
-    candidate = Candidates.one(USE, WORKLOAD, "dp")
+    candidate = one(USE, WORKLOAD, "dp")
     # 240 ids travel in a ring, twice, on NVLink.
     link_ms = 2 * 240 * 4 * 7 / 8 / 2e6
     less_ms = MODEL.everywhere_ms(candidate) - hidden.everywhere_ms(candidate)
@@ -295,8 +294,8 @@ def test_a_look_ahead_hides_as_much_as_the_dense_layers_last():
 
 def test_padding_of_bags_is_sorted_but_not_read():
     half = dataclasses.replace(USE, filled=0.5)
-    full_ms = MODEL.everywhere_ms(Candidates.one(USE, WORKLOAD, "ub"))
-    half_ms = MODEL.everywhere_ms(Candidates.one(half, WORKLOAD, "ub"))
+    full_ms = MODEL.everywhere_ms(one(USE, WORKLOAD, "ub"))
+    half_ms = MODEL.everywhere_ms(one(half, WORKLOAD, "ub"))
     assert full_ms - half_ms == pytest.approx(2 * 32 * 15 / 1e6)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.planner import Workload, advised_plan, plan_for, price
-from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.request.workload import TableUse
@@ -17,6 +16,7 @@ from embark_jax.planner.search.solve import least_bytes
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.planner.toy import one
 
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
 TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4)
@@ -61,16 +61,13 @@ def test_what_a_table_takes_on_every_device():
     memory = Memory(WORKLOAD)
     # 10 samples of 3 ids, of two batches, and a pooled row of 8 columns.
     sample_bytes = 2 * 4 * 3 + 4 * 8
-    assert (
-        memory.everywhere_bytes(Candidates.one(use, WORKLOAD, "rb"))
-        == 10 * sample_bytes
-    )
+    assert memory.everywhere_bytes(one(use, WORKLOAD, "rb")) == 10 * sample_bytes
     # In UB each column shard of each id has a place and a group.
-    in_ub = Candidates.one(use, WORKLOAD, "ub", 1, 2)
+    in_ub = one(use, WORKLOAD, "ub", 1, 2)
     assert memory.everywhere_bytes(in_ub) == 10 * (sample_bytes + 2 * 2 * 4 * 3 * 2)
     # In DP rows of 9 values, and gradients with a flag of the 240 that a batch touches.
     whole = 1000 * 36 + 240 * 36
-    in_dp = memory.everywhere_bytes(Candidates.one(use, WORKLOAD, "dp"))
+    in_dp = memory.everywhere_bytes(one(use, WORKLOAD, "dp"))
     assert in_dp == whole + 10 * (sample_bytes + 2 * 2 * 4 * 3)
 
 

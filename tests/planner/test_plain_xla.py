@@ -8,11 +8,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import StorageKind
-from tests.planner.toy import DEVICE, IDEAL, MODEL, USE, WORKLOAD
+from tests.planner.toy import DEVICE, IDEAL, MODEL, USE, WORKLOAD, one
 
 PLAIN = dataclasses.replace(WORKLOAD, kernels="xla")
 XLA, XLA_ROW_WISE = (
@@ -48,7 +47,7 @@ def test_owners_sum_row_gradients_in_plain_xla(rows, sums):
     slack; few rows have fewer sums."""
     use = dataclasses.replace(USE, rows=rows)
     kernels, plain, row_wise = (
-        model.owner_ms(Candidates.one(use, WORKLOAD, "rb", 2))[:, 0]
+        model.owner_ms(one(use, WORKLOAD, "rb", 2))[:, 0]
         for model in (MODEL, XLA, XLA_ROW_WISE)
     )
     # They are read in the update, and for mean squares.
@@ -59,7 +58,7 @@ def test_owners_sum_row_gradients_in_plain_xla(rows, sums):
 
 def test_owners_in_ub_sum_what_devices_send_in_plain_xla():
     sent = 8 * 1000 * (1 - (1 - 1 / 1000) ** 30)
-    candidate = Candidates.one(USE, WORKLOAD, "ub")
+    candidate = one(USE, WORKLOAD, "ub")
     kernels, plain = (model.owner_ms(candidate)[1, 0] for model in (MODEL, XLA))
     sums = 240  # unique rows with slack would be more than all ids of the batch
     more = added_bytes(sent, sums, 8) + sums * 32
@@ -75,7 +74,7 @@ def test_every_device_sums_the_gradients_that_it_sends_in_plain_xla(
     lookup = (kernels_of_bag - 1) * 2 * 10 * 32
     unique = 1000 * (1 - (1 - 1 / 1000) ** (10 * ids))
     for cluster, sums in (("ub", unique), ("dp", min(1000, 80 * ids))):
-        candidate = Candidates.one(use, WORKLOAD, cluster)
+        candidate = one(use, WORKLOAD, cluster)
         kernels, plain = (rows_bytes(model, candidate) for model in (MODEL, XLA))
         # Zeroes are written to what is sent; the kernels write DP's apart from that.
         counted = 2 if cluster == "dp" else 1
@@ -105,6 +104,6 @@ def test_one_device_sums_row_gradients_in_plain_xla():
         ProgramModel(dataclasses.replace(alone, kernels=name))
         for name in ("mosaic_gpu", "xla")
     )
-    candidate = Candidates.one(USE, alone, "dp")
+    candidate = one(USE, alone, "dp")
     more = rows_bytes(plain, candidate) - rows_bytes(kernels, candidate)
     assert more == added_bytes(240, 240, 8) + 240 * 32

@@ -1,5 +1,8 @@
 """A fleet of round figures, and a table on it, for costs that are worked by hand."""
 
+import numpy as np
+
+from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.plans import fleet
@@ -12,3 +15,9 @@ TOY = fleet.Fleet(DEVICE, nodes=2, gpus_per_node=4, efficiency=IDEAL)
 WORKLOAD = Workload(TOY, batch_size=80, optimizer="sgd", kernels="mosaic_gpu")
 MODEL = ProgramModel(WORKLOAD)
 USE = TableUse(TableSpec("t", 1000, 8), rows=1000, hotness=3)
+
+
+def one(use, workload, cluster, rows=1, columns=1, exchange="flat") -> Candidates:
+    """A single candidate."""
+    arrays = np.array([[0], [rows], [columns]])
+    return Candidates(workload, [use], cluster, exchange, *arrays)

@@ -7,13 +7,13 @@ import pytest
 from scipy.special import comb
 
 from embark_jax.planner import plan
-from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
 from embark_jax.statistics.histogram import MOST_HOTTEST, Histogram
 from embark_jax.statistics.skew import Zipf
+from tests.planner.toy import one
 
 
 def sampled(rows, exponent, draws):
@@ -130,7 +130,7 @@ def test_each_table_has_its_own_skew_and_padding_is_not_sent():
     )
     assert unseen.skew == Zipf(0.5)
     # 10 samples a device have 15 ids on average, all of which the one owner gets.
-    shape = Candidates.one(seen, workload, "rb")
+    shape = one(seen, workload, "rb")
     certain, expected = shape.sent_ids
     np.testing.assert_allclose([certain, expected], [[0], [15]])
     np.testing.assert_allclose(shape.batch_ids, [120])

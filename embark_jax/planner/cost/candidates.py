@@ -17,7 +17,7 @@ import numpy as np
 
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.capacities import capacity_of
-from embark_jax.plans.clusters import CLUSTERS, DIRECT, ClusterProperties
+from embark_jax.plans.clusters import CLUSTERS, ClusterProperties
 from embark_jax.plans.collectives import summed_whole
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
@@ -82,18 +82,25 @@ class Candidates:
         self.row_shard = np.arange(row_shards.sum()) - first[self.candidate]
 
     @classmethod
-    def one(
+    def of_ranges(
         cls,
-        use: TableUse,
+        ranges: Sequence[RowRange],
+        uses: Sequence[TableUse],
         workload: Workload,
-        cluster: Cluster,
-        row_shards: int = 1,
-        column_shards: int = 1,
-        exchange: Exchange = DIRECT,
+        room: int | None = None,
     ) -> Candidates:
-        """Returns a single candidate."""
-        arrays = np.array([[0], [row_shards], [column_shards]])
-        return cls(workload, [use], cluster, exchange, *arrays)
+        """Returns the candidates of row ranges of one cluster and exchange, and of
+        their uses, one for each."""
+        return cls(
+            workload,
+            uses,
+            ranges[0].cluster,
+            ranges[0].exchange,
+            np.arange(len(ranges)),
+            np.array([rows.row_shards for rows in ranges]),
+            np.array([rows.column_shards for rows in ranges]),
+            room,
+        )
 
     def __len__(self) -> int:
         return len(self.table)
@@ -263,21 +270,3 @@ def ranges_of(placements: Sequence[Placement], workload: Workload) -> list[RowRa
             "as embedding.hot_budget does"
         )
     return [rows for rows in ranges if rows.replicated]
-
-
-def candidates_of(
-    ranges: Sequence[RowRange], features: Sequence[FeatureSpec], workload: Workload
-) -> list[Candidates]:
-    """Returns the candidate of each row range, on its own."""
-    uses = uses_of(ranges, features, workload)
-    return [
-        Candidates.one(
-            use,
-            workload,
-            rows.cluster,
-            rows.row_shards,
-            rows.column_shards,
-            rows.exchange,
-        )
-        for use, rows in zip(uses, ranges, strict=True)
-    ]

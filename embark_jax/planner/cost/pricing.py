@@ -184,9 +184,8 @@ class PricedPlan:
         storage, model = self.candidates.storages[s], self._model
         ranges, candidates = self._of_storages[s]
         if storage.of_cluster.replicated and capacities is not None:
-            candidates = self._candidates_of(
-                ranges, capacities.get(rows_of(storage.name))
-            )
+            room = capacities.get(rows_of(storage.name))
+            candidates = self._candidates(ranges, room)
         found: dict[tuple, Work] = {}
 
         def add(work: Work, spread: Callable[[Any], np.ndarray]) -> None:
@@ -234,23 +233,14 @@ class PricedPlan:
         found = []
         for s in range(len(self.candidates.storages)):
             ranges = np.flatnonzero(self.candidates.storage == s)
-            found.append((ranges, self._candidates_of(ranges)))
+            found.append((ranges, self._candidates(ranges)))
         return found
 
-    def _candidates_of(self, ranges: np.ndarray, room: int | None = None) -> Candidates:
+    def _candidates(self, numbers: np.ndarray, room: int | None = None) -> Candidates:
         """Returns the candidates of row ranges of one storage; with ``room``, for so
         many updated rows together."""
-        first = self.ranges[ranges[0]]
-        return Candidates(
-            self.workload,
-            [self.uses[i] for i in ranges],
-            first.cluster,
-            first.exchange,
-            np.arange(len(ranges)),
-            self.candidates.row_shards[ranges],
-            self.candidates.column_shards[ranges],
-            room,
-        )
+        ranges, uses = ([each[i] for i in numbers] for each in (self.ranges, self.uses))
+        return Candidates.of_ranges(ranges, uses, self.workload, room)
 
     def _times(
         self, s: int, capacities: Mapping[str, int] | None
