@@ -217,11 +217,7 @@ def _say_what(manifest: Manifest, out: Path) -> None:
 
 def _hashed(options: Iterable[str]) -> dict[str, int | None]:
     """Returns the rows to which columns are hashed, as ``--hash-column`` says; None is
-    ``--max-rows``.
-
-    Raises:
-      ConfigError: if a number of rows is none.
-    """
+    ``--max-rows``."""
     from embark_jax._base.config import ConfigError
 
     hashed: dict[str, int | None] = {}
@@ -241,15 +237,7 @@ def _hashed(options: Iterable[str]) -> dict[str, int | None]:
 
 
 def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
-    """Reads what a user says of the columns.
-
-    Args:
-      file: YAML with the keys of ``Columns``.
-      overrides: further keys, each ``key=value``.
-
-    Raises:
-      ConfigError: if the file cannot be read, or a key or value breaks a rule.
-    """
+    """Reads what a user says of the columns."""
     from embark_jax._base import yaml_text
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax._base.validation import validated

@@ -8,8 +8,8 @@
 - ``hot_batches``, ``negatives``, ``pipeline``: batches in another order, with items
   drawn at random, and ahead of time.
 - ``row_order``: numbers rows by how often they are looked up.
-- ``manifest``, ``sample_files``, ``hashed_file``, ``table_values``: what is known of a
-  folder of prepared data.
+- ``manifest``, ``hashed_file``, ``table_values``: what is known of a folder of prepared
+  data.
 - ``prepare/``: makes such folders from raw files.
 """
 

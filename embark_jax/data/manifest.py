@@ -1,8 +1,7 @@
 """The manifest describes a folder of prepared data, which `embark data prepare` made.
 
-The folder holds ``data.json`` and, for each split, Arrow files of samples
-(``data/sample_files.py``). Training reads them by memory mapping. ``vocabulary/`` says
-which value each id stands for.
+The folder holds ``data.json`` and, for each split, Arrow files of samples. Training
+reads them by memory mapping. ``vocabulary/`` says which value each id stands for.
 
 Samples are checked when they are written; afterwards a checksum of each file shows
 whoever reads it first that they have not changed. The manifest has the hashes of
@@ -19,11 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pydantic
+import xxhash
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
-from embark_jax.data import sample_files
+from embark_jax._base.files import write_arrow
 from embark_jax.data.batch import Batch, DataError, is_long
 from embark_jax.data.checks import BatchChecker
 from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, SEQUENCES, EventLists
@@ -49,8 +50,13 @@ BLOCK_BYTES = 2**20
 speed."""
 
 
+MatrixType = tuple[np.dtype, int]
+"""Type of the values of a matrix, and number of its columns."""
+
+
 class SampleFile(SizedFile):
-    """A file of samples.
+    """A file of samples: Arrow, which any tool opens. Each matrix of ``data/layout.py``
+    is a column of lists of one length.
 
     Attributes:
       rows: number of samples.
@@ -66,6 +72,42 @@ class SampleFile(SizedFile):
     window: int | None = None
     values: HashedFile | None = None
     xxh3: str
+
+    def mapped(
+        self, folder: Path, types: Mapping[str, MatrixType]
+    ) -> dict[str, np.ndarray]:
+        """Maps the matrices into memory.
+
+        Raises:
+          DataError: if the file is not as it was written.
+        """
+        path = folder / self.file
+        try:
+            if checksum(path) != self.xxh3:
+                raise ValueError("is not as it was written, the file is damaged")
+            with pa.memory_map(str(path)) as file:
+                batch = pa.ipc.open_file(file).get_batch(0)
+            matrices = {}
+            for name, (dtype, width) in types.items():
+                type_ = pa.list_(pa.from_numpy_dtype(dtype), width)
+                column = batch.column(name)
+                found, wanted = (column.type, len(column)), (type_, self.rows)
+                if found != wanted or column.null_count:
+                    raise ValueError(
+                        f"column {name} has {len(column)} of {column.type}, must have "
+                        f"{self.rows} of {type_}"
+                    )
+                flat = column.flatten().to_numpy()
+                matrices[name] = flat.reshape(self.rows, width)
+        except (OSError, KeyError, ValueError) as error:
+            raise DataError(f"{path}: {error}; {MEND}") from None
+        return matrices
+
+
+def checksum(path: Path) -> str:
+    """Returns XXH3 of a file, in hexadecimal digits."""
+    with pa.memory_map(str(path)) as file:
+        return xxhash.xxh3_64_hexdigest(file.read_buffer())
 
 
 class PreparedFeature(Config):
@@ -255,7 +297,7 @@ class Manifest(ChecksummedFile):
         )
 
     @property
-    def matrix_types(self) -> dict[str, sample_files.MatrixType]:
+    def matrix_types(self) -> dict[str, MatrixType]:
         """Returns the types of the matrices of every file."""
         types = {name: (TYPES[name], n) for name, n in self.layout().widths.items()}
         return types | ({EVENTS: EVENT_RANGES} if self.events else {})
@@ -338,5 +380,12 @@ def write_samples(
     _, matrices = check(located).matrices()
     if events is not None:
         matrices = {**matrices, EVENTS: events}
-    xxh3 = sample_files.write(folder / file, matrices)
+    columns = {
+        name: pa.FixedSizeListArray.from_arrays(
+            pa.array(np.ascontiguousarray(matrix).ravel()), matrix.shape[1]
+        )
+        for name, matrix in matrices.items()
+    }
+    write_arrow(folder / file, pa.table(columns))
+    xxh3 = checksum(folder / file)
     return SampleFile.of(folder, file, rows=len(batch), xxh3=xxh3, window=window)

@@ -21,8 +21,8 @@ from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
 from embark_jax.config import EmbeddingConfig, PreparedConfig, WindowsConfig
 from embark_jax.data import manifest as manifests
-from embark_jax.data import sample_files
 from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.dataset import Dataset
 from embark_jax.data.event_lists import EVENTS, Histories
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 from embark_jax.data.manifest import MEND, SPLITS
@@ -239,12 +239,7 @@ class PreparedData:
         }
 
     def _open_file(self, split: str, number: int) -> dict[str, np.ndarray]:
-        file = self.manifest.files[split][number]
-        path = self.folder / file.file
-        try:
-            return sample_files.read(path, self._types, file.rows, file.xxh3)
-        except (OSError, KeyError, ValueError) as error:
-            raise DataError(f"{path}: {error}; {MEND}") from None
+        return self.manifest.files[split][number].mapped(self.folder, self._types)
 
     def _batch(self, split: str, rows: Rows) -> Batch:
         def locate(sample: int) -> str:
@@ -320,10 +315,12 @@ def described(data: PreparedData, order: Mapping[str, Any]) -> Description:
 class PreparedSource:
     """See ``Source``."""
 
-    def __init__(self, section: PreparedConfig, embedding: EmbeddingConfig):
+    def __init__(
+        self, section: PreparedConfig | WindowsConfig, embedding: EmbeddingConfig
+    ):
         self._section, self._embedding = section, embedding
 
-    def open(self, seed: int) -> tuple[PreparedData, Description]:
+    def open(self, seed: int) -> tuple[Dataset, Description]:
         dataset = PreparedData(self._section.path, seed=seed)
         if self._section.dense_features not in (None, dataset.dense_features):
             raise ConfigError(
@@ -334,21 +331,15 @@ class PreparedSource:
         return dataset, described(dataset, order)
 
     def absent(self) -> Description | None:
-        return absent(self._section, self._embedding)
-
-
-def absent(
-    section: PreparedConfig | WindowsConfig, embedding: EmbeddingConfig
-) -> Description | None:
-    """Describes prepared data that are not on this machine; see ``Source``."""
-    path = section.path
-    if in_bucket(path) or Path(path).exists():
-        return None
-    need = f"{path} is not there; planning without the data needs it"
-    if section.dense_features is None:
-        raise ConfigError(
-            f"data.dense_features: {need} (and rows and hotness under embedding), "
-            "training needs the folder: `embark data prepare --out` makes one"
-        )
-    table_rows, features = embedding.declared(need)
-    return Description(table_rows, features, section.dense_features, labels=None)
+        path = self._section.path
+        if in_bucket(path) or Path(path).exists():
+            return None
+        need = f"{path} is not there; planning without the data needs it"
+        if self._section.dense_features is None:
+            raise ConfigError(
+                f"data.dense_features: {need} (and rows and hotness under embedding), "
+                "training needs the folder: `embark data prepare --out` makes one"
+            )
+        table_rows, features = self._embedding.declared(need)
+        dense = self._section.dense_features
+        return Description(table_rows, features, dense, labels=None)

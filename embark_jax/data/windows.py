@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from embark_jax._base.storage import local
-from embark_jax.config import EmbeddingConfig, WindowsConfig
+from embark_jax.config import WindowsConfig
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.dataset import DatasetView
 from embark_jax.data.manifest import Manifest
-from embark_jax.data.prepared import PreparedData, absent, described
+from embark_jax.data.prepared import PreparedData, PreparedSource, described
 from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
 
@@ -251,13 +251,11 @@ def _check_follows(before: TimeWindow, window: TimeWindow) -> None:
         )
 
 
-class WindowsSource:
+class WindowsSource(PreparedSource):
     """See ``Source``."""
 
-    def __init__(self, section: WindowsConfig, embedding: EmbeddingConfig):
-        self._section, self._embedding = section, embedding
-
     def open(self, seed: int) -> tuple[WindowsData, Description]:
+        assert isinstance(self._section, WindowsConfig)
         order = seed if self._section.shuffle else None
         dataset = WindowsData(self._section.path, seed=order)
         description = described(dataset.first, {"kind": self._section.kind})
@@ -266,6 +264,3 @@ class WindowsSource:
             return dataset.last.shared_values("train", feature)
 
         return dataset, dataclasses.replace(description, shared_values=shared_values)
-
-    def absent(self) -> Description | None:
-        return absent(self._section, self._embedding)

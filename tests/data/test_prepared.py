@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark_jax._base.files import write_arrow
-from embark_jax.data import Batch, DataError, PreparedData, prepared, sample_files
+from embark_jax.data import Batch, DataError, PreparedData, prepared
 from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.manifest import Manifest, PreparedFeature, Table
@@ -377,6 +377,7 @@ def test_ids_are_not_read_from_floats(tmp_path):
     columns = dict(zip(table.column_names, table.columns, strict=True))
     columns["ids"] = pa.FixedSizeListArray.from_arrays(floats, ids.type.list_size)
     write_arrow(path, pa.table(columns))
-    types = manifest.matrix_types
+    xxh3 = manifests.checksum(path)
+    file = manifest.files["train"][1].model_copy(update={"xxh3": xxh3})
     with pytest.raises(DataError, match=r"column ids has .*float.*, must have .*int32"):
-        sample_files.read(path, types, len(table), sample_files.checksum(path))
+        file.mapped(folder, manifest.matrix_types)

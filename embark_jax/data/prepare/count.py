@@ -162,11 +162,7 @@ def _values_of(name: str, types: Mapping[str, str]) -> str:
 
 def _counted(work: Work, name: str, values: str, elsewhere: Path | None) -> Table:
     """Makes and writes the vocabulary of a table; of one with too many values none, and
-    they are hashed.
-
-    Raises:
-      DataError: if the table may not be hashed.
-    """
+    they are hashed."""
     database, max_rows = work.database, work.options.max_rows
     if elsewhere is None:
         database.run(
@@ -211,11 +207,7 @@ def _written(work: Work, name: str, values: pa.Table) -> HashedFile:
 
 
 def _elsewhere(folder: Path | None, tables: set[str]) -> dict[str, Path]:
-    """Returns the files of the tables whose values were counted elsewhere.
-
-    Raises:
-      DataError: if there are files of none of the tables.
-    """
+    """Returns the files of the tables whose values were counted elsewhere."""
     if folder is None:
         return {}
     paths = {

@@ -217,14 +217,7 @@ def _shared_values(
     places: pa.ChunkedArray,
 ) -> pa.Table:
     """Returns for each feature of one id a sample, whose table may have rows of several
-    values, the values of the samples with such a row, and null of others.
-
-    Args:
-      work, samples, encoder: what is prepared.
-      chunk: a query that gives samples of a file.
-      batch: some of these samples.
-      places: their places in the file, ascending.
-    """
+    values, the values of the samples with such a row, and null of others."""
     columns, shared = {}, {}
     for name, (feature, table) in encoder.categories.items():
         if feature.hotness > 1 or table.kind == "numbers" or table.rows == HASHED_KEYS:

@@ -64,11 +64,7 @@ def files_of_rows(path: Path, columns: Columns, wanted: Sequence[str]) -> list[R
 def _find(raw: Path, patterns: Sequence[str]) -> list[Path]:
     """Returns a file, or the files of a folder in the order of their paths, those of
     Parquet also in folders below it, but for what is hidden or begins with _, as
-    engines name their notes.
-
-    Raises:
-      DataError: if there are none.
-    """
+    engines name their notes."""
     if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
         return [raw]
     if patterns is PARQUET_FILES:

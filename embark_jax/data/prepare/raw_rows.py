@@ -12,6 +12,7 @@ import itertools
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ class RowEncoder:
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
-        unknown = _UnknownValues(self._encoder)
+        values, unknown = Counter(), Counter()
         made = self._of_files if isinstance(rows, str | Path) else self._of_table
         for where, first, samples in made(rows):
             batch = self._encoder.batch(
@@ -155,13 +156,17 @@ class RowEncoder:
             has_label = LABEL in samples.column_names and not lacks.any()
             if not has_label:
                 batch.labels[...] = 0
-            unknown.add(batch)
+            for name, (_, table) in self._encoder.categories.items():
+                if table.kind == "values":
+                    ids = np.asarray(batch.ids[name])
+                    values[name] += int((ids >= RARE_ID).sum())
+                    unknown[name] += int((ids == RARE_ID).sum())
 
             def locate(row: int, where: Any = where, first: int = first) -> str:
                 return f"{where}, row {first + row}"
 
             yield dataclasses.replace(batch, locate=locate), has_label
-        unknown.warn()
+        _warn_of_unknown(values, unknown)
 
     def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
         """Returns columns of the files that ``batches`` reads, of text files as their
@@ -268,12 +273,7 @@ class RowEncoder:
 
 
 def _ids_of_values(values: TableValues, table: str) -> dict[Any, int]:
-    """Returns the ids of the values of a table, None being a missing one.
-
-    Raises:
-      DataError: if the vocabulary is not as it was written, or has texts where those of
-        features are whole numbers, or the other way round.
-    """
+    """Returns the ids of the values of a table, None being a missing one."""
     keys, wants_text = values.keys(table), values.manifest.tables[table].is_text
     if len(keys) and is_text(keys.type) != wants_text:
         raise DataError(
@@ -285,39 +285,20 @@ def _ids_of_values(values: TableValues, table: str) -> dict[Any, int]:
     return {None: MISSING_ID} | ids
 
 
-class _UnknownValues:
-    """Counts the values that training did not have, or too rarely for a row."""
-
-    def __init__(self, encoder: SampleEncoder):
-        categories = encoder.categories.items()
-        self._features = [n for n, (_, t) in categories if t.kind == "values"]
-        self._values = dict.fromkeys(self._features, 0)
-        self._unknown = dict.fromkeys(self._features, 0)
-
-    def add(self, batch: Batch) -> None:
-        for name in self._features:
-            ids = np.asarray(batch.ids[name])
-            self._values[name] += int((ids >= RARE_ID).sum())
-            self._unknown[name] += int((ids == RARE_ID).sum())
-
-    def warn(self) -> None:
-        for name, values in self._values.items():
-            unknown = self._unknown[name]
-            if values >= FEWEST_WARNED and unknown > values / 2:
-                warnings.warn(
-                    f"column {name}: training did not know {unknown:,} of {values:,} "
-                    "values, which share one row of the table; look whether the column "
-                    "is written as in training",
-                    stacklevel=4,
-                )
+def _warn_of_unknown(values: Counter[str], unknown: Counter[str]) -> None:
+    """Warns of columns most of whose values training did not have, or too rarely."""
+    for name, count in values.items():
+        if count >= FEWEST_WARNED and unknown[name] > count / 2:
+            warnings.warn(
+                f"column {name}: training did not know {unknown[name]:,} of {count:,} "
+                "values, which share one row of the table; look whether the column "
+                "is written as in training",
+                stacklevel=4,
+            )
 
 
 def _table(rows: Any) -> pa.Table:
-    """Makes a table of a mapping, an Arrow table or a data frame.
-
-    Raises:
-      DataError: if it is none, or a column's values cannot be in one column.
-    """
+    """Makes a table of a mapping, an Arrow table or a data frame."""
     try:
         if isinstance(rows, Mapping):
             rows = {name: _column(name, values) for name, values in rows.items()}
@@ -328,11 +309,7 @@ def _table(rows: Any) -> pa.Table:
 
 def _plain_texts(table: pa.Table) -> pa.Table:
     """Returns a table without dictionaries, whose values are not those of the next one,
-    and without what its maker says of it.
-
-    Raises:
-      DataError: if texts are no UTF-8, such as half of a surrogate pair.
-    """
+    and without what its maker says of it."""
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_dictionary(field.type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -55,44 +56,34 @@ def read(
       DataError: if the file cannot be read, a column is of a type that it may not have,
         or a line is bad and is not skipped: the first one is told.
     """
-    try:
-        if isinstance(file, TextFile):
-            file.check_header()
-        with plain(file, database.spill) as path:
-            return _read(database, table, file, path, columns, on_bad_line)
-    except OSError as error:
-        raise DataError(f"{file.path}: {error.strerror or error}") from None
-
-
-def _read(
-    database: sql.Database,
-    table: str,
-    file: RawFile,
-    path: Path,
-    columns: Sequence[Column],
-    on_bad_line: OnBadLine,
-) -> Rows:
-    given = Selected.of(columns, file, types_of(database, file, columns))
-    good = given.good
     into, skips = sql.name(table), on_bad_line == "skip"
-    flag = good if skips else f"CASE WHEN {good} THEN true ELSE error('bad row') END"
     options = _REJECTS if skips and file.unit == "line" else ""
-    try:
-        # Tables made by CREATE TABLE AS are in the order of the file.
-        database.run(
-            f"CREATE OR REPLACE TABLE {into} AS SELECT {given.values}, {flag} AS "
-            f" {sql.name(GOOD)} FROM {file.source(path, options)}"
+    with contextlib.ExitStack() as open_files:
+        try:
+            if isinstance(file, TextFile):
+                file.check_header()
+            path = open_files.enter_context(plain(file, database.spill))
+        except OSError as error:
+            raise DataError(f"{file.path}: {error.strerror or error}") from None
+        given = Selected.of(columns, file, types_of(database, file, columns))
+        good = given.good
+        if not skips:
+            good = f"CASE WHEN {good} THEN true ELSE error('bad row') END"
+        try:
+            # Tables made by CREATE TABLE AS are in the order of the file.
+            database.run(
+                f"CREATE OR REPLACE TABLE {into} AS SELECT {given.values}, {good} AS "
+                f" {sql.name(GOOD)} FROM {file.source(path, options)}"
+            )
+        except sql.Error as error:
+            told = bad_rows(database, file, path, given, 1)
+            raise DataError(told[0] if told else f"{file.path}: {error}") from None
+        bad = sum(each.lines for each in _rejected(database)) if options else 0
+        ((rows, good_rows),) = database.rows(
+            f"SELECT count(*), count(*) FILTER ({sql.name(GOOD)}) FROM {into}"
         )
-    except sql.Error as error:
-        told = bad_rows(database, file, path, given, 1)
-        raise DataError(told[0] if told else f"{file.path}: {error}") from None
-    rejected = sum(lines for *_, lines in _rejected(database)) if options else 0
-    ((rows, good_rows),) = database.rows(
-        f"SELECT count(*), count(*) FILTER ({sql.name(GOOD)}) FROM {into}"
-    )
-    bad, told = rejected + rows - good_rows, []
-    if bad:
-        told = bad_rows(database, file, path, given, SHOWN)
+        bad += rows - good_rows
+        told = bad_rows(database, file, path, given, SHOWN) if bad else []
     if rows > good_rows:
         kept = f"SELECT * FROM {into} WHERE {sql.name(GOOD)}"
         database.run(f"CREATE OR REPLACE TABLE {into} AS {kept}")

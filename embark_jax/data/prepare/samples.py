@@ -126,11 +126,7 @@ def make_samples(work: Work) -> Samples:
 
 def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
     """Returns how columns are read: the values of each table are all text, or all whole
-    numbers; a column of a file without any value is of any kind.
-
-    Raises:
-      DataError: if columns that share a table, or files, differ in this.
-    """
+    numbers; a column of a file without any value is of any kind."""
     tables = {feature.name: feature.table for feature in recipe.categories}
     own = [column for column in recipe.raw_columns if column.kind == "category"]
     kinds: dict[str, tuple[bool, str]] = {}
@@ -169,11 +165,7 @@ _TEXTS = {"VARCHAR", "BOOLEAN", "UBIGINT"}
 def _read_side(
     database: sql.Database, name: str, file: TextFile, columns: Sequence[Column]
 ) -> None:
-    """Makes a table of a file that samples are joined with.
-
-    Raises:
-      DataError: if the file cannot be read or a line is bad, or two have one key.
-    """
+    """Makes a table of a file that samples are joined with."""
     if not read(database, name, file, columns).good:
         raise DataError(f"{file.path}: is empty")
     key = columns[0].name
@@ -189,11 +181,7 @@ def _times(
     database: sql.Database, recipe: Recipe, files: Sequence[str]
 ) -> tuple[str, int]:
     """Returns SQL of the time of a sample, a number, and how many units are a second,
-    or 1 if the times are numbers. Dates with a time zone are instants of UTC.
-
-    Raises:
-      DataError: if a value is no time, or times are of several kinds.
-    """
+    or 1 if the times are numbers. Dates with a time zone are instants of UTC."""
     time = sql.name(GIVEN_TIME)
     types = {database.types(f"FROM {file}")[GIVEN_TIME]: None for file in files}
     kinds = {"number" if type_ in ("BIGINT", "DOUBLE") else type_ for type_ in types}

@@ -205,11 +205,7 @@ def prepare(
 
 
 def _find(raw: Path) -> list[Path]:
-    """Returns the paths of events, and of artists and albums of items.
-
-    Raises:
-      DataError: if one is missing, or there are several sizes.
-    """
+    """Returns the paths of events, and of artists and albums of items."""
     event_files = sorted(raw.glob("flat/*/multi_event.parquet"))
     root = raw
     if not event_files and (raw / "multi_event.parquet").exists():
@@ -230,11 +226,7 @@ def _find(raw: Path) -> list[Path]:
 
 
 def _read_events(database: sql.Database, path: Path) -> None:
-    """Makes a table of all events.
-
-    Raises:
-      DataError: if a column or a value is missing, or a value is unknown.
-    """
+    """Makes a table of all events."""
     names = tuple(column.name for column in COLUMNS)
     read(database, "events", ParquetFile(path, names), COLUMNS)
     unknown = database.rows(
