@@ -42,7 +42,8 @@ def test_an_overflow_changes_no_bit(trainer, capacities, wide_from):
     assert losses(tight.iterate(data, 8)) == losses(trainer.iterate(data, 8))
     assert 1 <= tight.recompilations <= 3
     grown = tight.embeddings.plan.capacities["ub_4"]
-    assert 1 < grown <= 32, "a device has at most 16 ids of table b"
+    # A device has at most 16 ids of table b.
+    assert capacities["ub_4"] <= grown <= max(32, capacities["ub_4"])
     assert_equal_states(snapshot(tight), snapshot(trainer))
     assert trainer.recompilations == 0
 
