@@ -29,17 +29,15 @@ class Database:
       spill: folder for what does not fit into memory, made when it is needed; None
         makes one among the machine's temporary files, which goes with the database.
       threads: number of threads; None takes one per core.
-      memory_bytes: most memory of queries; None takes half of the machine's.
     """
 
     def __init__(
         self,
         spill: Path | None = None,
         threads: int | None = None,
-        memory_bytes: int | None = None,
     ):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = memory_bytes or int(total * _SHARE_OF_MEMORY)
+        limit = int(total * _SHARE_OF_MEMORY)
         if spill is None:  # which nobody else can read, or know by name before
             spill = Path(tempfile.mkdtemp(prefix="embark-"))
             weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
@@ -68,10 +66,6 @@ class Database:
             # It advises a form that plans a prepared statement anew.
             warnings.simplefilter("ignore", UserWarning)
             return self._connection.execute(query).to_arrow_table()
-
-    def batches(self, query: str, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields a large result in pieces of about so many rows."""
-        yield from self._connection.sql(query).to_arrow_reader(rows)
 
     def types(self, query: str, **tables: pa.Table) -> dict[str, str]:
         """Returns the type of each column of a result, in DuckDB's words."""
