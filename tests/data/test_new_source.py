@@ -1,5 +1,5 @@
-"""A new source of data needs its file, its section and one line of the registry; a new
-recipe its file and one line. Commands, help, messages and plans follow."""
+"""A new source of data needs its file, its section and one line of the registry.
+Commands, help, messages and plans follow."""
 
 import os
 import shutil
@@ -24,14 +24,10 @@ class CountingConfig(Config):
 SOURCES: dict[type[Config], str] = {
     CountingConfig: "embark_jax.data.counting:CountingSource",
 '''
-RECIPE = '    "numbers": "embark_jax.data.counting:recipe",\n'
 FILE = """\
 import numpy as np
 
 from embark_jax.data.batch import Batch
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.recipe import Recipe
-from embark_jax.data.prepare.values import Column
 from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec
 
@@ -58,31 +54,18 @@ class CountingSource:
 
     def absent(self):
         return None
-
-
-def recipe(raw):
-    return Recipe(
-        raw=[TextFile(raw / "a.txt", ("n",))],
-        raw_columns=[Column("n", "category", required=True)],
-        select={"label": "1::FLOAT"},
-        dense=(),
-        features=(FeatureSpec("n"),),
-    )
 """
 
 
 @pytest.fixture
 def embark(tmp_path):
-    """Runs commands of a package to which the source and the recipe were added."""
+    """Runs commands of a package to which the source was added."""
     copy = shutil.copytree(PACKAGE, tmp_path / "embark_jax", symlinks=True)
     (copy / "data" / "counting.py").write_text(FILE)
-    for file, line, lines in (
-        ("config/data.py", "SOURCES: dict[type[Config], str] = {\n", SECTION),
-        ("plans/options.py", "RECIPES = {\n", "RECIPES = {\n" + RECIPE),
-    ):
-        text = (copy / file).read_text()
-        assert text.count(line) == 1
-        (copy / file).write_text(text.replace(line, lines))
+    registry, line = copy / "config" / "data.py", SECTION.splitlines(True)[-2]
+    text = registry.read_text()
+    assert text.count(line) == 1
+    registry.write_text(text.replace(line, SECTION))
     path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent / "kernels")])
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
@@ -108,11 +91,3 @@ def test_a_source_needs_its_file_and_one_line(embark, tmp_path):
     assert "Bags of 24 samples" in shown.stdout
     unknown = embark("data", "stats", "a.yaml", "data.kind=countng")
     assert "kind is 'counting' or 'synthetic' or" in unknown.stderr
-
-
-def test_a_recipe_needs_its_file_and_one_line(embark, tmp_path):
-    (tmp_path / "a.txt").write_text("".join(f"{n % 7}\n" for n in range(50)))
-    shown = embark("data", "prepare", "numbers", "--raw", ".", "--out", "out")
-    assert shown.returncode == 0, shown.stderr
-    assert "of 50 lines or rows of the raw files 50 are samples" in shown.stdout
-    assert "One of numbers, " in embark("data", "prepare", "--help").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import codecs
 import contextlib
 import csv
@@ -12,7 +13,7 @@ import shutil
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, ClassVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,53 +28,47 @@ _LONGEST_LINE = 2_000_000
 """Bytes of the longest line of text."""
 
 
-class RawFile(Protocol):
-    """A file as users download it."""
+@dataclasses.dataclass(frozen=True)
+class RawFile(abc.ABC):
+    """A file as users download it.
 
-    @property
-    def path(self) -> Path: ...
+    Attributes:
+      path: its path.
+      columns: the names of its columns; of Parquet those that are used.
+      unit: what is numbered in messages: "line" or "row".
+    """
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        ...
+    path: Path
+    columns: tuple[str, ...]
+    unit: ClassVar[str] = "row"
 
-    @property
-    def unit(self) -> str:
-        """What is numbered in messages: "line" or "row"."""
-        ...
-
+    @abc.abstractmethod
     def source(self, path: Path, options: str = "") -> str:
         """Returns SQL that reads the file, or its plain copy in ``path``; ``options``
         are further ones of DuckDB's reader of text."""
-        ...
 
     def column(self, name: str) -> str:
         """Returns SQL of a column of that source."""
-        ...
+        return f"c{self.columns.index(name)}"
 
 
 @dataclasses.dataclass(frozen=True)
-class TextFile:
+class TextFile(RawFile):
     """A file of lines with values between separators, plain or gzip, UTF-8.
 
     Its lines must have all columns, and line ends of one kind. Empty lines do not
     count.
 
     Attributes:
-      path: its path.
-      columns: names of the columns.
       separator: separator of the columns: one byte, such as a tab.
       header: whether the first line has the names of the columns.
       quotes: whether a value may be in double quotes, also over several lines.
     """
 
-    path: Path
-    columns: tuple[str, ...]
     separator: str = "\t"
     header: bool = False
     quotes: bool = False
-    unit: str = "line"
+    unit = "line"
 
     def source(self, path: Path, options: str = "") -> str:
         # Those of DuckDB differ in more than capital letters.
@@ -86,9 +81,6 @@ class TextFile:
             f"max_line_size = {_LONGEST_LINE}, hive_partitioning = false, "
             f"compression = 'none'{options})"
         )
-
-    def column(self, name: str) -> str:
-        return f"c{self.columns.index(name)}"
 
     def check_header(self) -> None:
         """Raises ``DataError`` unless the first line names the columns."""
@@ -120,22 +112,17 @@ class TextFile:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParquetFile:
+class ParquetFile(RawFile):
     """A Parquet file.
 
     Attributes:
-      path: its path.
-      columns: names of the columns that are used.
       partition: values of columns that the names of its folders give.
 
     Raises:
       DataError: if it lacks a column, or has it twice.
     """
 
-    path: Path
-    columns: tuple[str, ...]
     partition: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    unit: str = "row"
     _names: list[str] = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -159,24 +146,15 @@ class ParquetFile:
         return "NULL::VARCHAR" if value is None else f"{sql.text(value)}::VARCHAR"
 
 
-@dataclasses.dataclass(frozen=True)
-class RowsInMemory:
+class RowsInMemory(RawFile):
     """Rows that queries see as ``rows``, whose columns are c0, c1, and so on, and
-    number.
+    number."""
 
-    Attributes:
-      columns: names of the columns.
-    """
-
-    columns: tuple[str, ...]
-    path: Path = Path("rows")
-    unit: str = "row"
+    def __init__(self, columns: Sequence[str]):
+        super().__init__(Path("rows"), tuple(columns))
 
     def source(self, path: Path, options: str = "") -> str:
         return "rows"
-
-    def column(self, name: str) -> str:
-        return f"c{self.columns.index(name)}"
 
 
 @contextlib.contextmanager

@@ -207,7 +207,7 @@ class RowEncoder:
         columns = self._used(table.column_names)
         names = [column.name for column in columns]
         check_there(names, table.column_names, "rows")
-        table, file = _plain_texts(table.select(names)), RowsInMemory(tuple(names))
+        table, file = _plain_texts(table.select(names)), RowsInMemory(names)
         numbered = table.rename_columns([f"c{i}" for i in range(len(names))])
         numbered = numbered.append_column("number", pa.array(np.arange(len(table))))
         for first in range(0, max(1, len(table)), CHUNK_ROWS):

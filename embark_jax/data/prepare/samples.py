@@ -58,6 +58,8 @@ def make_samples(work: Work) -> Samples:
         there are no samples, or none in the order of time.
     """
     database, recipe, options = work.database, work.recipe, work.options
+    for name, (file, of_side) in recipe.sides.items():
+        _read_side(database, name, file, of_side)
     sizes = [file.path.stat().st_size for file in recipe.raw]
     columns, found = _alike(database, recipe), list[Rows]()
     for number, file in enumerate(recipe.raw):
@@ -69,8 +71,6 @@ def make_samples(work: Work) -> Samples:
     if not sum(rows):
         raise DataError(f"{recipe.raw[0].path}: has no samples")
     files = [sql.name(f"file {number}") for number in range(len(rows))]
-    for name, (file, of_side) in recipe.sides.items():
-        _read_side(database, name, file, of_side)
     if recipe.query is not None:
         database.run(
             f"CREATE OR REPLACE TABLE {files[0]} AS WITH raw AS (SELECT *, rowid AS "

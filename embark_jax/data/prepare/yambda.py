@@ -111,12 +111,15 @@ FROM part WHERE is_kept ORDER BY uid, time, place
 """
 SAMPLE_COLUMNS = f"""
 SELECT is_long, time // {{window}} * {{window}} AS window, first, last,
-  item, artist::BIGINT AS artist, album::BIGINT AS album, uid,
-  time // {HOUR_S} % 24 AS hour, is_organic, 0 AS time,
-  {lists.CANDIDATE_ACTION} AS action, 2 * pi() * (asked // {HOUR_S} % 24) / 24 AS h,
-  2 * pi() * (asked // {DAY_S} % 7) / 7 AS d, cos(h) AS hour_cos, sin(h) AS hour_sin,
-  cos(d) AS weekday_cos, sin(d) AS weekday_sin
-FROM part JOIN items USING (item) WHERE kind = {LISTEN} AND number >= {{least}}
+  item::INTEGER AS item, artist::INTEGER AS artist, album::INTEGER AS album,
+  uid::INTEGER AS uid, (time // {HOUR_S} % 24)::TINYINT AS hour,
+  is_organic::TINYINT AS is_organic, 0::TINYINT AS time,
+  {lists.CANDIDATE_ACTION}::TINYINT AS action, cos(of_hour)::FLOAT AS hour_cos,
+  sin(of_hour)::FLOAT AS hour_sin, cos(of_day)::FLOAT AS weekday_cos,
+  sin(of_day)::FLOAT AS weekday_sin
+FROM (SELECT *, 2 * pi() * (asked // {HOUR_S} % 24) / 24 AS of_hour,
+  2 * pi() * (asked // {DAY_S} % 7) / 7 AS of_day FROM part) AS part
+JOIN items USING (item) WHERE kind = {LISTEN} AND number >= {{least}}
 ORDER BY uid, part.time, place
 """
 GROUPS = """

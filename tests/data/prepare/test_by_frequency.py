@@ -93,19 +93,8 @@ def test_raw_rows_and_the_next_day_get_the_same_rows(raw, tmp_path):
 
 @pytest.mark.parametrize("name", ["city", "label"])
 def test_a_column_with_a_vocabulary_is_refused(raw, tmp_path, name):
-    refused = embark(
-        *(
-            "data",
-            "prepare",
-            "parquet",
-            *COLUMNS,
-            "--raw",
-            raw,
-            "--out",
-            tmp_path / "out",
-        ),
-        *("--by-frequency", name),
-    )
+    command = ("data", "prepare", "parquet", *COLUMNS, "--raw", raw, "--out")
+    refused = embark(*command, tmp_path / "out", "--by-frequency", name)
     assert_refused(refused, f"--by-frequency {name}: must be a column that is hashed")
 
 
