@@ -219,10 +219,10 @@ def _pooled_lookup(rng, width: int, dtype: str, weighted: bool) -> Case:
 
 
 def _sum_bags(rng, width: int, dtype: str, weighted: bool) -> Case:
-    """Makes bags of two senders, of which the last ones are empty, with rows at their
-    ends that no bag has."""
+    """Makes bags of two senders, with rows at their ends that no bag has. Of the last
+    bags all are empty, so that a program has no ids."""
     lengths = np.array([*FEW * 40, LONG_BAG, 64])
-    senders, empty = 2, 3
+    senders, empty = 2, 128
     bags = len(lengths) + empty
     counts = [[*rng.permutation(lengths), *[0] * empty, 9] for _ in range(senders)]
     bag = np.stack([np.repeat(np.arange(bags + 1), count) for count in counts])
