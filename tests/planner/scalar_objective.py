@@ -9,6 +9,7 @@ import numpy as np
 from embark_jax.planner.cost.candidates import Candidates, uses_of
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans.storage import row_ranges
 
@@ -71,9 +72,9 @@ def times_ms(placements, features, workload):
             ),
             default=0,
         )
-        total_ms += price["storage"] + price["id"] * capacity
-        total_ms += price["sum"] * max(sums[storage].values(), default=0)
-        total_ms += price["node_sum"] * max(nodes[storage].values(), default=0)
+        total_ms += price[Peak.USE] + price[Peak.IDS] * capacity
+        total_ms += price[Peak.SUMS] * max(sums[storage].values(), default=0)
+        total_ms += price[Peak.NODE] * max(nodes[storage].values(), default=0)
         for phase in ("lookup", "gradients"):
             total_ms += max(phases[storage, phase].values(), default=0.0)
     return total_ms, max(store.values(), default=0.0)

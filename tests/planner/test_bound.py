@@ -10,7 +10,7 @@ import embark_jax as ej
 from embark_jax.planner import Workload, plan_for, price
 from embark_jax.planner.cost.loads import KINDS
 from embark_jax.planner.cost.memory import STORED_TIERS
-from embark_jax.planner.cost.objective import PEAKS
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import make_instance
@@ -116,9 +116,9 @@ def all_ms(instance, allowed):
     peaks = np.stack(kinds, axis=1).max(axis=3)
     free = np.zeros_like(peaks[:, :2])  # update and row stores, counted below
     of_node = of_node.max(axis=2)[:, None]
-    peaks = np.concatenate([peaks, free, of_node], axis=1)
-    assert peaks.shape[1] == len(PEAKS)
-    ms = (objective.prices * peaks).sum(axis=(1, 2)) + used @ objective.fixed_ms
+    peaks = np.concatenate([peaks, free, of_node, used[:, None]], axis=1)
+    assert peaks.shape[1] == len(Peak)
+    ms = (objective.prices * peaks).sum(axis=(1, 2))
     ms += rest[:, -2] + own[:, 6].sum(axis=1).max(axis=1)
     store_ms = own[:, 7].sum(axis=1).max(axis=1)
     if instance.workload.overlap:

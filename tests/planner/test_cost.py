@@ -8,6 +8,7 @@ import pytest
 
 from embark_jax.planner import price as price_plan
 from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet, traffic
@@ -77,16 +78,16 @@ def test_the_price_of_an_rb_storage():
     # Partial sums of 4 · 16 · 10 · 8 = 5120 bytes: half crosses the network, 2.56 µs
     # (NVLink has less to do); memory 4 times, 20.48 µs; gradients the same.
     expected_us = 2 * (2.56 + 20.48)
-    assert price["sum"] == pytest.approx(expected_us / 1e3)
+    assert price[Peak.SUMS] == pytest.approx(expected_us / 1e3)
     # Slot and bag to 8 devices: 64 bytes, 0.032 + 0.256 µs; 8 keys sorted, 0.544, and
     # 10 values of each around it, 0.32.
     expected_us = 0.032 + 0.256 + 0.544 + 0.32
-    assert price["id"] == pytest.approx(expected_us / 1e3)
+    assert price[Peak.IDS] == pytest.approx(expected_us / 1e3)
     # A weight travels beside slot and bag.
     weighted = MODEL.storage_price(StorageKind("rb", 16, weighted=True))
-    assert weighted["id"] - price["id"] == pytest.approx((0.016 + 0.128) / 1e3)
+    assert weighted[Peak.IDS] - price[Peak.IDS] == pytest.approx((0.016 + 0.128) / 1e3)
     # Three exchanges of 15 µs.
-    assert price["storage"] == weighted["storage"] == pytest.approx(3 * 15 / 1e3)
+    assert price[Peak.USE] == weighted[Peak.USE] == pytest.approx(3 * 15 / 1e3)
 
 
 def test_the_price_of_a_ub_storage():
@@ -94,9 +95,9 @@ def test_the_price_of_a_ub_storage():
     # Slots, 32 bytes: 0.016 + 0.128 µs; sorted, 0.544, with 12 values, 0.384; rows and
     # gradients, 512 bytes: 0.256 + 2.048; rows read at the owner, 0.512.
     expected_us = 0.016 + 0.128 + 0.544 + 0.384 + 2 * (0.256 + 2.048) + 0.512
-    assert price["id"] == pytest.approx(expected_us / 1e3)
-    assert price["sum"] == 0
-    assert price["storage"] == pytest.approx(3 * 15 / 1e3)
+    assert price[Peak.IDS] == pytest.approx(expected_us / 1e3)
+    assert price[Peak.SUMS] == 0
+    assert price[Peak.USE] == pytest.approx(3 * 15 / 1e3)
 
 
 def test_the_price_of_a_hierarchical_storage():
@@ -105,13 +106,13 @@ def test_the_price_of_a_hierarchical_storage():
     # 5120 bytes of sums, of which 3/4 stay in the node: 1.92 µs on its links, 20.48 in
     # memory; of a sum of a node 1280 bytes, half of which leave it: 0.64 + 5.12.
     expected_us = 2 * (1.92 + 20.48)
-    assert price["sum"] == pytest.approx(expected_us / 1e3)
-    assert price["node_sum"] == pytest.approx(2 * (0.64 + 5.12) / 1e3)
+    assert price[Peak.SUMS] == pytest.approx(expected_us / 1e3)
+    assert price[Peak.NODE] == pytest.approx(2 * (0.64 + 5.12) / 1e3)
     # The 64 bytes of an id are sent twice: 48 bytes inside, 32 between nodes.
     more_us = (0.024 + 0.256 + 0.032 + 0.256) - (0.032 + 0.256)
-    assert price["id"] - flat["id"] == pytest.approx(more_us / 1e3)
+    assert price[Peak.IDS] - flat[Peak.IDS] == pytest.approx(more_us / 1e3)
     # Three exchanges inside, of 11 µs, and three between nodes.
-    assert price["storage"] == pytest.approx(3 * (11 + 15) / 1e3)
+    assert price[Peak.USE] == pytest.approx(3 * (11 + 15) / 1e3)
 
 
 def test_sums_of_a_node_are_counted_once():
@@ -132,11 +133,10 @@ def test_an_all_to_all_takes_longer_the_more_it_sends_to():
     for nodes in (2, 16):
         machines = dataclasses.replace(TOY, nodes=nodes, efficiency=per_message)
         model = ProgramModel(Workload(machines, 80 * nodes))
-        flat = model.storage_price(StorageKind("rb", 16))["storage"]
+        flat = model.storage_price(StorageKind("rb", 16))[Peak.USE]
         assert flat == pytest.approx(3 * (15 + 2 * 4 * (nodes - 1)) / 1e3)
-        staged = model.storage_price(StorageKind("rb", 16, exchange="hierarchical"))[
-            "storage"
-        ]
+        kind = StorageKind("rb", 16, exchange="hierarchical")
+        staged = model.storage_price(kind)[Peak.USE]
         assert staged == pytest.approx(3 * (11 + 15 + 2 * (nodes - 1)) / 1e3)
 
 
@@ -215,10 +215,10 @@ def test_whole_rows_in_pieces_need_two_exchanges_of_squares():
     model = ProgramModel(row_wise)
     more = model.storage_price(split)
     less = model.storage_price(whole)
-    assert more["storage"] - less["storage"] == pytest.approx(2 * 15 / 1e3)
+    assert more[Peak.USE] - less[Peak.USE] == pytest.approx(2 * 15 / 1e3)
     # 32 bytes there and back; 38 values of each of 8 places moved around the exchange.
     expected_us = 2 * (0.016 + 0.128) + 38 * 0.032
-    assert more["id"] - less["id"] == pytest.approx(expected_us / 1e3)
+    assert more[Peak.IDS] - less[Peak.IDS] == pytest.approx(expected_us / 1e3)
     assert less == element_wise
 
 
@@ -268,10 +268,10 @@ def test_a_look_ahead_hides_links_but_no_kernels():
         whole, less = MODEL.storage_price(kind), hidden.storage_price(kind)
         assert ProgramModel(ahead).storage_price(kind) == whole
         # One exchange of three, of 15 µs.
-        assert whole["storage"] - less["storage"] == pytest.approx(0.015)
+        assert whole[Peak.USE] - less[Peak.USE] == pytest.approx(0.015)
         # 8 or 4 bytes of an id to 8 devices, half of which crosses the network.
         id_bytes = 8 if kind.cluster == "rb" else 4
-        assert whole["id"] - less["id"] == pytest.approx(id_bytes * 8 / 2 / 1e6)
+        assert whole[Peak.IDS] - less[Peak.IDS] == pytest.approx(id_bytes * 8 / 2 / 1e6)
     candidate = one(USE, WORKLOAD, "dp")
     # 240 ids travel in a ring, twice, on NVLink.
     link_ms = 2 * 240 * 4 * 7 / 8 / 2e6
@@ -287,8 +287,8 @@ def test_a_look_ahead_hides_as_much_as_the_dense_layers_last():
     ahead = dataclasses.replace(WORKLOAD, overlap=True, dense=dense)
     for ids, share in ((8, 1.0), (320, 0.375)):
         model = ProgramModel(dataclasses.replace(ahead, sample_ids=ids))
-        less_ms = MODEL.storage_price(StorageKind("rb", 16))["storage"]
-        less_ms -= model.storage_price(StorageKind("rb", 16))["storage"]
+        less_ms = MODEL.storage_price(StorageKind("rb", 16))[Peak.USE]
+        less_ms -= model.storage_price(StorageKind("rb", 16))[Peak.USE]
         assert less_ms == pytest.approx(share * 0.015)
 
 
@@ -301,4 +301,4 @@ def test_padding_of_bags_is_sorted_but_not_read():
 
 def test_a_single_device_exchanges_nothing():
     alone = ProgramModel(Workload(fleet.Fleet(DEVICE, efficiency=IDEAL), 80))
-    assert alone.storage_price(StorageKind("dp", 8))["storage"] == 0
+    assert alone.storage_price(StorageKind("dp", 8))[Peak.USE] == 0

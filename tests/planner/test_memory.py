@@ -9,6 +9,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.planner import Workload, advised_plan, plan_for, price
 from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.instance import make_instance
@@ -34,15 +35,22 @@ def test_what_storages_take():
     assert memory.row_bytes(16) == 4 * 17
     # A row in 16 bits, and one float32 of the optimizer.
     in_16_bits = StorageKind("rb", 16, dtype="bfloat16")
-    assert memory.of_storage(in_16_bits).slot == 2 * 16 + 4
+    assert memory.of_storage(in_16_bits)[0][Peak.ROWS] == 2 * 16 + 4
     # Partial sums of 16 columns for 10 samples of 8 devices, or of 2 nodes, and rows of
     # 16 columns for each of 8 devices; there and received.
     sum_bytes = 2 * 4 * 16 * 10 * 8
-    in_rb, in_ub = (memory.of_storage(StorageKind(name, 16)) for name in ("rb", "ub"))
-    staged = memory.of_storage(StorageKind("rb", 16, exchange="hierarchical"))
-    assert in_rb[2:] == (0, sum_bytes, 0)
-    assert staged[2:] == (0, sum_bytes, sum_bytes / 4)
-    assert in_ub[2:] == (2 * 4 * 16 * 8, 0, 0)
+    in_rb, in_ub, staged = (
+        memory.of_storage(StorageKind(cluster, 16, exchange=exchange))[1]
+        for cluster, exchange in (
+            ("rb", "flat"),
+            ("ub", "flat"),
+            ("rb", "hierarchical"),
+        )
+    )
+    updated = {Peak.UPDATED: 4 * 16}
+    assert in_rb == updated | {Peak.SUMS: sum_bytes}
+    assert staged == in_rb | {Peak.NODE: sum_bytes / 4}
+    assert in_ub == updated | {Peak.IDS: 2 * 4 * 16 * 8}
 
 
 def test_what_routes_take():
@@ -50,10 +58,12 @@ def test_what_routes_take():
     memory = Memory(WORKLOAD)
     # Four values for each of 8 devices, of this step and of the next; a weight; how
     # squares find their way back.
-    assert memory.of_storage(in_rb).id == 2 * 4 * 4 * 8
-    assert memory.of_storage(in_rb._replace(weighted=True)).id == 2 * 5 * 4 * 8
-    assert memory.of_storage(split).id == 2 * 5 * 4 * 8
-    assert changed(optimizer="sgd").of_storage(split).id == 2 * 4 * 4 * 8
+    assert memory.of_storage(in_rb)[0][Peak.IDS] == 2 * 4 * 4 * 8
+    assert (
+        memory.of_storage(in_rb._replace(weighted=True))[0][Peak.IDS] == 2 * 5 * 4 * 8
+    )
+    assert memory.of_storage(split)[0][Peak.IDS] == 2 * 5 * 4 * 8
+    assert changed(optimizer="sgd").of_storage(split)[0][Peak.IDS] == 2 * 4 * 4 * 8
 
 
 def test_what_a_table_takes_on_every_device():

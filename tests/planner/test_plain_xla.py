@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.work import Peak
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import StorageKind
 from tests.planner.toy import DEVICE, IDEAL, MODEL, USE, WORKLOAD, one
@@ -91,11 +92,11 @@ def test_what_owners_receive_in_plain_xla():
         kernels, plain = (model.storage_price(kind) for model in (MODEL, XLA))
         # Zeroed, and read again.
         more_ms = 2 * sums * 16 * 4 / 1e6
-        assert plain["sum"] - kernels["sum"] == pytest.approx(more_ms)
+        assert plain[Peak.SUMS] - kernels[Peak.SUMS] == pytest.approx(more_ms)
         # To 8 devices; a sort takes 68 bytes.
         more_bytes = 8 * (4 * values["xla"] - 4 * values["mosaic_gpu"] - 68)
-        assert plain["id"] - kernels["id"] == pytest.approx(more_bytes / 1e6)
-        assert plain["storage"] == kernels["storage"]
+        assert plain[Peak.IDS] - kernels[Peak.IDS] == pytest.approx(more_bytes / 1e6)
+        assert plain[Peak.USE] == kernels[Peak.USE]
 
 
 def test_one_device_sums_row_gradients_in_plain_xla():

@@ -7,6 +7,7 @@ import pytest
 
 import embark_jax.planner
 from embark_jax.planner import Workload, plan_for, price
+from embark_jax.planner.cost.work import Peak
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -42,7 +43,7 @@ def test_every_number_of_the_example():
         "`user` {:.4f}, `item` {:.4f}, `country` {:.4f}".format(*each.everywhere_ms)
     )
     assert row("| everywhere")[-1] == f"{each.everywhere_ms.sum():.4f}"
-    assert row("| fixed")[-1] == f"{objective.fixed_ms.sum():.4f}"
+    assert row("| fixed")[-1] == f"{objective.prices[Peak.USE].sum():.4f}"
     for name, kind, peak in (
         ("| partial sums", loads.own[0, rb], 0),
         ("| ids", loads.own[1, rb], 1),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
 from collections.abc import Sequence
 
@@ -25,24 +26,28 @@ CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
 EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
 POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values()])
 """``[clusters]`` whether tables of each make partial sums."""
-KINDS = 11
-(
-    SUMS,
-    CERTAIN,
-    EXPECTED,
-    ROWS,
-    LOOKUP_MS,
-    GRADIENTS_MS,
-    UPDATE_MS,
-    STORE_MS,
-    STORED_BYTES,
-    CERTAIN_UPDATED,
-    EXPECTED_UPDATED,
-) = range(KINDS)
-"""Loads that a row shard adds to its owner: partial sums a sample; ids that a device
-sends it, certain and expected; rows; time in ``OWNER_PHASES``; bytes of rows in the
-tier of its storage, if that is not the device; and rows that a batch updates, certain
-and expected."""
+
+
+class Load(enum.IntEnum):
+    """Loads that a row shard adds to its owner: partial sums a sample; ids that a
+    device sends it, certain and expected; rows; time in ``OWNER_PHASES``; bytes of rows
+    in the tier of its storage, if that is not the device; and rows that a batch
+    updates, certain and expected."""
+
+    SUMS = 0
+    CERTAIN = 1
+    EXPECTED = 2
+    ROWS = 3
+    LOOKUP_MS = 4
+    GRADIENTS_MS = 5
+    UPDATE_MS = 6
+    STORE_MS = 7
+    STORED_BYTES = 8
+    CERTAIN_UPDATED = 9
+    EXPECTED_UPDATED = 10
+
+
+KINDS = len(Load)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -299,7 +304,9 @@ class Loads:
         columns = int(self.candidates.column_shards[candidate])
         held = np.zeros((self.node_sums.shape[1], columns), bool)
         held[owners // self.gpus_per_node, np.arange(len(owners)) % columns] = True
-        return self.candidates.shard_loads(candidate)[SUMS].max() * held.sum(axis=1)
+        return self.candidates.shard_loads(candidate)[Load.SUMS].max() * held.sum(
+            axis=1
+        )
 
     def copy(self) -> Loads:
         """Returns independent loads that are equal to these."""
@@ -311,9 +318,9 @@ class Loads:
     @property
     def update_ms(self) -> np.ndarray:
         """Returns ``[devices]`` time in the update."""
-        return self.own[UPDATE_MS].sum(axis=0)
+        return self.own[Load.UPDATE_MS].sum(axis=0)
 
     @property
     def store_ms(self) -> np.ndarray:
         """Returns ``[devices]`` time of row stores."""
-        return self.own[STORE_MS].sum(axis=0)
+        return self.own[Load.STORE_MS].sum(axis=0)

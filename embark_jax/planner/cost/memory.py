@@ -19,11 +19,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from embark_jax.planner.cost.candidates import Candidates
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.options import Tier
@@ -56,25 +57,6 @@ ROUTED = 2
 OWN_ROUTE_VALUES = 2
 """int32 values for each id that a device pools itself: the slot or element that it
 reads, and its group."""
-
-
-class StorageBytes(NamedTuple):
-    """Bytes of a device for a unit of each load of a storage.
-
-    Attributes:
-      slot: a slot, and in a cached storage its part of the key index.
-      id: the routes of one id of capacity for each device.
-      row: the row that comes back for it, or the row's gradient, sent and received; 0
-        where owners pool.
-      sum, node_sum: a partial sum a sample of a device, and of a node whose devices add
-        up theirs, or their gradients, sent and received; 0 where owners do not pool.
-    """
-
-    slot: float
-    id: float
-    row: float = 0.0
-    sum: float = 0.0
-    node_sum: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,26 +126,38 @@ class Memory:
             for table in tables
         )
 
-    def of_storage(self, storage: StorageKind) -> StorageBytes:
-        """Returns the bytes of a unit of each load of a sharded storage."""
+    def of_storage(
+        self, storage: StorageKind
+    ) -> tuple[dict[Peak, float], dict[Peak, float]]:
+        """Returns the bytes of a device for a unit of each peak of a storage, those it
+        takes all the time and those it takes in the update: of a row, its slot, and in
+        a cached storage its part of the key index; of an id of capacity for each
+        device, its routes, and the row that comes back for it or its gradient, or of a
+        partial sum a sample that or its gradient, sent and received; of an updated row
+        its gradient."""
         workload, properties = self.workload, storage.of_cluster
         width, devices = storage.width, workload.devices
-        row_bytes = self.row_bytes(width, VALUE_BYTES[storage.dtype])
+        update: dict[Peak, float] = {Peak.UPDATED: traffic.rows_bytes(1, width)}
+        if properties.replicated:
+            return {}, update
         squares = storage.split and workload.row_wise  # they come back the way
         values = RECEIVED_ROUTE_VALUES + storage.weighted + squares
-        found = StorageBytes(
-            slot=row_bytes + INDEX_BYTES * (storage.tier != "device"),
-            id=ROUTED * traffic.id_buffer_bytes(values, devices),
-        )
+        held: dict[Peak, float] = {
+            Peak.ROWS: self.row_bytes(width, VALUE_BYTES[storage.dtype])
+            + INDEX_BYTES * (storage.tier != "device"),
+            Peak.IDS: ROUTED * traffic.id_buffer_bytes(values, devices),
+        }
         if not properties.pools_at_owner:
-            return found._replace(row=2 * traffic.row_buffer_bytes(width, devices))
+            rows_bytes = 2 * traffic.row_buffer_bytes(width, devices)
+            return held, update | {Peak.IDS: rows_bytes}
 
         def sums(places: int) -> float:
             return 2 * traffic.sum_buffer_bytes(width, workload.device_batch, places)
 
-        staged = storage.of_exchange.staged
-        of_nodes = sums(workload.fleet.nodes) if staged else 0.0
-        return found._replace(sum=sums(devices), node_sum=of_nodes)
+        update[Peak.SUMS] = sums(devices)
+        if storage.of_exchange.staged:
+            update[Peak.NODE] = sums(workload.fleet.nodes)
+        return held, update
 
     def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
         """Returns ``[candidates]`` bytes of each table on every device: its ids; the

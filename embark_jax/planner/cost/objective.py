@@ -4,20 +4,19 @@ Phases of a step run one after the other, with an exchange as a barrier after ea
 phase ends when its fullest device is done. So a plan costs ::
 
     sum over tables of everywhere_ms
-    + sum over used storages of fixed_ms
     + sum over peaks and storages of price × peak
     + the longest update of any device
     + what look-ahead leaves of the row stores' longest time of any device
 
 A *peak* is the largest load of any device in a storage: of partial sums, ids, and
-owners' time in lookup and gradients. Time in the update is added up over storages
-first: all are updated between the last exchange of a step and the first of the next.
-In whatever order the program runs the storages, a step takes no longer than that; the
-dense layers are not in it. The objective counts one overlap: where a step also makes
-the routes of the next, the links carry ids while the dense layers run, and have no
-price for it, as far as these layers last. They are taken to be their products, and
-ids to travel once (``ProgramModel.hidden_share``): a step with much longer travel, as
-of many column shards, takes longer than that.
+owners' time in lookup and gradients; or 1 if any table lies there. Time in the update
+is added up over storages first: all are updated between the last exchange of a step and
+the first of the next. In whatever order the program runs the storages, a step takes no
+longer than that; the dense layers are not in it. The objective counts one overlap:
+where a step also makes the routes of the next, the links carry ids while the dense
+layers run, and have no price for it, as far as these layers last. They are taken to be
+their products, and ids to travel once (``ProgramModel.hidden_share``): a step with much
+longer travel, as of many column shards, takes longer than that.
 
 Row stores bring the rows of cached tables that a batch asks for and slots lack, and
 take others, over the link between a device and its node. With look-ahead they do so
@@ -33,43 +32,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import (
-    CERTAIN,
-    CERTAIN_UPDATED,
-    EXPECTED,
-    EXPECTED_UPDATED,
-    GRADIENTS_MS,
-    LOOKUP_MS,
-    ROWS,
-    STORE_MS,
-    STORED_BYTES,
-    SUMS,
-    UPDATE_MS,
-    Loads,
-)
+from embark_jax.planner.cost.loads import Load, Loads
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.cost.program import ProgramModel
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import Workload
-from embark_jax.plans import traffic
 from embark_jax.plans.capacities import capacity_of
 from embark_jax.plans.storage import StorageKind
-
-PEAKS = range(9)
-(
-    PEAK_SUMS,
-    PEAK_IDS,
-    PEAK_ROWS,
-    PEAK_LOOKUP,
-    PEAK_GRADIENTS,
-    PEAK_UPDATED,
-    PEAK_UPDATE,
-    PEAK_STORE,
-    PEAK_NODE,
-) = PEAKS
-"""Peaks of a storage: partial sums, capacity, rows, ms of lookup and gradients, room
-for updated rows, and ms of update and row stores of the fullest device; and partial
-sums of the fullest node. Those of update and row stores have no price, as they are of
-all storages together."""
 
 
 class Objective:
@@ -77,7 +46,6 @@ class Objective:
 
     Attributes:
       storages: all storages that a plan may have.
-      fixed_ms: ``[storages]`` fixed time of each, if it is used.
       prices: ``[peaks, storages]`` ms for a unit of each peak.
       held_bytes: ``[peaks, storages]`` bytes that a unit takes all the time.
       update_bytes: ``[peaks, storages]`` bytes that it takes in the update only.
@@ -95,25 +63,17 @@ class Objective:
         self.slack = workload.capacity_slack
         self.devices = workload.devices
         model = ProgramModel(workload)
-        prices = [model.storage_price(storage) for storage in storages]
-        shape = 3, len(PEAKS), len(prices)
+        shape = 3, len(Peak), len(self.storages)
         self.prices, self.held_bytes, self.update_bytes = np.zeros(shape)
-        self.fixed_ms = np.array([price["storage"] for price in prices])
-        self.prices[PEAK_SUMS] = [price["sum"] for price in prices]
-        self.prices[PEAK_NODE] = [price["node_sum"] for price in prices]
-        self.prices[PEAK_IDS] = [price["id"] for price in prices]
-        self.prices[[PEAK_LOOKUP, PEAK_GRADIENTS]] = 1.0
-        for s, storage in enumerate(storages):
-            if not storage.of_cluster.replicated:
-                unit = memory.of_storage(storage)
-                self.held_bytes[[PEAK_IDS, PEAK_ROWS], s] = unit.id, unit.slot
-                self.update_bytes[[PEAK_SUMS, PEAK_IDS, PEAK_NODE], s] = (
-                    unit.sum,
-                    unit.row,
-                    unit.node_sum,
-                )
-            row_bytes = traffic.rows_bytes(1, storage.width)
-            self.update_bytes[PEAK_UPDATED, s] = row_bytes
+        self.prices[[Peak.LOOKUP, Peak.GRADIENTS]] = 1.0
+        for s, storage in enumerate(self.storages):
+            held, update = memory.of_storage(storage)
+            for array, values in (
+                (self.prices, model.storage_price(storage)),
+                (self.held_bytes, held),
+                (self.update_bytes, update),
+            ):
+                array[list(values), s] = list(values.values())
         self.tier = np.array([_tier_number(storage) for storage in storages], np.int64)
         limits = memory.stored_limit_bytes * workload.fleet.nodes
         self.stored_weights = np.where(
@@ -130,30 +90,30 @@ class Objective:
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
     def of_devices(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
-        """Returns ``[PEAK_NODE, ...]`` what may be a peak, from ``[KINDS, ...]`` loads.
+        """Returns ``[Peak.NODE, ...]`` what may be a peak, from ``[KINDS, ...]`` loads.
         ``at_least`` leaves out what chance adds to a capacity, so that the parts of a
         sum add up."""
-        found = np.empty((PEAK_NODE, *own.shape[1:]))
-        found[PEAK_SUMS] = own[SUMS]
-        of_ids = own[CERTAIN], own[EXPECTED]
-        of_rows = own[CERTAIN_UPDATED], own[EXPECTED_UPDATED]
-        for peak, (certain, expected) in (PEAK_IDS, of_ids), (PEAK_UPDATED, of_rows):
+        found = np.empty((Peak.NODE, *own.shape[1:]))
+        found[Peak.SUMS] = own[Load.SUMS]
+        of_ids = own[Load.CERTAIN], own[Load.EXPECTED]
+        of_rows = own[Load.CERTAIN_UPDATED], own[Load.EXPECTED_UPDATED]
+        for peak, (certain, expected) in (Peak.IDS, of_ids), (Peak.UPDATED, of_rows):
             found[peak] = (
                 certain + self.slack * expected
                 if at_least
                 else self.capacities(certain, expected)
             )
-        found[PEAK_ROWS] = own[ROWS]
-        found[PEAK_LOOKUP] = own[LOOKUP_MS]
-        found[PEAK_GRADIENTS] = own[GRADIENTS_MS]
-        found[PEAK_UPDATE] = own[UPDATE_MS]
-        found[PEAK_STORE] = own[STORE_MS]
+        found[Peak.ROWS] = own[Load.ROWS]
+        found[Peak.LOOKUP] = own[Load.LOOKUP_MS]
+        found[Peak.GRADIENTS] = own[Load.GRADIENTS_MS]
+        found[Peak.UPDATE] = own[Load.UPDATE_MS]
+        found[Peak.STORE] = own[Load.STORE_MS]
         return found
 
     def peaks(self, loads: Loads) -> np.ndarray:
         """Returns ``[peaks, storages]`` loads of the fullest devices and nodes."""
         own = self.of_devices(loads.own).max(axis=2)
-        return np.concatenate([own, loads.node_sums.max(axis=1)[None]])
+        return np.stack([*own, loads.node_sums.max(axis=1), loads.tables > 0])
 
     def step_ms(self, loads: Loads) -> float:
         """Returns the longest time that a step takes."""
@@ -163,7 +123,6 @@ class Objective:
         """Returns the time of a step whose rows are all in slots."""
         return float(
             loads.everywhere_ms
-            + self.fixed_ms @ (loads.tables > 0)
             + (self.prices * self.peaks(loads)).sum()
             + loads.update_ms.max()
         )
@@ -193,7 +152,7 @@ class Objective:
         """Returns ``[STORED_TIERS]`` bytes of rows in host memory and on disks, of the
         fullest node."""
         stored = np.zeros((len(STORED_TIERS), loads.node_sums.shape[1]))
-        of_nodes = loads.own[STORED_BYTES].reshape(*loads.node_sums.shape, -1)
+        of_nodes = loads.own[Load.STORED_BYTES].reshape(*loads.node_sums.shape, -1)
         cached = self.tier >= 0
         np.add.at(stored, self.tier[cached], of_nodes[cached].sum(axis=2))
         return stored.max(axis=1)

@@ -12,28 +12,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from embark_jax.planner.cost.candidates import Candidates, ranges_of, uses_of
-from embark_jax.planner.cost.loads import (
-    CERTAIN,
-    EXPECTED,
-    SUMS,
-    Loads,
-    priced_ranges,
-)
+from embark_jax.planner.cost.loads import Load, Loads, priced_ranges
 from embark_jax.planner.cost.memory import STORED_TIERS
-from embark_jax.planner.cost.objective import (
-    PEAK_IDS,
-    PEAK_NODE,
-    PEAK_SUMS,
-    PEAK_UPDATED,
-    Objective,
-)
+from embark_jax.planner.cost.objective import Objective
 from embark_jax.planner.cost.program import ProgramModel
-from embark_jax.planner.cost.work import PHASES, STORE, Unit, Work
+from embark_jax.planner.cost.work import EXCHANGED, PHASES, STORE, Peak, Work
 from embark_jax.planner.request.workload import Workload, events_of_device
 from embark_jax.plans.capacities import events_of, of_storage, rows_of
 from embark_jax.plans.prediction import Breakdown, Prediction, Removal
@@ -147,11 +135,11 @@ class PricedPlan:
         and for each sequence that is not full, the events of a device."""
         workload, of_storages = self.workload, {}
         for s, storage in enumerate(self.objective.storages):
-            rows = self.peaks[PEAK_UPDATED, s]
+            rows = self.peaks[Peak.UPDATED, s]
             if storage.of_cluster.replicated:
                 certain, expected = self._of_storages[s][1].updated_rows
                 rows = self.objective.capacities(certain.sum(), expected.sum())
-            most = {storage.name: self.peaks[PEAK_IDS, s], rows_of(storage.name): rows}
+            most = {storage.name: self.peaks[Peak.IDS, s], rows_of(storage.name): rows}
             for name in of_storage(storage):
                 of_storages[name] = max(1, int(most[name]))
         events = {f: events_of_device(f, workload) for f in self.features if f.sequence}
@@ -199,8 +187,8 @@ class PricedPlan:
 
         everywhere = np.ones((len(ranges), self.workload.devices))
         times = self._times(s, capacities)
-        for unit, work in model.storage_work(storage):
-            add(work, functools.partial(np.multiply, times[unit][:, None] * everywhere))
+        for peak, work in model.storage_work(storage):
+            add(work, functools.partial(np.multiply, times[peak][:, None] * everywhere))
         for work in model.everywhere_work(candidates):
             add(work, lambda amount: (everywhere.T * amount).T)
         if not storage.of_cluster.replicated:
@@ -244,29 +232,29 @@ class PricedPlan:
 
     def _times(
         self, s: int, capacities: Mapping[str, int] | None
-    ) -> dict[Unit, np.ndarray]:
+    ) -> dict[Peak, np.ndarray]:
         """Returns ``[ranges]`` how much of each unit of a storage's work each row range
         causes: its part of the fullest device's load."""
         peaks, storage = self.peaks[:, s], self.candidates.storages[s]
         ranges, _ = self._of_storages[s]
-        capacity = peaks[PEAK_IDS]
+        capacity = peaks[Peak.IDS]
         if capacities is not None:
             capacity = capacities.get(storage.name, 0)
         equal = np.full(len(ranges), 1 / len(ranges))
         if storage.of_cluster.replicated:
-            return dict.fromkeys(get_args(Unit), equal)
+            return dict.fromkeys(EXCHANGED, equal)
         loads = self.loads
         own = np.stack([loads.of_devices(i, self.owners[i]) for i in ranges], axis=1)
-        ids = own[CERTAIN] + self.workload.capacity_slack * own[EXPECTED]
+        ids = own[Load.CERTAIN] + self.workload.capacity_slack * own[Load.EXPECTED]
         node_sums = np.zeros((len(ranges), 1))
         if storage.of_exchange.staged:
             of_nodes = [loads.of_nodes(i, self.owners[i]) for i in ranges]
             node_sums = np.stack(of_nodes)
         return {
-            "storage": equal,
-            "sum": peaks[PEAK_SUMS] * _parts(own[SUMS]),
-            "node_sum": peaks[PEAK_NODE] * _parts(node_sums),
-            "id": capacity * _parts(ids),
+            Peak.USE: equal,
+            Peak.SUMS: peaks[Peak.SUMS] * _parts(own[Load.SUMS]),
+            Peak.NODE: peaks[Peak.NODE] * _parts(node_sums),
+            Peak.IDS: capacity * _parts(ids),
         }
 
     def _on_owners(self, s: int, amount: Any) -> np.ndarray:

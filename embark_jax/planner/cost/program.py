@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.dense import dense_ms
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.cost.work import OWNER_PHASES, STORE, Unit, Work
+from embark_jax.planner.cost.work import EXCHANGED, OWNER_PHASES, STORE, Peak, Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.collectives import (
@@ -47,16 +47,16 @@ class ProgramModel:
     def rates(self) -> Rates:
         return Rates(self.workload.fleet)
 
-    def storage_work(self, storage: StorageKind) -> Iterator[tuple[Unit, Work]]:
-        """Yields the work of every device in a storage's exchanges, for a unit of
-        each."""
+    def storage_work(self, storage: StorageKind) -> Iterator[tuple[Peak, Work]]:
+        """Yields the work of every device in a storage's exchanges, for a unit of each
+        peak in ``EXCHANGED``."""
         workload = self.workload
         properties = storage.of_cluster
         if properties.replicated:
             # The sum travels in the all-reduce of the dense gradients, if there is one.
             dense = workload.dense
             if not dense.parameters or dense.parallelism != "replicated":
-                yield "storage", self._latency(ROW_SUM)
+                yield Peak.USE, self._latency(ROW_SUM)
             return
         for collective in storage_collectives(
             storage,
@@ -66,31 +66,31 @@ class ProgramModel:
             workload.row_wise,
             workload.wire,
         ):
-            yield "storage", self._latency(collective)
-            unit_bytes: dict[Unit, float] = {
-                "storage": collective.fixed_bytes,
-                "sum": collective.sum_bytes,
-                "node_sum": collective.node_sum_bytes,
-                "id": collective.id_bytes,
+            yield Peak.USE, self._latency(collective)
+            unit_bytes: dict[Peak, float] = {
+                Peak.USE: collective.fixed_bytes,
+                Peak.SUMS: collective.sum_bytes,
+                Peak.NODE: collective.node_sum_bytes,
+                Peak.IDS: collective.id_bytes,
             }
-            for unit, buffer_bytes in unit_bytes.items():
+            for peak, buffer_bytes in unit_bytes.items():
                 if buffer_bytes:
-                    yield unit, self._moved(collective, buffer_bytes)
+                    yield peak, self._moved(collective, buffer_bytes)
         # One id of capacity for each device: what arrives is grouped by row.
         slots = workload.devices
         ids = properties.ids[workload.kernels]
         slots_bytes = _ids_bytes(slots, ids.received_key_bytes, ids.received_values)
-        yield "id", Work("sort", "received slots", slots_bytes)
+        yield Peak.IDS, Work("sort", "received slots", slots_bytes)
         rows_bytes = traffic.rows_bytes(slots, storage.width)
         if not properties.pools_at_owner:
-            yield "id", Work("lookup", "rows", rows_bytes)
+            yield Peak.IDS, Work("lookup", "rows", rows_bytes)
         elif self.in_xla:  # adds to sums that it has zeroed; a kernel just writes them
             sums = workload.device_batch * workload.devices
             sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
-            yield "sum", Work("lookup", "partial sums", sums_bytes)
+            yield Peak.SUMS, Work("lookup", "partial sums", sums_bytes)
         if storage.split and workload.row_wise:
             squares_bytes = traffic.index_bytes(slots, traffic.SQUARE_VALUES)
-            yield "id", Work("gradients", "squares", squares_bytes)
+            yield Peak.IDS, Work("gradients", "squares", squares_bytes)
 
     def owner_work(self, candidates: Candidates) -> Iterator[Work]:
         """Yields the work of the owners of row shards, in each column shard."""
@@ -235,11 +235,11 @@ class ProgramModel:
             yield self._sums(own_ids, candidates.room_for_rows, candidates.dim)
         yield self._update(candidates, np.arange(len(candidates)))
 
-    def storage_price(self, storage: StorageKind) -> dict[Unit, float]:
-        """Returns ms for a unit of each of a storage's work."""
-        ms = dict.fromkeys(get_args(Unit), 0.0)
-        for unit, work in self.storage_work(storage):
-            ms[unit] += float(self.step_ms(work))
+    def storage_price(self, storage: StorageKind) -> dict[Peak, float]:
+        """Returns ms for a unit of each peak that sizes a storage's exchanges."""
+        ms = dict.fromkeys(EXCHANGED, 0.0)
+        for peak, work in self.storage_work(storage):
+            ms[peak] += float(self.step_ms(work))
         return ms
 
     def owner_ms(self, candidates: Candidates) -> np.ndarray:

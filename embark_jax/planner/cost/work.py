@@ -1,20 +1,36 @@
-"""Work: what a phase of the step moves."""
+"""Work: what a phase of the step moves, and the peaks that say how long it lasts."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import enum
 
 import numpy as np
 
 from embark_jax.plans.clusters import Reach
 from embark_jax.plans.collectives import CollectiveKind
 
-Unit = Literal["storage", "sum", "node_sum", "id"]
-"""Unit of a storage's work: once if any table lies in it; each partial sum a sample
-that the fullest device, or node, makes; each id of its capacity."""
+
+class Peak(enum.IntEnum):
+    """Peaks of a storage: partial sums, capacity, rows, ms of lookup and gradients,
+    room for updated rows, and ms of update and row stores of the fullest device;
+    partial sums of the fullest node; and 1 if any table lies in it. Those of update and
+    row stores have no price, as they are of all storages together."""
+
+    SUMS = 0
+    IDS = 1
+    ROWS = 2
+    LOOKUP = 3
+    GRADIENTS = 4
+    UPDATED = 5
+    UPDATE = 6
+    STORE = 7
+    NODE = 8
+    USE = 9
 
 
+EXCHANGED: tuple[Peak, ...] = Peak.USE, Peak.SUMS, Peak.NODE, Peak.IDS
+"""Those that size a storage's exchanges."""
 STORE = "row store"
 """The phase in which rows of cached tables come into slots from host memory or a disk,
 and others leave. Look-ahead hides it behind the rest of the step before."""

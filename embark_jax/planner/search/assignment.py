@@ -6,12 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import (
-    CLUSTER_NAMES,
-    EXCHANGE_NAMES,
-    ROWS,
-    Loads,
-)
+from embark_jax.planner.cost.loads import CLUSTER_NAMES, EXCHANGE_NAMES, Load, Loads
 from embark_jax.planner.search.instance import Instance
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.storage import Placement
@@ -64,7 +59,7 @@ class Assignment:
         stored = objective.stored_bytes(self.loads) - memory.stored_limit_bytes
         excesses = (
             self.bytes() - memory.limit_bytes,
-            float(self.loads.own[ROWS].max()) - MAX_SLOTS,
+            float(self.loads.own[Load.ROWS].max()) - MAX_SLOTS,
             *stored.tolist(),
         )
         return sum(max(0.0, excess) for excess in excesses), self.step_ms()

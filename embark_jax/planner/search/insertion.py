@@ -18,20 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import (
-    CERTAIN,
-    EXPECTED,
-    KINDS,
-    STORE_MS,
-    STORED_BYTES,
-    SUMS,
-    UPDATE_MS,
-)
-from embark_jax.planner.cost.objective import (
-    PEAK_NODE,
-    PEAK_STORE,
-    PEAK_UPDATE,
-)
+from embark_jax.planner.cost.loads import KINDS, Load
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
 
@@ -67,7 +55,9 @@ class Tried:
         for i, c in enumerate(chosen.tolist()):
             shards = candidates.shard_loads(c)
             rows, columns = shards.shape[1], int(candidates.column_shards[c])
-            order = np.argsort(-(shards[CERTAIN] + shards[EXPECTED]), kind="stable")
+            order = np.argsort(
+                -(shards[Load.CERTAIN] + shards[Load.EXPECTED]), kind="stable"
+            )
             positions = np.zeros((rows, columns), np.int64)
             staged = bool(candidates.staged[c])
             positions[order] = (
@@ -81,7 +71,7 @@ class Tried:
                 of_staged = int(np.searchsorted(self.staged, i))
                 held = np.zeros((fleet.nodes, columns), bool)
                 held[positions // gpus, np.arange(columns)] = True
-                self.node_sums[of_staged] = shards[SUMS].max() * held.sum(axis=1)
+                self.node_sums[of_staged] = shards[Load.SUMS].max() * held.sum(axis=1)
                 self.in_node[of_staged, :rows] = 1
         self.largest = self.loads.max(axis=2)
 
@@ -101,8 +91,8 @@ class Insertion:
         self.ms_per_byte = ms_per_byte
         unit_bytes = objective.held_bytes + objective.update_bytes
         prices = objective.prices + ms_per_byte * unit_bytes
-        self._prices, self._node_prices = prices[:PEAK_NODE], prices[PEAK_NODE]
-        self._memory_prices = ms_per_byte * unit_bytes[:PEAK_NODE]
+        self._prices, self._node_prices = prices[: Peak.NODE], prices[Peak.NODE]
+        self._memory_prices = ms_per_byte * unit_bytes[: Peak.NODE]
         self._storage_ms, self._memory_ms = np.zeros((2, len(objective.storages)))
         for s in np.flatnonzero(assignment.loads.tables).tolist():
             self._reprice(s)
@@ -133,7 +123,9 @@ class Insertion:
     def smooth_cost(self) -> float:
         """Returns the smooth cost of the tables that are in."""
         loads = self.assignment.loads
-        stored = self._objective.stored_weights @ loads.own[STORED_BYTES].sum(axis=1)
+        stored = self._objective.stored_weights @ loads.own[Load.STORED_BYTES].sum(
+            axis=1
+        )
         memory_bytes = loads.everywhere_bytes + stored
         devices_ms, exposed_ms = self._devices_ms(), 0.0
         if self.assignment.instance.has_stores:
@@ -152,7 +144,7 @@ class Insertion:
         return float(
             self._storage_ms.sum()
             + _norm(loads.update_ms, self.power)
-            + self._objective.fixed_ms @ (loads.tables > 0)
+            + self._objective.prices[Peak.USE] @ (loads.tables > 0)
             + loads.everywhere_ms
         )
 
@@ -175,14 +167,14 @@ class Insertion:
         loads, power = self.assignment.loads, self.power
         s = tried.storage
         own = loads.own[:, s]
-        own[UPDATE_MS] = loads.update_ms
-        own[STORE_MS] = loads.store_ms
+        own[Load.UPDATE_MS] = loads.update_ms
+        own[Load.STORE_MS] = loads.store_ms
         with_largest = own + tried.largest[:, :, None]
         held = self._objective.of_devices(np.stack([own, with_largest], axis=1))
         scale = np.maximum(held[:, 1].max(axis=2, keepdims=True), LEAST_LOAD)
         powers = _power(held / scale[:, None], power)
         prices = self._prices[:, s]
-        prices[[PEAK_UPDATE, PEAK_STORE]] = 1.0
+        prices[[Peak.UPDATE, Peak.STORE]] = 1.0
         prices *= scale[:, :, 0]
         scores = np.einsum("kc,kcd->cd", prices, powers[:, 1] - powers[:, 0])
         devices = np.argsort(scores, axis=1, kind="stable")
@@ -193,10 +185,10 @@ class Insertion:
         after = own[:, of_all, devices] + tried.loads
         after = self._objective.of_devices(after) / scale
         growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
-        costs += (prices * growth)[:PEAK_STORE].sum(axis=0)
+        costs += (prices * growth)[: Peak.STORE].sum(axis=0)
         if self.assignment.instance.has_stores:
             store_ms = _norm(loads.store_ms, power)
-            store_growth = (prices * growth)[PEAK_STORE]
+            store_growth = (prices * growth)[Peak.STORE]
             memory_ms = self._memory_prices[:, s] * scale[:, :, 0] * growth
             longer_ms = costs - memory_ms.sum(axis=0) - self._held_ms(tried)
             before_ms = self._devices_ms()
@@ -246,7 +238,7 @@ class Insertion:
         hot = candidates.hot_storage[tried.chosen]
         opened = loads.tables[tried.storage] == 0
         opened_hot = (hot >= 0) & (loads.tables[hot] == 0)
-        fixed_ms = instance.objective.fixed_ms
+        fixed_ms = instance.objective.prices[Peak.USE]
         return (
             candidates.everywhere_ms[tried.chosen]
             + fixed_ms[tried.storage] * opened

@@ -8,14 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import (
-    ROWS,
-    STORE_MS,
-    STORED_BYTES,
-    PricedCandidates,
-)
+from embark_jax.planner.cost.loads import Load, PricedCandidates
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.cost.objective import PEAK_ROWS, Objective
+from embark_jax.planner.cost.objective import Objective
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.planner.search.layouts import worthwhile_candidates
 from embark_jax.planner.search.params import LARGE_MODEL
@@ -68,15 +64,15 @@ class Instance:
     @functools.cached_property
     def has_stores(self) -> bool:
         """Whether some candidate has rows elsewhere than on devices."""
-        return bool((self.candidates.loads[STORE_MS] > 0).any())
+        return bool((self.candidates.loads[Load.STORE_MS] > 0).any())
 
     @functools.cached_property
     def shard_bytes(self) -> np.ndarray:
         """``[candidates]`` least bytes of a device that has their largest shard: its
         rows, and what every device holds."""
         candidates = self.candidates
-        rows = candidates.reduced(np.maximum, candidates.loads[ROWS])
-        row_bytes = self.objective.held_bytes[PEAK_ROWS][candidates.storage]
+        rows = candidates.reduced(np.maximum, candidates.loads[Load.ROWS])
+        row_bytes = self.objective.held_bytes[Peak.ROWS][candidates.storage]
         return row_bytes * rows + candidates.everywhere_bytes
 
     @functools.cached_property
@@ -84,7 +80,7 @@ class Instance:
         """``[candidates]`` bytes of rows in host memory and on disks, as bytes of
         device memory that are as large a share of its limit."""
         candidates = self.candidates
-        stored = candidates.reduced(np.add, candidates.loads[STORED_BYTES])
+        stored = candidates.reduced(np.add, candidates.loads[Load.STORED_BYTES])
         weights = self.objective.stored_weights[candidates.storage]
         return weights * stored * candidates.column_shards
 

@@ -1,32 +1,25 @@
 """The cost of candidates that are spread evenly, and which of them are dominated.
 
-A candidate adds to the nine peaks of its storage (``cost/objective.py``), and to the
-use of that storage and of the storage of its hot rows. The relaxation numbers the peaks
-of storages kind by kind, those of all storages together; then come those of the update
-and of row stores, which are of all storages, and last what is exposed of row stores, to
-which no candidate adds.
+A candidate adds to the peaks of its storage (``cost/work.py``), and to the use of the
+storage of its hot rows. The relaxation numbers the peaks of storages kind by kind,
+those of all storages together; then come those of the update and of row stores, which
+are of all storages, and last what is exposed of row stores, to which no candidate adds.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import STORED_BYTES
+from embark_jax.planner.cost.loads import Load
 from embark_jax.planner.cost.memory import STORED_TIERS
-from embark_jax.planner.cost.objective import (
-    PEAK_NODE,
-    PEAK_STORE,
-    PEAK_SUMS,
-    PEAK_UPDATE,
-    PEAKS,
-)
+from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.search.instance import Instance
 
-PEAK_USE, PEAK_HOT_USE = range(len(PEAKS), len(PEAKS) + 2)
+PEAK_HOT_USE = len(Peak)
 ADDED = PEAK_HOT_USE + 1
 """Number of peaks that a candidate adds to."""
-OF_STORAGES = [*PEAKS[:PEAK_UPDATE], PEAK_NODE]
-"""Peaks that each storage has for itself, beside its use."""
+OF_STORAGES = [*list(Peak)[: Peak.UPDATE], Peak.NODE, Peak.USE]
+"""Peaks that each storage has for itself; its use comes last."""
 
 
 class Spread:
@@ -50,29 +43,29 @@ class Spread:
         loads = objective.of_devices(candidates.loads, at_least=True)
         self.mean, self.largest = mean, largest = np.zeros((2, ADDED, len(candidates)))
         means = candidates.reduced(np.add, loads) * candidates.column_shards / devices
-        mean[:PEAK_NODE] = means
-        largest[:PEAK_NODE] = candidates.reduced(np.maximum, loads)
+        mean[: Peak.NODE] = means
+        largest[: Peak.NODE] = candidates.reduced(np.maximum, loads)
         gpus = instance.workload.fleet.gpus_per_node
         # On the fewest nodes, each on another device.
         nodes = np.ceil(candidates.row_shards / gpus)
-        largest[PEAK_NODE] = candidates.staged * largest[PEAK_SUMS]
-        of_nodes = largest[PEAK_NODE] * nodes * candidates.column_shards
-        mean[PEAK_NODE] = of_nodes * gpus / devices
-        largest[PEAK_USE], largest[PEAK_HOT_USE] = 1.0, candidates.hot_rows > 0
+        largest[Peak.NODE] = candidates.staged * largest[Peak.SUMS]
+        of_nodes = largest[Peak.NODE] * nodes * candidates.column_shards
+        mean[Peak.NODE] = of_nodes * gpus / devices
+        largest[Peak.USE], largest[PEAK_HOT_USE] = 1.0, candidates.hot_rows > 0
         self.peak = peak = np.zeros((ADDED, len(candidates)), np.int64)
-        for number, kind in enumerate([*OF_STORAGES, PEAK_USE]):
+        for number, kind in enumerate(OF_STORAGES):
             peak[kind] = number * storages + candidates.storage
-        uses = len(OF_STORAGES) * storages
+        uses = OF_STORAGES.index(Peak.USE) * storages
         peak[PEAK_HOT_USE] = uses + np.maximum(candidates.hot_storage, 0)
-        peak[PEAK_UPDATE] = uses + storages
-        peak[PEAK_STORE] = uses + storages + 1
+        peak[Peak.UPDATE] = uses + storages
+        peak[Peak.STORE] = uses + storages + 1
         prices = objective.prices[OF_STORAGES].reshape(-1)
-        self.ms = np.concatenate([prices, objective.fixed_ms, np.ones(3)])
+        self.ms = np.concatenate([prices, np.ones(3)])
         self.peaks = len(self.ms)
         self.whole = np.zeros(self.peaks, bool)
-        self.whole[peak[[PEAK_SUMS, PEAK_NODE, PEAK_USE, PEAK_HOT_USE]]] = True
+        self.whole[peak[[Peak.SUMS, Peak.NODE, Peak.USE, PEAK_HOT_USE]]] = True
         tiers = np.arange(len(STORED_TIERS))[:, None]
-        stored = candidates.reduced(np.add, candidates.loads[STORED_BYTES])
+        stored = candidates.reduced(np.add, candidates.loads[Load.STORED_BYTES])
         in_tier = objective.tier[candidates.storage] == tiers
         self.stored_bytes = in_tier * stored * candidates.column_shards
 
