@@ -65,9 +65,9 @@ def _table(table: TableSpec) -> dict[str, Any]:
 def _model(dense: DenseNet) -> dict[str, Any]:
     stacks: dict[str, Any] = {"compute_dtype": "bfloat16"}
     stacks |= {"bottom": list(dense.bottom), "top": list(dense.top)}
-    if dense.interaction == "dot":
-        return {"kind": "dlrm", **stacks}
+    if dense.kind == "dlrm":
+        return {"kind": dense.kind, **stacks}
     cross = {"cross_layers": dense.cross_layers}
     if dense.cross_layers:
         cross["cross_rank"] = dense.cross_rank
-    return {"kind": "dlrm_dcnv2", **stacks, **cross}
+    return {"kind": dense.kind, **stacks, **cross}

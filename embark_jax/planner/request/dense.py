@@ -242,11 +242,11 @@ def network_of(
     dense_features: int,
     pool_stride: int = 1,
 ) -> DenseNetwork | None:
-    """Returns the matrix products of a model that a config describes, if they are
-    known.
+    """Returns the matrix products of a model that a config or a table list describes,
+    if they are known.
 
     Args:
-      model: section of the config.
+      model: section of the config, or the list's ``DenseNet``.
       tables, features, dense_features: inputs of the model.
       pool_stride: number of neighbouring columns of the pooled rows that are averaged
         into one.

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Sequence
 from operator import gt
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field, NonNegativeFloat
@@ -35,8 +35,7 @@ from embark_jax._base.validation import validated
 from embark_jax.planner.request.dense import (
     NO_DENSE,
     DenseNetwork,
-    dlrm,
-    dlrm_dcnv2,
+    network_of,
 )
 from embark_jax.planner.request.workload import (
     STATE_VALUES,
@@ -55,7 +54,6 @@ from embark_jax.plans.tables import (
     FeatureSpec,
     TableSpec,
     check_model,
-    embedding_width,
 )
 from embark_jax.statistics.accesses import NO_STATISTICS, FeatureAccess, Statistics
 
@@ -160,22 +158,20 @@ class DenseNet(Config):
     interaction: Literal["concatenate", "dot"] = "concatenate"
     pool_stride: Count = 1
     """Number of neighbouring columns of the pooled rows that are averaged into one."""
+    structure: ClassVar = "stacked"
+
+    @property
+    def kind(self) -> str:
+        """The kind of model that has these layers."""
+        return "dlrm" if self.interaction == "dot" else "dlrm_dcnv2"
 
     def network(
         self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec]
     ) -> DenseNetwork:
         """Returns the layers, on top of these tables."""
-        width = embedding_width(tables, features) // self.pool_stride
-        if self.interaction == "dot":
-            return dlrm(len(features), width, self.features, self.bottom, self.top)
-        return dlrm_dcnv2(
-            width,
-            self.features,
-            self.bottom,
-            self.top,
-            self.cross_layers,
-            self.cross_rank,
-        )
+        made = network_of(self, tables, features, self.features, self.pool_stride)
+        assert made is not None
+        return made
 
 
 class TableList(Config):
