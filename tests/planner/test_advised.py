@@ -9,6 +9,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.planner import Workload, advised_plan, plan_for
 from embark_jax.plans.wire import Wire
+from tests.planner.published import table_list
 from tests.runs import done
 
 MANY = [ej.TableSpec("ids", 4 * 2**31, 1)]
@@ -41,6 +42,21 @@ def test_16_bits_on_the_wire_are_advised_unless_they_are_on():
     followed = advised_plan(narrow, tables, features).prediction
     assert followed.step_ms <= promised_ms + 5e-4
     assert "bfloat16" not in " ".join(followed.advice)
+
+
+@pytest.mark.slow
+def test_memory_that_hardly_costs_time_is_advised_and_can_be_had():
+    listed = table_list("T180")
+    tables, features = listed.specs()
+    workload = listed.workload(ej.fleets.dgx_h100())
+    advised = advised_plan(workload, tables, features).prediction
+    (text,) = [text for text in advised.advice if "save" in text]
+    longer, gb = re.search(r"step (\S+)% longer .* (\S+) GB a device", text).groups()
+    assert float(gb) <= 0.95 * advised.device_bytes[0] / 1e9
+    limited = dataclasses.replace(workload, memory_gb=float(gb) + 0.1)
+    followed = advised_plan(limited, tables, features).prediction
+    assert followed.step_ms <= (1.005 + float(longer) / 100) * advised.step_ms
+    assert "save" not in " ".join(followed.advice)
 
 
 def test_the_function_and_the_command_have_one_price(tmp_path):

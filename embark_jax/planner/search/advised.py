@@ -4,12 +4,13 @@ plans that were made or priced."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload, looks_ahead
-from embark_jax.planner.search.planning import plan_for
-from embark_jax.planner.search.solve import DoesNotFitError
+from embark_jax.planner.search.planning import plan_for, searched_plan
+from embark_jax.planner.search.solve import DoesNotFitError, lighter
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
@@ -102,12 +103,12 @@ def advised_plan(
     """
     advice: list[str] = []
     try:
-        made = plan_for(workload, tables, features, forced=forced)
+        made, found = searched_plan(workload, tables, features, forced)
     except DoesNotFitError as error:
         try:
             if not or_tables:
                 raise
-            made = plan_for(workload, or_tables, features, forced=forced)
+            made, found = searched_plan(workload, or_tables, features, forced)
         except DoesNotFitError:
             options = _that_fit(workload, or_tables or tables, features, forced or {})
             helps = [f"{change} ({_cost(other)})" for change, other in options]
@@ -119,6 +120,14 @@ def advised_plan(
             "tables are in another tier, as with embedding.tables.NAME.tier=auto"
         )
     measured = not workload.fleet.placeholders
+    if measured and workload.memory_gb is None and (less := lighter(found)):
+        best, gb = found.assignment, less.bytes() / 1e9
+        longer = max(0.0, less.step_ms() / best.step_ms() - 1)
+        saved = 1 - less.bytes() / best.bytes()
+        advice.append(
+            f"a step {longer:.1%} longer would save {saved:.0%} of the memory: "
+            f"{gb:.1f} GB a device (embedding.memory_gb={math.ceil(10 * gb) / 10})"
+        )
     if measured and (narrow := _in_16_bits(workload, made)):
         advice.append(
             "rows and gradients that travel in bfloat16 (embedding.wire.rows, "

@@ -9,6 +9,8 @@ way is kept, by the true cost.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +89,7 @@ class LocalSearch:
         assignment: Assignment,
         dice: np.random.Generator,
         ms_per_byte: float,
+        rank: Callable[[Assignment], Any] = Assignment.rank,
     ) -> Assignment:
         """Returns the best assignment on the way of all passes.
 
@@ -94,12 +97,13 @@ class LocalSearch:
           assignment: assignment to begin with; it is changed.
           dice: random order of tables.
           ms_per_byte: price of memory.
+          rank: the lower, the better.
         """
         best = assignment.copy()
-        best_rank = assignment.rank()
+        best_rank = rank(assignment)
         for power in params.POWERS:
             self._pass(Insertion(assignment, power, ms_per_byte), dice)
-            if (moved_rank := assignment.rank()) < best_rank:
+            if (moved_rank := rank(assignment)) < best_rank:
                 best, best_rank = assignment.copy(), moved_rank
         return best
 

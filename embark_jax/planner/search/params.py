@@ -35,6 +35,11 @@ times as high from search to search."""
 MEMORY_SEARCHES = 8
 """Largest number of searches, the first without a price: the last price is 400 step
 times."""
+LIGHTER_STEP, LIGHTER_MEMORY = 0.01, 0.05
+"""A plan is advised that takes at most so much longer, and at least so much less
+memory, as shares."""
+LIGHTER_PRICE = 0.3
+"""Price of all memory, in step times, at which such a plan is looked for."""
 TOLERANCE = 3e-5
 """Share of the optimum by which a row of the relaxation must be broken to be
 added."""

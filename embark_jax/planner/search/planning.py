@@ -9,7 +9,7 @@ from embark_jax._base.config import nearest
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.instance import make_instance
-from embark_jax.planner.search.solve import solve
+from embark_jax.planner.search.solve import Found, solve
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.options import Cluster
@@ -34,7 +34,8 @@ def plan_for(
     *,
     forced: Mapping[str, ForcedPlacement] | None = None,
 ) -> Plan:
-    """Places every table of a model, for a step that a workload describes.
+    """Places every table of a model, for a step that a workload describes. Returns the
+    plan alone; ``searched_plan`` also what the search found.
 
     Args:
       workload: circumstances of the step.
@@ -46,6 +47,16 @@ def plan_for(
       ValueError: if the model is inconsistent, a forced placement impossible, or the
         statistics are of another model.
     """
+    return searched_plan(workload, tables, features, forced)[0]
+
+
+def searched_plan(
+    workload: Workload,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    forced: Mapping[str, ForcedPlacement] | None = None,
+) -> tuple[Plan, Found]:
+    """Returns the plan of ``plan_for``, and what the search found."""
     check_model(tables, features)
     # Dynamic tables are planned for the size that they grow to.
     grown = [_fully_grown(table) for table in tables]
@@ -58,16 +69,17 @@ def plan_for(
     if problems := workload.statistics.problems(grown, features):
         raise ValueError("; ".join(problems))
     instance = make_instance(grown, features, forced, workload)
-    assignment, bound_ms = solve(instance)
-    if bound_ms > (step_ms := assignment.step_ms()):
+    found = solve(instance)
+    bound_ms = found.bound_ms
+    if bound_ms > (step_ms := found.assignment.step_ms()):
         raise RuntimeError(
             f"the bound of {bound_ms} ms is above the plan's {step_ms} "
             "ms: one of them is wrong; please report this request"
         )
-    placements = assignment.placements()
+    placements = found.assignment.placements()
     priced = price(placements, features, workload)
     begin = {table.name: table for table in tables if table.is_dynamic}
-    return Plan(
+    plan = Plan(
         features=tuple(features),
         placements=tuple(
             dataclasses.replace(each, table=begin.get(each.table.name, each.table))
@@ -79,6 +91,7 @@ def plan_for(
         capacities=priced.capacities(),
         prediction=priced.prediction(float(bound_ms)),
     )
+    return plan, found
 
 
 def _fully_grown(table: TableSpec) -> TableSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from embark_jax.planner.cost.memory import STORED_TIERS
@@ -20,10 +22,23 @@ class DoesNotFitError(ValueError):
     """No plan fits; the message says what is short."""
 
 
-def solve(instance: Instance) -> tuple[Assignment, float]:
-    """Returns the best assignment of all starts, and the bound, in ms: no plan takes
-    less. The start of the lowest bound is first; for a large model that which has a
-    plan is the last.
+class Found(NamedTuple):
+    """The result of a search.
+
+    Attributes:
+      assignment: best assignment.
+      bound_ms: bound: no plan takes less.
+      search: moves that led to it last.
+    """
+
+    assignment: Assignment
+    bound_ms: float
+    search: LocalSearch
+
+
+def solve(instance: Instance) -> Found:
+    """Returns the best assignment of all starts. The start of the lowest bound is
+    first; for a large model that which has a plan is the last.
 
     Args:
       instance: instance to plan.
@@ -40,17 +55,35 @@ def solve(instance: Instance) -> tuple[Assignment, float]:
         if relaxed is not None:
             starts.append((relaxed.bound_ms, len(starts), relaxation, relaxed))
     starts.sort()
-    best: Assignment | None = None
+    best: Found | None = None
     for bound_ms, _, relaxation, relaxed in starts:
         # No plan of this start is faster than its bound, nor of those that follow.
-        if best and (instance.is_large or bound_ms >= best.step_ms()):
+        if best and (instance.is_large or bound_ms >= best.assignment.step_ms()):
             break
         found = _search(relaxation, relaxed)
-        if found and (best is None or found.step_ms() < best.step_ms()):
+        if found and (
+            best is None or found.assignment.step_ms() < best.assignment.step_ms()
+        ):
             best = found
     if best is None:
         raise DoesNotFitError(instance.memory.shortage(least_bytes(instance)))
-    return best, starts[0][0]
+    return best._replace(bound_ms=starts[0][0])
+
+
+def lighter(found: Found) -> Assignment | None:
+    """Returns the assignment of least memory that moves from the best one lead to, and
+    that takes hardly longer; None if it saves hardly any."""
+    best = found.assignment
+    step_ms, most_bytes = best.step_ms(), best.bytes()
+
+    def rank(assignment: Assignment) -> tuple[float, float]:
+        late_ms = assignment.step_ms() - (1 + params.LIGHTER_STEP) * step_ms
+        return max(0.0, late_ms), assignment.bytes()
+
+    price = params.LIGHTER_PRICE * step_ms / most_bytes
+    light = found.search.improve(best.copy(), np.random.default_rng(0), price, rank)
+    saves = light.bytes() <= (1 - params.LIGHTER_MEMORY) * most_bytes
+    return light if saves and light.fits() else None
 
 
 def searched(instance: Instance) -> list[np.ndarray]:
@@ -87,7 +120,7 @@ def searched(instance: Instance) -> list[np.ndarray]:
     ]
 
 
-def _search(relaxation: Relaxation, relaxed: Solution) -> Assignment | None:
+def _search(relaxation: Relaxation, relaxed: Solution) -> Found | None:
     """Returns the best assignment that fits of the candidates of a relaxation, if any
     is found.
 
@@ -124,7 +157,8 @@ def _search(relaxation: Relaxation, relaxed: Solution) -> Assignment | None:
         return None
     last = LocalSearch(instance, relaxed, params.LAST_TRIED)
     dice = np.random.default_rng(0)
-    return search.fill(last.improve(best.copy(), dice, best_price))
+    moved = last.improve(best.copy(), dice, best_price)
+    return Found(search.fill(moved), bound_ms, last)
 
 
 def _roundings(relaxation: Relaxation, relaxed: Solution) -> list[np.ndarray]:
