@@ -216,19 +216,6 @@ def link_outside(path: Path) -> None:
             r"data\.json: no such file; `embark data prepare --out` makes",
         ),
         (
-            lambda f: (f / "data.json").write_text("{"),
-            r"data\.json: .*prepare the data again",
-        ),
-        (
-            lambda f: edit(f, version=2),
-            r"data\.json: version: .*prepare the data again",
-        ),
-        (lambda f: (f / "train" / "1.arrow").unlink(), r"train/1\.arrow: is missing"),
-        (
-            lambda f: (f / "train" / "1.arrow").write_bytes(b"ARROW1"),
-            r"train/1\.arrow: has 6 bytes, must have [\d,]+; prepare the data again",
-        ),
-        (
             lambda f: overwrite(f / "train" / "0.arrow", slice(None)),
             r"train/0\.arrow: is not as it was written, the file is damaged; prepare",
         ),

@@ -14,7 +14,7 @@ from embark_jax.data.prepare.raw_rows import FOLDER, RowEncoder, save_encoding
 from embark_jax.data.prepare.vocabulary import vocabulary_file
 from embark_jax.data.table_values import TableValues
 from embark_jax.statistics.histogram import Histogram
-from tests.runs import assert_refused, done, embark
+from tests.runs import done
 
 RNG = np.random.default_rng(0)
 USERS = RNG.permutation(90)[np.minimum(RNG.zipf(1.5, 800) - 1, 89)]
@@ -89,13 +89,6 @@ def test_raw_rows_and_the_next_day_get_the_same_rows(raw, tmp_path):
     other = prepare(raw, tmp_path / "other", *HASH, "--split", "none")
     before, after = (TableValues(each.folder, each.manifest) for each in (data, other))
     assert "have other rows" in " ".join(before.changes(after, "there"))
-
-
-@pytest.mark.parametrize("name", ["city", "label"])
-def test_a_column_with_a_vocabulary_is_refused(raw, tmp_path, name):
-    command = ("data", "prepare", "parquet", *COLUMNS, "--raw", raw, "--out")
-    refused = embark(*command, tmp_path / "out", "--by-frequency", name)
-    assert_refused(refused, f"--by-frequency {name}: must be a column that is hashed")
 
 
 def test_ids_of_ones_own():

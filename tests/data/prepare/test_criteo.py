@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark_jax.data import BatchChecker, DataError, PreparedData
+from embark_jax.data import BatchChecker, PreparedData
 from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import criteo, encode
 from embark_jax.data.prepare.run import Options, prepare
@@ -121,14 +121,6 @@ def test_terabyte_by_files_and_its_bags(tmp_path):
     # MLPerf's bag of C21 is 100 uniform ids: about all of the table's 30 are seen.
     others = np.unique(batch.ids["C21"][:, 1:])
     assert len(others) > 0.9 * bags.table_rows["C21"]
-
-
-@pytest.mark.parametrize("names", [[], ["day_0"], ["day_0", "day_2"], ["day_1"]])
-def test_missing_days(tmp_path, names):
-    for name in names:
-        (tmp_path / name).write_text("")
-    with pytest.raises(DataError, match=r"must have day_0, day_1 and so on.*; has "):
-        criteo.terabyte(tmp_path)
 
 
 def test_the_real_sample(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from embark_jax.config import reading
 from embark_jax.data import PreparedData
 from tests.data.prepare.raw_files import write_rows
-from tests.runs import assert_refused, done, embark, write_config
+from tests.runs import done, embark, write_config
 
 ROWS = [(i % 2, f"u{i % 23}", f"v{i % 7}", f"c{i % 3}", i % 11) for i in range(60)]
 KEYS = 2**63 - 1
@@ -52,32 +52,6 @@ def test_some_columns_are_hashed_and_others_have_a_vocabulary(raw, tmp_path):
         expected = {hashed(row[column], rows) for row in ROWS}
         assert set(batch.ids[name][:, 0].tolist()) == expected
     assert set(batch.ids["city"][:, 0].tolist()) == {2, 3, 4}
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("usr=keys", "--hash-column usr: no such column of categories; did you mean"),
-        ("user=1", "--hash-column user=1: '1' is no number of rows, must be a whole"),
-        ("user=-3", "'-3' is no number of rows"),
-        ("user=9223372036854775808", "is no number of rows"),
-        ("label", "--hash-column label: no such column of categories"),
-    ],
-)
-def test_what_cannot_be_hashed_is_refused_before_anything_is_read(
-    raw, tmp_path, option, message
-):
-    command = ("data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out")
-    refused = embark(*command, "--hash-column", option)
-    assert_refused(refused, message)
-    assert not (tmp_path / "out").exists()
-
-
-def test_columns_of_one_table_have_one_number_of_rows(raw, tmp_path):
-    command = ("data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out")
-    hashed_columns = ("--hash-column", "user=9", "--hash-column", "item=8")
-    refused = embark(*command, "features.item.table=user", *hashed_columns)
-    assert_refused(refused, "8 rows, but another column of table 'user' has 9")
 
 
 def test_a_table_of_keys_must_be_dynamic(raw, tmp_path):

@@ -11,32 +11,6 @@ from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.data.table_values import TableValues
 from tests.data.prepare.raw_files import prepared, write_rows
-from tests.runs import assert_refused, embark, snapshot
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("../../evil", "column '../../evil' reads a table named '../../evil', which"),
-        ("/tmp/evil", "without /; rename the column, or give its table"),
-        ("x" * 201, "must be text of at most 200 bytes"),
-        ("", "a.csv: column 2 has no name; name it in the file, or leave it out"),
-        ("split", "column 'split' is a feature, must have another name, as queries"),
-        ("Label of label", "column 'Label of label' is a feature, must have another"),
-        ("rowid", "column 'rowid' is a feature, must have another name"),
-        ("is good", "column 'is good' is a feature, must have another name"),
-    ],
-)
-def test_names_of_columns_name_files(tmp_path, name, message):
-    """The check comes before anything is written."""
-    (tmp_path / "raw").mkdir()
-    write_rows(tmp_path / "raw" / "a.csv", ["label", name], [(1, "a"), (0, "b")] * 5)
-    command = ("data", "prepare", "csv", "--raw", tmp_path / "raw", "--out")
-    before = snapshot(tmp_path)
-    refused = embark(*command, tmp_path / "deep" / "deeper" / "out")
-    assert_refused(refused, message)
-    assert snapshot(tmp_path) == before
-    assert not (tmp_path / "deep").exists()
 
 
 def test_a_column_may_read_a_table_of_another_name(tmp_path):

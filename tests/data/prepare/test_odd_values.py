@@ -1,7 +1,6 @@
 """Odd values become what Python says they are, or are refused with file and value."""
 
 import errno
-import json
 import re
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from embark_jax.data.prepare import own_files, raw_rows
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.vocabulary import FIRST_ID
 from tests.data.prepare.raw_files import prepared
-from tests.runs import assert_refused, embark
 
 ROWS = 60
 LABELS = [i % 2 for i in range(ROWS)]
@@ -123,23 +121,6 @@ def test_no_training_samples(tmp_path):
     with pytest.raises(DataError, match="no sample is in the training split"):
         parquet(tmp_path, columns, split="fold")
     assert not (tmp_path / "out" / "data.json").exists()
-
-
-@pytest.mark.parametrize("separator", ["::", "", "→", '"', "\n"])
-def test_separators_are_one_character(tmp_path, separator):
-    (tmp_path / "a.csv").write_text("label,a\n1,2\n")
-    command = ("data", "prepare", "csv", "--raw", tmp_path / "a.csv", "--out")
-    done = embark(*command, tmp_path / "out", f"separator={json.dumps(separator)}")
-    assert_refused(done, "separator: ")
-    assert not (tmp_path / "out").exists()
-
-
-def test_columns_are_safe_yaml(tmp_path):
-    (tmp_path / "a.csv").write_text("label,a\n1,2\n")
-    (tmp_path / "c.yaml").write_text("label: !!python/object/apply:os.system [id]\n")
-    command = ("data", "prepare", "csv", "--raw", tmp_path / "a.csv", "--out")
-    done = embark(*command, tmp_path / "out", "--columns", tmp_path / "c.yaml")
-    assert_refused(done, "could not determine a constructor for the tag")
 
 
 def test_a_full_disk_is_said_with_the_file(tmp_path):

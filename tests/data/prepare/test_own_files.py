@@ -19,7 +19,7 @@ from tests.data.prepare.raw_files import (
     write_rows,
     write_table,
 )
-from tests.runs import assert_refused, done, embark
+from tests.runs import done
 
 
 def of(path: Path, out: Path, **columns):
@@ -225,45 +225,6 @@ def test_arguments_and_a_file_say_the_same(rows, tmp_path):
     done(*command, "--out", tmp_path / "b", "--columns", file)
     made = [(tmp_path / name / "data.json").read_text() for name in "ab"]
     assert made[0] == made[1]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"time": "w"}, "column w: values such as 'a' are not times, must be numbers"),
-        ({"split": "w"}, "column w: value is 'a', must be train, validation, test"),
-        ({"dense": {"w": {}}, "features": {"w": {}}}, "is dense and a feature"),
-        ({"ignore": ["v"]}, r"has no column 'v'; known: label, stars, w"),
-        ({"ignore": ["w", "stars"]}, "no column is left for features"),
-        (
-            {"label": "stars", "ignore": ["label"]},
-            "column stars: value is '4', must be from 0 to 1; for r",
-        ),
-    ],
-)
-def test_what_cannot_be(tmp_path, columns, message):
-    path = tmp_path / "rows.csv"
-    write_rows(path, ["label", "w", "stars"], [(1, "a", 4), (0, "a", 1)])
-    if "time" in columns or "split" in columns:
-        columns |= {"features": {"w": {}}}
-    with pytest.raises(DataError, match=message):
-        of(path, tmp_path / "out", **columns)
-
-
-@pytest.mark.parametrize(
-    ("argument", "problem"),
-    [
-        ("dense.w=root", "dense.w: 'root' given, must be 'none', 'log', "),
-        ("dense.w={quantiles: 1}", "dense.w.quantiles: 1 given, must be greater than"),
-        ("features.w.tabel=v", "features.w.tabel: unknown key; did you mean table?"),
-        ("label", "must read dotted.key=value, such as"),
-    ],
-)
-def test_arguments_that_are_wrong(tmp_path, argument, problem):
-    write_rows(tmp_path / "a.csv", ["label", "w"], [(1, "a")])
-    command = ("data", "prepare", "csv", "--raw", tmp_path, "--out", tmp_path / "out")
-    outcome = embark(*command, argument)
-    assert_refused(outcome, problem)
 
 
 def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):

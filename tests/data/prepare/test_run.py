@@ -78,14 +78,6 @@ def test_a_folder_that_holds_something_is_left_as_it_is(raw, tmp_path):
     assert runs.snapshot(tmp_path) == before
 
 
-def test_an_empty_and_a_missing_file(raw, tmp_path):
-    (raw / "train.txt").write_text("")
-    with pytest.raises(DataError, match=r"train\.txt: has no samples"):
-        prepare_in(raw, tmp_path / "out")
-    with pytest.raises(DataError, match=r"has no train\.txt, plain or with \.gz"):
-        prepare_in(tmp_path, tmp_path / "out")
-
-
 def test_bad_lines_stop_the_command_or_are_counted(raw, tmp_path):
     lines = criteo_lines(200)
     lines[17] = lines[17].rpartition("\t")[0]

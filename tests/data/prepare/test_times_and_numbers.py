@@ -80,22 +80,6 @@ def test_times_of_several_zones_in_parquet(tmp_path):
     assert sizes(PreparedData(tmp_path / "out")) == [36, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ("NaT", "line 9: column when: value is 'NaT', must be a time"),
-        ("soon", "values such as 'soon' are not times"),
-        ("2024-05-31T12:30:00Z", "all with a time zone or none"),
-    ],
-)
-def test_what_is_no_time_is_named(tmp_path, bad, message):
-    rows = dated(*[5] * 10)
-    rows[7]["when"] = bad
-    path = write_table(tmp_path / "rows.csv", rows)
-    command = "data", "prepare", "csv", "time=when", "--raw", path
-    assert_refused(embark(*command, "--out", tmp_path / "out"), message)
-
-
 @pytest.mark.parametrize("unit", [1, 10**9])
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_column_of_unix_times_keeps_its_digits(tmp_path, kind, unit):
