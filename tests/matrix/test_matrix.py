@@ -105,7 +105,6 @@ QUICK = {
     ("hot", "a refused batch"),
     ("hot, 16 bits, on host", "resumed"),
     ("dynamic in RB", "resumed"),
-    ("dynamic", "scored"),
 }
 
 
