@@ -20,6 +20,7 @@ import embark_jax as ej
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import read_arrow, sha256_of, write_arrow
 from embark_jax.data.hashed_file import HashedFile, checksum_of
+from embark_jax.export.lookup import write_arrays
 from tests import runs
 from tests.runs import done, embark
 
@@ -138,12 +139,8 @@ def vocabulary(table: str, values):
         count = len(read_arrow(path))
         write_arrow(path, pa.table({"key": list(values(count))}))
 
-        def list_it(manifest):
-            file = HashedFile.of(folder / "encoding", name).model_dump()
-            others = [f for f in manifest["vocabularies"] if f["file"] != name]
-            manifest["vocabularies"] = [*others, file]
-
-        encoded(list_it)(folder)
+        file = HashedFile.of(folder / "encoding", name).model_dump()
+        encoded(lambda m: m["tables"][table].update(file=file))(folder)
 
     return damage
 
@@ -204,6 +201,11 @@ def test_layers_in_jax_that_are_none_are_refused(made, tmp_path):
         sign(export)
         with pytest.raises(UserError, match=r"dense\.jax: jax\.export does not take"):
             ej.load_scorer(export)
+    (export / "dense.jax").write_bytes(layers)
+    write_arrays(export / "dense.safetensors", {"scale": np.ones(3, np.float32)})
+    sign(export)
+    with pytest.raises(UserError, match=r"dense\.jax: jax\.export does not take"):
+        ej.load_scorer(export).predict({"user": ["u1"], "item": ["7"]})
 
 
 @pytest.mark.parametrize("name", ["../outside", "link", "ABSOLUTE"])
