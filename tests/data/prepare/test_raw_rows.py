@@ -264,10 +264,10 @@ def test_a_column_twice_is_refused(folder):
     [
         ("shop", ["ann", "\ud800"]),
         ("shop", np.array(["NaT", "2020-01-01"], "datetime64[s]")),
-        ("shop", np.array(["NaT", "NaT"], "datetime64")),
-        ("shop", [np.datetime64("NaT"), "ann"]),
+        ("shop", np.array(["NaT", "NaT"], "datetime64[s]")),
+        ("shop", [np.datetime64("NaT", "s"), "ann"]),
         ("price", np.array(["NaT", "2020-01-01"], "datetime64[s]")),
-        ("price", [np.datetime64("NaT"), 1.0]),
+        ("price", [np.datetime64("NaT", "s"), 1.0]),
         ("price", [1.0, "\ud800"]),
     ],
 )
