@@ -49,9 +49,9 @@ class RowFile:
     def __init__(self, rows: int, values: int, folder: Path | None):
         self._row_bytes = FLOAT32_BYTES * values
         size = rows * self._row_bytes
-        with tempfile.TemporaryFile(dir=folder, prefix="rows-") as file:
-            self._file = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._file)
+        file = tempfile.TemporaryFile(dir=folder, prefix="rows-")
+        weakref.finalize(self, file.close)
+        self._file = file.fileno()
         # Otherwise a full disk ends the process when a page is written back.
         os.posix_fallocate(self._file, 0, size)
         at_random = mmap.mmap(self._file, size)

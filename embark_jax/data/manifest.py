@@ -114,7 +114,7 @@ class PreparedFeature(Config):
     """A feature, like ``FeatureSpec``.
 
     With ``bags_of_one_id`` the files hold one id per sample, and reading makes the bag
-    from it (``data/multi_hot.py``).
+    from it (``data/prepared.py``).
     """
 
     table: str

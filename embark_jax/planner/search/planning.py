@@ -9,7 +9,7 @@ from embark_jax._base.config import nearest
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.instance import make_instance
-from embark_jax.planner.search.solve import Found, solve
+from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.options import Cluster
@@ -55,7 +55,7 @@ def searched_plan(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     forced: Mapping[str, ForcedPlacement] | None = None,
-) -> tuple[Plan, Found]:
+) -> tuple[Plan, SearchResult]:
     """Returns the plan of ``plan_for``, and what the search found."""
     check_model(tables, features)
     # Dynamic tables are planned for the size that they grow to.

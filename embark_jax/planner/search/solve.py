@@ -22,7 +22,7 @@ class DoesNotFitError(ValueError):
     """No plan fits; the message says what is short."""
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search.
 
     Attributes:
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     search: LocalSearch
 
 
-def solve(instance: Instance) -> Found:
+def solve(instance: Instance) -> SearchResult:
     """Returns the best assignment of all starts. The start of the lowest bound is
     first; for a large model that which has a plan is the last.
 
@@ -55,7 +55,7 @@ def solve(instance: Instance) -> Found:
         if relaxed is not None:
             starts.append((relaxed.bound_ms, len(starts), relaxation, relaxed))
     starts.sort()
-    best: Found | None = None
+    best: SearchResult | None = None
     for bound_ms, _, relaxation, relaxed in starts:
         # No plan of this start is faster than its bound, nor of those that follow.
         if best and (instance.is_large or bound_ms >= best.assignment.step_ms()):
@@ -70,7 +70,7 @@ def solve(instance: Instance) -> Found:
     return best._replace(bound_ms=starts[0][0])
 
 
-def lighter(found: Found) -> Assignment | None:
+def lighter(found: SearchResult) -> Assignment | None:
     """Returns the assignment of least memory that moves from the best one lead to, and
     that takes hardly longer; None if it saves hardly any."""
     best = found.assignment
@@ -120,7 +120,7 @@ def searched(instance: Instance) -> list[np.ndarray]:
     ]
 
 
-def _search(relaxation: Relaxation, relaxed: Solution) -> Found | None:
+def _search(relaxation: Relaxation, relaxed: Solution) -> SearchResult | None:
     """Returns the best assignment that fits of the candidates of a relaxation, if any
     is found.
 
@@ -158,7 +158,7 @@ def _search(relaxation: Relaxation, relaxed: Solution) -> Found | None:
     last = LocalSearch(instance, relaxed, params.LAST_TRIED)
     dice = np.random.default_rng(0)
     moved = last.improve(best.copy(), dice, best_price)
-    return Found(search.fill(moved), bound_ms, last)
+    return SearchResult(search.fill(moved), bound_ms, last)
 
 
 def _roundings(relaxation: Relaxation, relaxed: Solution) -> list[np.ndarray]:
