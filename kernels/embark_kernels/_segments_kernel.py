@@ -179,10 +179,7 @@ def update_segments(
         gradient = optimizer.full_gradient(old, total)
         mean_square = None
         if optimizer.row_wise:
-            # Divided before it is summed: at width 128 a thread has one square, and the
-            # compiler fuses it with the first addition of the sum over threads, which
-            # would round what each adds in another way than what it sends to others.
-            mean_square = jnp.sum(gradient * gradient * (1 / rows.width))
+            mean_square = jnp.sum(gradient * gradient) * (1 / rows.width)
         old_states = dict(zip(names, old_states, strict=True))
         left, change, new = optimizer.update(
             old, old_states, gradient, mean_square, factor, math
