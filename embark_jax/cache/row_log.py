@@ -49,7 +49,7 @@ class RowFile:
     def __init__(self, rows: int, values: int, folder: Path | None):
         self._row_bytes = FLOAT32_BYTES * values
         size = rows * self._row_bytes
-        file = tempfile.TemporaryFile(dir=folder, prefix="rows-")
+        file = tempfile.TemporaryFile(dir=folder, prefix="rows-")  # noqa: SIM115
         weakref.finalize(self, file.close)
         self._file = file.fileno()
         # Otherwise a full disk ends the process when a page is written back.

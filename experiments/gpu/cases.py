@@ -234,7 +234,7 @@ def sum_and_update(
 
     touched = round(rows * -math.expm1(entries * math.log1p(-1 / rows)))
     row_bytes = 4 * (width + sum(optimizer.state_widths(width).values()))
-    uniform = distribution == "uniform"
+    moved = entries * (4 * width + 8) + 2 * touched * row_bytes
     return Case(
         {
             "op": "sum_and_update",
@@ -249,7 +249,7 @@ def sum_and_update(
         make_inputs,
         function,
         in_place=True,
-        bytes=uniform * (entries * (4 * width + 8) + 2 * touched * row_bytes),
+        bytes=moved if distribution == "uniform" else 0,
     )
 
 

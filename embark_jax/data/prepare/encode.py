@@ -226,7 +226,8 @@ def _shared_values(
         column = f"s{len(columns)}"
         shared[column] = ids >= RARE_ID if table.kind == "hashes" else ids == RARE_ID
         value = f"samples.{sql.name(name)}"
-        value += "[1]" * samples.types[name].endswith("]")
+        if samples.types[name].endswith("]"):
+            value += "[1]"
         columns[name] = f"if(shared.{column}, {value}, NULL) AS {sql.name(name)}"
     if not columns:
         return pa.table({})
