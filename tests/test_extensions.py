@@ -1,6 +1,6 @@
-"""A new cluster, exchange, row store, kernel, property of tables and move of the
-planner need so many files of the packages, which a copy of them changes: the rows that
-they train, and the plans, are those of the ones that they stand for."""
+"""A new model, row optimizer, cluster, exchange, row store and kernel need so few files
+of the packages, which a copy of them changes: help, planning, training, exports and
+scoring follow, and the parts train what those train that they stand for."""
 
 import os
 import shutil
@@ -8,15 +8,94 @@ import subprocess
 import sys
 from pathlib import Path
 
-import embark_kernels
 import pytest
 
-import embark_jax
-
-PACKAGE = Path(embark_jax.__file__).parent
-ROOT = PACKAGE.parent
+ROOT = Path(__file__).parents[1]
 KERNELS = "../embark_kernels/"
+MODEL = '''\
+"""A toy model."""
+
+from typing import Annotated
+
+import jax.numpy as jnp
+from flax import nnx
+from pydantic import Field
+
+from embark_jax.models.interface import in_order, pooled_dims
+from embark_jax.models.layers import MLP
+from embark_jax.models.options import ComputeDtype, Dropout, Widths
+
+
+class Toy(nnx.Module):
+    """An MLP, whose logit grows by a bonus.
+
+    Args:
+      bonus: what is added to each logit.
+      hidden: hidden widths.
+    """
+
+    def __init__(
+        self,
+        embedding_shapes,
+        dense_features,
+        bonus: Annotated[float, Field(examples=[3.0])],
+        hidden: Widths = (6,),
+        compute_dtype: ComputeDtype = "float32",
+        dropout: Dropout = 0.0,
+        batch_norm: bool = False,
+        *,
+        rngs,
+    ):
+        self.dims = pooled_dims(embedding_shapes)
+        width = dense_features + sum(dim for _, dim in self.dims)
+        self.mlp = MLP(
+            width,
+            (*hidden, 1),
+            last_relu=False,
+            compute_dtype=compute_dtype,
+            dropout=dropout,
+            batch_norm=batch_norm,
+            rngs=rngs,
+        )
+        self.bonus = bonus
+
+    def __call__(self, dense, embeddings):
+        rows = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
+        return self.mlp(rows)[:, 0] + self.bonus
+'''
+RULE = '''\
+@dataclasses.dataclass(frozen=True)
+class Sign(RowOptimizer):
+    """``row -= learning_rate * sign(gradient)``, unless it is small."""
+
+    least: Annotated[float, Ge(0), Doc("Smallest gradient that counts.")] = 0.25
+
+    def state_widths(self, width):
+        return {"counts": width, "last": 1}
+
+    def rule(self, row, states, gradient, mean_square, rate, factors, math):
+        sign = math.where(gradient > 0, 1.0, -1.0)
+        sign = math.where(gradient * gradient > self.least**2, sign, 0.0)
+        counts = states["counts"] + sign * sign
+        return rate * sign, {"counts": counts, "last": states["last"]}
+
+
+'''
 PATCHES = {
+    "model": {
+        "models/toy.py": {"": MODEL},
+        "config/models.py": {
+            "MODELS = {\n": 'MODELS = {\n    "toy": "embark_jax.models.toy:Toy",\n'
+        },
+    },
+    "row optimizer": {
+        KERNELS + "optimizers.py": {
+            "ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {\n": RULE
+            + "ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {\n"
+            '    "sign": Sign,\n',
+            "__all__ = [\n": '__all__ = [\n    "Sign",\n',
+        }
+    },
     "kernel": {
         KERNELS + "_toy.py": {
             "": """import jax
@@ -53,27 +132,6 @@ def toy(table, ids, *, implementation=None):
             "EXCHANGES: ": "class Toy(FlatExchange):\n    pass\n\n\nEXCHANGES: ",
             '    "flat": Flat': '    "toy": Toy,\n    "flat": Flat',
         },
-    },
-    "table property": {
-        "plans/tables.py": {
-            '"float32"\n\n    @': '"float32"\n    toy: float = 1.0\n\n    @'
-        },
-        "config/embedding.py": {
-            "    optimizer: Mapping[": "    toy: float = 1.0\n    optimizer: Mapping["
-        },
-        "embedding/initial.py": {"[table.scale": "[table.toy * table.scale"},
-    },
-    "planner move": {
-        "planner/search/local_search.py": {
-            "    def fill(": """    def toy(self, assignment):
-        LocalSearch.toys = getattr(LocalSearch, "toys", 0) + 1
-        for table, candidate in enumerate(assignment.candidate.tolist()):
-            self._change(assignment, table, candidate)
-
-    def fill(""",
-            "            self._pass(": "            self.toy(assignment)\n"
-            "            self._pass(",
-        }
     },
     "cluster": {
         "plans/clusters.py": {
@@ -113,18 +171,77 @@ def toy(table, ids, *, implementation=None):
         },
     },
 }
-FILES = {
-    "kernel": 3,
-    "exchange": 2,
-    "table property": 3,
-    "planner move": 1,
-    "cluster": 4,
-    "row store": 3,
-}
-PROGRAM = """
+TOY = """\
+data: {kind: synthetic, dense_features: 2, train_samples: 64, test_samples: 32}
+model: {kind: toy, bonus: 2.5}
+embedding: {dim: 4, features: {user: {}}, tables: {user: {rows: 90}}}
+train: {batch_size: 32, steps: 2}
+"""
+OF_MODEL = """
+import sys
+from pathlib import Path
+
+from docs import site_reference
+page = site_reference.config_keys()
+assert "`model` (`kind: toy`)" in page
+assert "| `bonus` | number | required, such as `3.0` |" in page
+
 import numpy as np
 import embark_jax as ej
-from embark_jax.config.embedding import EmbeddingConfig
+from embark_jax import models
+from embark_jax.export import load_id_scorer
+from tests import runs
+from tests.models import small
+
+assert models.Toy.__name__ == "Toy"
+assert "Toy" in dir(models)
+assert small.small_config(small.KINDS["toy"]).bonus == 3.0
+runs.done("train", "toy.yaml", "--workdir", "run")
+runs.done("export", "run", "--out", "export")
+setup, trainer = ej.load_run("run")
+((batch, logits),) = trainer.predict([setup.training_data.train_batch(0, 32)])
+scored = load_id_scorer("export").logits(batch.dense, batch.ids)
+np.testing.assert_allclose(scored, logits, rtol=1e-5, atol=1e-6)
+assert np.mean(scored) > 1
+"""
+SIGN = """\
+data: {kind: synthetic, dense_features: 2, train_samples: 64, test_samples: 32}
+model: {kind: dlrm, bottom: [4], top: [1]}
+embedding:
+  dim: 4
+  features: {user: {}}
+  tables: {user: {rows: 90, optimizer: {least: 0.0}}}
+  optimizer: {kind: sign, learning_rate: 0.5, least: 100.0}
+train: {batch_size: 32, steps: 1}
+"""
+OF_RULE = """
+import sys
+from typer.testing import CliRunner
+from embark_jax.cli import app
+from embark_jax.planner.request.workload import STATE_VALUES
+
+assert STATE_VALUES["sign"] == (1, 1)
+assert "jax" not in sys.modules
+assert "of kind sign" in CliRunner().invoke(app, ["keys", "embedding"]).output
+
+import jax, numpy as np
+import embark_jax as ej
+from embark_jax.config import reading
+from embark_jax.run import experiment
+
+run = experiment.build(reading.load("sign.yaml"))
+trainer = run.trainer()
+assert trainer.optimizers.rows.named == {"user": ej.Sign(0.5, least=0.0)}
+before = jax.tree.map(np.asarray, trainer.state.storages)
+next(iter(trainer.iterate(run.dataset, 1)))
+for name, rows in trainer.state.storages.items():
+    moved = np.abs(np.asarray(rows) - before[name]).ravel()
+    np.testing.assert_allclose(moved[moved > 0], 0.5, rtol=1e-5)
+    assert moved.any()
+"""
+OF_PARTS = """
+import numpy as np
+import embark_jax as ej
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, make_trainer, losses
 
@@ -139,18 +256,12 @@ def trained(cluster, exchange, tier):
     data = ej.SyntheticClicks([table], plan.features, dense_features=2)
     return losses(trainer.iterate(data, 3)), trainer.table("t").rows
 
-for toy in (GIVEN):
+for toy in (
+    ("ub", "toy", "device"), ("toy", "flat", "device"), ("ub", "flat", "toy")
+):
     expected = trained("ub", "flat", "host" if toy[2] == "toy" else "device")
     for found, one in zip(trained(*toy), expected, strict=True):
         np.testing.assert_array_equal(found, one)
-
-def initial(**properties):
-    section = EmbeddingConfig(tables={"t": {"dim": 4, **properties}})
-    placement = Placement(section.table("t", 60), "ub", 1, 1, (0,))
-    plan = make_plan([ej.FeatureSpec("t")], [placement], 1, 1, 8)
-    return make_trainer(plan).table("t")
-
-np.testing.assert_array_equal(initial(toy=2.0).rows, 2 * initial().rows)
 
 import embark_kernels
 import jax
@@ -163,56 +274,40 @@ np.testing.assert_array_equal(rows, expected["toy"][0])
 checked = jax.eval_shape(program, *arguments)["toy"]
 assert checked.shape == rows.shape, checked
 """
-PLANNING = """
-import embark_jax as ej
-from embark_jax.planner.search.local_search import LocalSearch
-
-tables = [ej.TableSpec(f"t{i}", 1000 * (i + 1), 16) for i in range(4)]
-features = [ej.FeatureSpec(table.name, hotness=5) for table in tables]
-made = ej.plan(tables, features, ej.fleets.dgx_h100(), 8192)
-print(getattr(LocalSearch, "toys", 0) > 0, made.prediction.step_ms)
-"""
-GIVEN = {
-    "exchange": ("ub", "toy", "device"),
-    "cluster": ("toy", "flat", "device"),
-    "row store": ("ub", "flat", "toy"),
-}
 
 
-def test_they_need_so_many_files():
-    assert {kind: len(files) for kind, files in PATCHES.items()} == FILES
-
-
-@pytest.mark.slow
-def test_they_train_in_a_copy_of_the_package(tmp_path):
-    copy = shutil.copytree(PACKAGE, tmp_path / "embark_jax", symlinks=True)
-    kernels = Path(embark_kernels.__file__).parent
-    shutil.copytree(kernels, tmp_path / "embark_kernels")
-    for folder in ("tests", "configs"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    """A copy of the packages with all patches."""
+    folder = tmp_path_factory.mktemp("copy")
+    for source in (ROOT / "embark_jax", ROOT / "kernels" / "embark_kernels"):
+        shutil.copytree(source, folder / source.name, symlinks=True)
+    for name in ("tests", "docs", "experiments", "configs"):
+        (folder / name).symlink_to(ROOT / name)
     for files in PATCHES.values():
         for name, changes in files.items():
-            text = (copy / name).read_text() if (copy / name).exists() else ""
+            path = folder / "embark_jax" / name
+            text = path.read_text() if path.exists() else ""
             for old, new in changes.items():
                 assert text.count(old) == 1, (name, old)
                 text = text.replace(old, new)
-            (copy / name).write_text(text)
-    run(tmp_path, PROGRAM.replace("GIVEN", str([*GIVEN.values()])))
-    moved, step_ms = run(tmp_path, PLANNING).split()
-    assert moved == "True"
-    assert run(ROOT, PLANNING).split() == ["False", step_ms]
+            path.write_text(text)
+    (folder / "toy.yaml").write_text(TOY)
+    (folder / "sign.yaml").write_text(SIGN)
+    return folder
 
 
-def run(folder: Path, program: str) -> str:
-    """What a program prints, with the package in this folder."""
-    search = os.pathsep.join([str(folder), str(ROOT / "kernels")])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [OF_MODEL, OF_RULE, OF_PARTS], ids=["model", "row optimizer", "parts"]
+)
+def test_they_work_in_a_copy_of_the_package(program, copy):
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": search},
-        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "500"},
+        cwd=copy,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout

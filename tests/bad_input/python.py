@@ -5,6 +5,7 @@ import functools
 import json
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path  # noqa: F401 of cases
 from typing import Any
 
 import jax

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import FTRL, init_states, oracle, update_rows
+from embark_kernels import FTRL, init_states, update_rows
 
 from tests.kernels.implementations import each_implementation, run
 
@@ -55,29 +55,6 @@ def test_rows_of_zeros_follow_the_paper(implementation):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(np.equal(found, 0), expected == 0)
     np.testing.assert_array_equal(table[0], 0)
-
-
-@each_implementation
-def test_rows_of_16_bits_become_neighbours_of_the_new_ones(implementation):
-    rng, optimizer = np.random.default_rng(2), FTRL(ALPHA, BETA, L1, L2)
-    table = jnp.asarray(rng.normal(size=(3, WIDTH)), jnp.bfloat16)
-    states, rows = init_states(optimizer, table), np.array([2, 0], np.int32)
-    gradients = rng.normal(size=(2, WIDTH)).astype(np.float32)
-    noise = rng.integers(0, 2**32, 2, np.uint32)
-
-    def step(table, states, gradients, noise):
-        given = table, states, jnp.asarray(rows), gradients, optimizer
-        return update_rows(*given, noise=noise, implementation=implementation)
-
-    exact = np.asarray(table.astype(jnp.float32), np.float64)
-    expected, new_states = oracle.update(optimizer, exact, states, rows, gradients, 1)
-    found, states = run(implementation, step, table, states, gradients, noise)
-    assert found.dtype == jnp.bfloat16
-    found = np.asarray(found.astype(jnp.float32))
-    np.testing.assert_allclose(found, expected, rtol=2**-7, atol=1e-6)
-    np.testing.assert_array_equal(found[1], exact[1])
-    for name, state in new_states.items():
-        np.testing.assert_allclose(states[name], state, rtol=1e-5, atol=1e-5)
 
 
 def test_without_regularization_any_rows_and_rates_descend():
