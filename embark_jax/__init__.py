@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from embark_jax.metrics.retrieval import ItemIndex as ItemIndex
     from embark_jax.models import FunctionModel as FunctionModel
     from embark_jax.models import ModelWithLoss as ModelWithLoss
-    from embark_jax.models import Packed as Packed
-    from embark_jax.models import PackedModel as PackedModel
     from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
     from embark_jax.planner import read_table_list as read_table_list

@@ -14,7 +14,7 @@ from jax.extend.core import Var
 from embark_jax import models
 from embark_jax.checkpoint.layout import array_name
 from embark_jax.config import ModelConfig
-from embark_jax.models.packed import Masked
+from embark_jax.models.masked import Masked
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_shapes
 from embark_jax.train.step_model import CALL, step_model
 
@@ -83,7 +83,7 @@ class DenseModel:
         leaves = [arrays.get(name, leaf) for name, leaf in self._variables.items()]
         params, state = self._structure.unflatten(leaves)
         inputs: dict[str, Any] = dict(embeddings)
-        if self._model.masked or self._model.packed:
+        if self._model.masked:
             inputs |= {n: Masked(inputs[n], places) for n, places in valid.items()}
         return self._model.score(params, state, dense, inputs, method)
 

@@ -17,8 +17,8 @@ from embark_jax.models.interface import (
     check_history,
 )
 from embark_jax.models.layers import BATCH_NORM_MOMENTUM, Linear
+from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import ComputeDtype, Dropout, History, Widths
-from embark_jax.models.packed import MaskedModel, unmasked
 
 
 class Dice(nnx.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,8 @@ from embark_jax.models.interface import (
     in_order,
     pooled_dims,
 )
-from embark_jax.models.layers import MLP, Linear, LowRankCross, made_once
+from embark_jax.models.layers import MLP, LowRankCross, made_once
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
-
-Structure = Literal["stacked", "parallel"]
 
 
 class DLRMDCNv2(nnx.Module):
@@ -32,18 +30,12 @@ class DLRMDCNv2(nnx.Module):
     DLRM_DCN. Papers: https://arxiv.org/abs/1906.00091 (DLRM),
     https://arxiv.org/abs/2008.13535 (DCN-V2).
 
-    In the parallel structure the top MLP, but for its last layer, reads the cross
-    layers' input instead, and one linear layer makes the logit of both outputs
-    (section 3 of the DCN-V2 paper).
-
     Args:
       bottom: widths of the MLP that reads the dense features, each layer with ReLU;
         data without them have none.
       top: widths of the top MLP, which ends in one linear logit.
       cross_layers: number of cross layers.
       cross_rank: rank of each cross layer.
-      structure: place of the top MLP, behind ("stacked") or beside ("parallel") the
-        cross layers.
 
     Raises:
       ValueError: if a feature is a sequence, or ``top`` does not end in 1.
@@ -60,7 +52,6 @@ class DLRMDCNv2(nnx.Module):
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
         batch_norm: BatchNorm = False,
-        structure: Structure = "stacked",
         *,
         rngs: nnx.Rngs,
     ):
@@ -74,11 +65,7 @@ class DLRMDCNv2(nnx.Module):
         self.cross = nnx.List(
             LowRankCross(width, cross_rank, **shared) for _ in range(cross_layers)
         )
-        parallel = structure == "parallel"
-        top = top[:-1] if parallel else top
-        self.top = MLP(width, top, last_relu=parallel, **mlp)
-        joined = width + (width, *top)[-1]
-        self.logit = Linear(joined, 1, **shared) if parallel else None
+        self.top = MLP(width, top, last_relu=False, **mlp)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
@@ -90,6 +77,4 @@ class DLRMDCNv2(nnx.Module):
         x = x0
         for layer in self.cross:
             x = layer(x0, x)
-        if self.logit is None:
-            return self.top(x)[:, 0]
-        return self.logit(jnp.concatenate([x, self.top(x0)], axis=1))[:, 0]
+        return self.top(x)[:, 0]

@@ -18,8 +18,8 @@ from embark_jax.models.interface import (
     history_length,
 )
 from embark_jax.models.layers import Linear
+from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import ComputeDtype, Dropout, Features, History, Layers
-from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.sequence import STU, apply_layers, project
 
 

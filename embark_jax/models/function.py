@@ -56,7 +56,6 @@ class FunctionModel:
       independent_samples: whether ``loss`` returns one of each sample, which depends on
         that sample alone. It may then receive the samples of one device:
         ``train.dense_wire`` needs that.
-      packed: whether embeddings of sequences are ``Packed``.
     """
 
     params: Any
@@ -69,7 +68,6 @@ class FunctionModel:
     independent_samples: bool = dataclasses.field(
         default=False, metadata={"static": True}
     )
-    packed: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 class ModelWithLoss(nnx.Module, abc.ABC):

@@ -17,6 +17,7 @@ from embark_jax.models.interface import (
     history_length,
 )
 from embark_jax.models.layers import MLP, Linear
+from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import (
     BatchNorm,
     ComputeDtype,
@@ -25,7 +26,6 @@ from embark_jax.models.options import (
     Layers,
     Widths,
 )
-from embark_jax.models.packed import MaskedModel, unmasked
 from embark_jax.models.sequence import SequenceEncoder, project
 
 

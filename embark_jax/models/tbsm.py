@@ -17,8 +17,8 @@ from embark_jax.models.interface import (
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, matmul, unit, xavier_normal
+from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, History, Widths
-from embark_jax.models.packed import MaskedModel, unmasked
 
 
 class TBSM(MaskedModel):

@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.embedding.sequences import Spans, places
 from embark_jax.plans.plan import MESH_AXES, Plan
-from embark_jax.train.step_model import StepModel
 
 MICRO_BATCHES = PartitionSpec(None, MESH_AXES)
 """Cuts of a batch along the first axis, their samples over all devices."""
@@ -116,12 +115,11 @@ class Cuts:
         return lax.dynamic_slice_in_dim(of_samples, number * size, size)
 
 
-def check_cuts(model: StepModel, plan: Plan, micro_batches: int) -> None:
+def check_cuts(plan: Plan, micro_batches: int) -> None:
     """Checks that a batch can be cut.
 
     Raises:
-      ValueError: if a device's samples are no multiple of the cuts, or the model takes
-        packed sequences.
+      ValueError: if a device's samples are no multiple of the cuts.
     """
     if micro_batches == 1:
         return
@@ -130,9 +128,4 @@ def check_cuts(model: StepModel, plan: Plan, micro_batches: int) -> None:
         raise ValueError(
             f"micro_batches is {micro_batches}, must divide the {samples} samples of "
             "a device"
-        )
-    if model.packed:
-        raise ValueError(
-            f"micro_batches is {micro_batches}, must be 1 for a model of packed "
-            "sequences: a device's events lie in one array, which is not cut"
         )

@@ -39,8 +39,7 @@ class StepOptions:
     Attributes:
       micro_batches: number of equal cuts of the batch that go through the model one
         after the other, so that activations of one alone are in memory; embeddings are
-        looked up and updated for the whole batch. A model of packed sequences takes 1:
-        events of a device's samples lie in one array, which is not cut.
+        looked up and updated for the whole batch.
       dense: how the dense model lies on the devices.
       loss: loss of a sample, for models that have none of their own. Minimized is the
         mean over the batch, of losses times sample weights, if there are any.
@@ -135,8 +134,7 @@ def batch_gradients(
             return arrays
         return lax.with_sharding_constraint(arrays, by_sample)
 
-    devices = 1 if options.by_device else collection.mesh.size
-    share_of = _loss_share(model, options, len(batch.labels), devices, constrain)
+    share_of = _loss_share(model, options, len(batch.labels), constrain)
     gradients_of = (
         _gradients_by_device(share_of, collection)
         if options.by_device
@@ -160,10 +158,9 @@ def batch_gradients(
     packed = collection.lookup(state.storages, routes)
     batch = padded_batch(collection, batch)
     if micro_batches == 1:
-        spans = {} if model.packed else batch.spans
-        embeddings = collection.padded(packed, spans)
+        embeddings = collection.padded(packed, batch.spans)
         gradients = of_cut(state.model_state, embeddings, batch)
-        packed = collection.packed(gradients.embeddings, spans)
+        packed = collection.packed(gradients.embeddings, batch.spans)
         return summed(gradients._replace(embeddings=packed))
 
     def add(carried, numbered):
@@ -192,7 +189,6 @@ def _loss_share(
     model: StepModel,
     options: StepOptions,
     samples: int,
-    devices: int,
     constrain: Callable[[Any], Any],
 ) -> LossShare:
     """Makes the function whose gradients a step takes.
@@ -201,7 +197,6 @@ def _loss_share(
       model: model of the dense layers.
       options: how the step works.
       samples: number of samples of the whole batch.
-      devices: number of devices whose samples the function gets.
       constrain: shards arrays by samples.
     """
 
@@ -210,7 +205,7 @@ def _loss_share(
         inputs = embeddings, batch.dense, batch.labels, batch.sample_weights
         embeddings, dense, labels, weights = constrain(inputs)
         batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
-        embeddings = as_taken(model, embeddings, batch.ids, batch.spans, devices)
+        embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
         losses, logits, model_state = model.train(
             params, model_state, embeddings, batch, options.loss
         )

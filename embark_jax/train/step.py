@@ -92,7 +92,7 @@ def make_train_step(
         sample may depend on other samples; or the batch cannot be cut.
     """
     updated = update_shardings(options.dense, state.params, collection.mesh)
-    check_cuts(model, collection.plan, options.micro_batches)
+    check_cuts(collection.plan, options.micro_batches)
     if options.by_device:
         check_independent(model, f"dense_wire is {options.dense_wire!r}")
 
@@ -208,16 +208,13 @@ def make_score_step(
     def score_step(params, model_state, storages, batch, routes):
 
         def logits_of(embeddings, batch):
-            embeddings = as_taken(
-                model, embeddings, batch.ids, batch.spans, collection.mesh.size
-            )
+            embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
             with jax.default_matmul_precision(MATMUL_PRECISION):
                 return model.score(params, model_state, batch.dense, embeddings, method)
 
         columns = padded_batch(collection, batch.columns())
         embeddings, spans = collection.lookup(storages, routes), columns.spans
         if micro_batches == 1:
-            spans = {} if model.packed else spans
             logits = logits_of(collection.padded(embeddings, spans), columns)
         else:
             cuts = Cuts(collection, micro_batches, spans)

@@ -8,7 +8,7 @@ own variables. A step takes both and gives both; neither is a constant of the pr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,15 +17,8 @@ from flax import nnx
 
 from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.sequences import Spans
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
-from embark_jax.models.packed import (
-    Masked,
-    MaskedModel,
-    Packed,
-    PackedModel,
-    unmasked,
-)
+from embark_jax.models.masked import Masked, MaskedModel, unmasked
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.train.losses import Loss
 
@@ -45,8 +38,7 @@ class FlaxModel:
       state: the module's other variables.
       independent_samples: whether the loss of a sample is a function of this sample
         and the parameters alone, as far as the model says; its state is not asked.
-      packed: whether embeddings of sequences are ``models.Packed``.
-      masked: whether they are ``models.Masked``.
+      masked: whether embeddings of sequences are ``models.Masked``.
     """
 
     def __init__(self, module: nnx.Module):
@@ -55,7 +47,6 @@ class FlaxModel:
         self.independent_samples = (
             not isinstance(module, ModelWithLoss) or module.independent_samples
         )
-        self.packed = isinstance(module, PackedModel)
         self.masked = isinstance(module, MaskedModel)
         # Two modules around the same arrays: modes are attributes, not arrays.
         training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
@@ -123,12 +114,12 @@ class PlainModel:
     """A ``FunctionModel`` with the attributes and methods of ``FlaxModel``."""
 
     state: Any = ()
+    masked = False
 
     def __init__(self, model: FunctionModel):
         self._model = model
         self.params = model.params
         self.independent_samples = model.loss is None or model.independent_samples
-        self.packed, self.masked = model.packed, False
 
     def train(self, params, state, embeddings, batch, loss):
         if self._model.loss is None:
@@ -168,29 +159,22 @@ def as_taken(
     model: StepModel,
     embeddings: Mapping[str, jax.Array],
     ids: Mapping[str, jax.Array],
-    spans: Mapping[str, Spans],
-    devices: int,
+    sequences: Iterable[str],
 ) -> dict[str, Any]:
-    """Returns embeddings as a model takes them: packed sequences know their lengths,
-    and padded ones which places hold an event.
+    """Returns embeddings as a model takes them: it may know which places of sequences
+    hold an event.
 
     Args:
       model: the model.
-      embeddings: results of ``EmbeddingCollection.lookup``; of sequences padded ones,
-        unless the model takes them packed.
+      embeddings: results of ``EmbeddingCollection.lookup``; of sequences padded ones.
       ids: ``[batch, hotness]`` ids of each feature, padded.
-      spans: spans of the sequences, of ``[batch]`` samples.
-      devices: number of devices that have these samples.
+      sequences: names of the sequences.
     """
     inputs: dict[str, Any] = dict(embeddings)
-    for name, of_sequence in spans.items():
-        if model.packed:
-            lengths = of_sequence.length.reshape(devices, -1)
-            inputs[name] = Packed(embeddings[name], lengths)
-        elif model.masked:
-            with jax.enable_x64(ids[name].dtype.itemsize == 8):
-                valid = ids[name] != PADDING_ID
-            inputs[name] = Masked(embeddings[name], valid)
+    for name in sequences if model.masked else ():
+        with jax.enable_x64(ids[name].dtype.itemsize == 8):
+            valid = ids[name] != PADDING_ID
+        inputs[name] = Masked(embeddings[name], valid)
     return inputs
 
 

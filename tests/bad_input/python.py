@@ -41,13 +41,6 @@ def model(kind: str, shapes: dict, dense: int = 0, **options: Any) -> nnx.Module
     return make(shapes, dense, **options, rngs=nnx.Rngs(0))
 
 
-class _Packed(ej.PackedModel):
-    """A model that takes events as they lie on devices."""
-
-
-PACKED = _Packed()
-
-
 def other_statistics() -> ej.Statistics:
     """Statistics of a feature that the model does not have."""
     bags = {"mean_hotness": 1.0, "max_hotness": 1, "ids_seen": 9}

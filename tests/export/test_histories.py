@@ -3,18 +3,14 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-import embark_jax as ej
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
 from embark_jax.export import load_id_scorer
 from embark_jax.run import experiment
-from tests import runs
-from tests.models.histories import CONFIG, KINDS, write_config
+from tests.models.histories import KINDS, write_config
 from tests.runs import done
 from tests.thorough import thorough
 
@@ -56,29 +52,3 @@ def test_rows_of_zeros_are_events(kind, tmp_path):
     if kind != "din":  # which adds up events of zeros
         changed = np.abs(some - none) > 1e-4 * np.abs(none).max()
         np.testing.assert_array_equal(changed, np.arange(32) % 4 > 0)
-
-
-class Mean(ej.PackedModel):
-    """A logit of the mean of a history's events."""
-
-    def __init__(self, shapes, dense_features, history, *, rngs):
-        del dense_features, history
-        self.last = nnx.Linear(shapes["past"][1], 1, rngs=rngs)
-
-    def __call__(self, dense, embeddings):
-        past = ej.Packed.of(embeddings["past"])
-        events = past.lengths.reshape(-1, 1).astype(jnp.float32)
-        mean = past.sum(past.values) / jnp.maximum(events, 1)
-        return self.last(100 * mean)[:, 0]
-
-
-def test_padding_is_no_event_of_packed_sequences(tmp_path):
-    kind = f"{__name__}:Mean"
-    text = CONFIG.replace("MODEL", kind).replace("OPTIONS", "")
-    path = runs.write_config(
-        tmp_path, text.replace("init_scale: 0.0", "init_scale: 1.0")
-    )
-    trainer, batch = saved(path, tmp_path)
-    scorers = [load_id_scorer(tmp_path, trust_code=True)]
-    logits = logits_of(np.arange(32) % 4, scorers, trainer, batch)
-    assert np.abs(logits).max() > 0.1

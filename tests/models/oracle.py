@@ -70,14 +70,12 @@ def dlrm(params, dense, embeddings):
     return mlp(params["top"], side_by_side(*bottom, dots))
 
 
-def dlrm_dcnv2(params, dense, embeddings, structure):
+def dlrm_dcnv2(params, dense, embeddings):
     """Logits of ``DLRMDCNv2``."""
     x = x0 = side_by_side(*bottom_of(params, dense), *rows_of(embeddings))
     for _, layer in sorted(params.get("cross", {}).items()):
         x = x0 * (x @ layer["v"] @ layer["w"] + layer["b"]) + x
-    if structure == "stacked":
-        return mlp(params["top"], x)
-    return affine(params["logit"], side_by_side(x, mlp(params["top"], x0, True)))
+    return mlp(params["top"], x)
 
 
 def dcn(params, dense, embeddings):
@@ -158,18 +156,10 @@ def autoint(params, dense, embeddings, heads, attention, deep):
     return logits
 
 
-def finalmlp(params, dense, embeddings, gate, context1, context2):
-    """Logits of ``FinalMLP``: two gated MLPs, and a bilinear form of both."""
+def finalmlp(params, dense, embeddings):
+    """Logits of ``FinalMLP``: two MLPs, and a bilinear form of both."""
     x = side_by_side(dense, *rows_of(embeddings))
-    outputs = []
-    for i, names in enumerate((context1, context2)):
-        inputs = x
-        if gate:
-            gates = params["gates"][i]
-            context = [embeddings[name] for name in names] or [gates["context"]]
-            gate_logits = mlp(gates["mlp"], side_by_side(*context))
-            inputs = 2 * x * sigmoid(gate_logits)
-        outputs.append(mlp(params["streams"][i], inputs, last_relu=True))
+    outputs = [mlp(params["streams"][i], x, last_relu=True) for i in range(2)]
     logits = affine(params["linear"], side_by_side(*outputs))
     w = params["bilinear"]
     first, second = (np.split(output, len(w), axis=1) for output in outputs)

@@ -12,9 +12,7 @@ DIM, LENGTH = 8, 3
 TABLES = (ej.TableSpec("user", 30, DIM), ej.TableSpec("item", 50, DIM))
 VARIANTS = (
     ("autoint", {"deep": (DIM,)}),
-    ("finalmlp", {"gate": (DIM,), "context1": ("user",)}),
     ("mmoe", {"experts": 1}),
-    ("dlrm_dcnv2", {"structure": "parallel"}),
     ("next_item", {"encoder": "sasrec", "heads": 2}),
 )
 """Options that add layers to a model, or take some away."""

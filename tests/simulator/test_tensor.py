@@ -34,18 +34,9 @@ BOTTOM, TOP = (32, 24, 16), (64, 32, 24, 8, 1)
 CROSS_LAYERS, CROSS_RANK = 2, 24
 
 NETWORKS = {
-    kind: dlrm_dcnv2(
-        32,
-        DENSE,
-        BOTTOM,
-        TOP,
-        CROSS_LAYERS,
-        CROSS_RANK,
-        parallel=kind == "parallel",
-    )
-    for kind in ("stacked", "parallel")
+    "crossed": dlrm_dcnv2(32, DENSE, BOTTOM, TOP, CROSS_LAYERS, CROSS_RANK),
+    "dot": dlrm(2, 32, DENSE, BOTTOM, TOP),
 }
-NETWORKS["dot"] = dlrm(2, 32, DENSE, BOTTOM, TOP)
 
 
 def model_of(kind, shapes):
@@ -58,7 +49,6 @@ def model_of(kind, shapes):
         **layers,
         cross_layers=CROSS_LAYERS,
         cross_rank=CROSS_RANK,
-        structure=kind,
     )
 
 
@@ -80,7 +70,7 @@ def compiled(kind, plan):
     return collectives(hlo), bytes_per_device(biases) + 4
 
 
-@pytest.mark.parametrize("kind", thorough(tuple(NETWORKS), ("stacked",)))
+@pytest.mark.parametrize("kind", thorough(tuple(NETWORKS), ("crossed",)))
 def test_the_compiled_step_sends_what_is_simulated(kind):
     fleet = machines(NODES, GPUS)
     efficiency = dataclasses.replace(
@@ -128,10 +118,10 @@ def test_the_compiled_step_sends_what_is_simulated(kind):
 
 
 def test_a_product_without_a_second_one_stays_whole():
-    split, _, top = NETWORKS["stacked"].on_device(GPUS)
+    split, _, top = NETWORKS["crossed"].on_device(GPUS)
     assert [made.product for made in split] == [(12, 8), (8, 24), (24, 16)]
     assert [made.forward_sum for made in split] == [0, 24, 0]
     assert [made.backward_sum for made in split] == [0, 0, 0]  # of data there is none
     assert [made.backward_sum for made in top] == [48, 0, 32, 0, 0]
-    for whole in NETWORKS["stacked"].on_device(5)[::2]:
+    for whole in NETWORKS["crossed"].on_device(5)[::2]:
         assert not any(made.forward_sum for made in whole)  # 5 divides no width

@@ -182,8 +182,6 @@ def dlrm_dcnv2(
     top: Sequence[int],
     cross_layers: int,
     cross_rank: int,
-    *,
-    parallel: bool = False,
 ) -> DenseNetwork:
     """The network in which pooled rows and the bottom MLP's output go through cross
     layers to the top MLP. Without dense features there is no bottom MLP.
@@ -193,16 +191,11 @@ def dlrm_dcnv2(
       dense_features: dense features that the bottom MLP reads.
       bottom, top: widths of the MLPs.
       cross_layers, cross_rank: number of cross layers, and the rank of each.
-      parallel: whether the top MLP's hidden layers are beside the cross layers, not
-        behind them; its last layer reads both.
     """
     bottom = bottom if dense_features else ()
     width = embedding_width + (dense_features, *bottom)[-1]
-    products = _mlp(width, top)
-    if parallel:
-        products = (*products[:-1], (width + (width, *top[:-1])[-1], top[-1]))
     cross = ((width, cross_rank), (cross_rank, width)) * cross_layers
-    return DenseNetwork(_mlp(dense_features, bottom), cross, products, width)
+    return DenseNetwork(_mlp(dense_features, bottom), cross, _mlp(width, top), width)
 
 
 def dlrm(
@@ -260,7 +253,6 @@ def network_of(
             model.top,
             model.cross_layers,
             model.cross_rank,
-            parallel=model.structure == "parallel",
         )
     if model.kind == "dlrm":
         return dlrm(len(features), width, dense_features, model.bottom, model.top)

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Sequence
 from operator import gt
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field, NonNegativeFloat
@@ -158,7 +158,6 @@ class DenseNet(Config):
     interaction: Literal["concatenate", "dot"] = "concatenate"
     pool_stride: Count = 1
     """Number of neighbouring columns of the pooled rows that are averaged into one."""
-    structure: ClassVar = "stacked"
 
     @property
     def kind(self) -> str:
