@@ -13,9 +13,6 @@ import functools
 import json
 import os
 import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,8 +29,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import table_layouts
-from embark_jax.launch.agreement import tell_all
-from embark_jax.launch.one_host import free_port
 from embark_jax.plans.layout import lay_out
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
@@ -42,8 +37,7 @@ from embark_jax.train.state import TrainState
 
 HERE = Path(__file__).parent
 SIZES = (1, 4)
-MESHES = ((1, 1), (8, 1), (2, 2))
-"""Devices, and processes that have them."""
+DEVICES = (1, 8)
 DIM = 64
 TABLES = 4
 ROWS = 4096
@@ -232,79 +226,23 @@ def restore(plan: Plan, source: Plan, folder: Path) -> dict[str, float]:
             state, _ = checkpoints.restore(state, embeddings)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - begin
-    if jax.process_count() == 1:
-        check(state, plan, source)
+    check(state, plan, source)
     return {"restore_s": seconds, "peak_bytes": peak.bytes}
 
 
-def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """All measurements of one size and mesh, in one of its processes: medians."""
-    plan = make_plan(options.gigabytes, options.devices, "rows")
+def measure(gigabytes: float, devices: int, folder: Path) -> dict[str, Any]:
+    """All measurements of one size and number of devices."""
+    plan = make_plan(gigabytes, devices, "rows")
     size = sum(4 * table.rows * table.dim for table in plan.tables)
-    rounds = [_round(options, plan, size) for _ in range(options.rounds)]
-    medians = {
-        name: {key: statistics.median(each[name][key] for each in rounds) for key in of}
-        for name, of in rounds[0].items()
-    }
-    return {"": {"bytes": size, "devices": options.devices}, **medians}
-
-
-def _round(
-    options: argparse.Namespace, plan: Plan, size: int
-) -> dict[str, dict[str, float]]:
-    devices, folder = options.devices, options.folder
-    found: dict[str, dict[str, float]] = {}
-    if jax.process_index() == 0:
-        found["baseline"] = baseline(size, folder)
-    tell_all("measured")
+    found: dict[str, Any] = {"gigabytes": gigabytes, "bytes": size, "devices": devices}
+    found["baseline"] = baseline(size, folder)
     found["save"] = save(plan, folder)
     found["restore"] = restore(plan, plan, folder)
     for way in ("pooled", "columns"):
-        other = make_plan(options.gigabytes, devices, way)
+        other = make_plan(gigabytes, devices, way)
         found[f"restore: {way}"] = restore(other, plan, folder)
-    tell_all("restored")
-    if jax.process_index() == 0:
-        shutil.rmtree(folder / "ours")
+    shutil.rmtree(folder / "ours")
     return found
-
-
-def one_process(options: argparse.Namespace) -> None:
-    """Prints its measurements as JSON."""
-    several = options.processes > 1
-    jax.config.update("jax_platforms", "cpu")
-    own = options.devices // options.processes if several else 8
-    jax.config.update("jax_num_cpu_devices", own)
-    if several:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            options.coordinator, options.processes, options.process
-        )
-    print(json.dumps(measure(options)), flush=True)
-
-
-def all_processes(
-    gigabytes: float, devices: int, processes: int, folder: str, rounds: int
-) -> dict[str, Any]:
-    """The memory of all processes, and the time of the last."""
-    command = [sys.executable, __file__, "--folder", folder]
-    command += ["--gigabytes", str(gigabytes), "--devices", str(devices)]
-    command += ["--processes", str(processes), "--rounds", str(rounds)]
-    command += ["--coordinator", f"localhost:{free_port()}"]
-    children = [
-        subprocess.Popen(
-            [*command, "--process", str(i)], stdout=subprocess.PIPE, text=True
-        )
-        for i in range(processes)
-    ]
-    said = [child.communicate()[0] for child in children]
-    assert all(child.returncode == 0 for child in children), said
-    found = [json.loads(text.splitlines()[-1]) for text in said]
-    merged = found[0]
-    for kind, values in merged.items():
-        for name in values:
-            each = [other[kind][name] for other in found if kind in other]
-            merged[kind][name] = sum(each) if "peak" in name else max(each)
-    return {"gigabytes": gigabytes, "processes": processes, **merged.pop(""), **merged}
 
 
 def row(case: dict[str, Any]) -> str:
@@ -319,7 +257,7 @@ def row(case: dict[str, Any]) -> str:
         case["restore"]["restore_s"],
         max(each["restore_s"] for each in others),
     )
-    cells = [f"{case['gigabytes']:g} GB", case["devices"], case["processes"]]
+    cells = [f"{case['gigabytes']:g} GB", case["devices"]]
     cells += [f"{each:.2f}" for each in seconds]
     cells += [f"{kept['peak_bytes'] / case['bytes']:.2f}"]
     return f"| {' | '.join(map(str, cells))} |"
@@ -329,24 +267,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="in GB")
-    parser.add_argument("--rounds", type=int, default=3, help="medians are shown")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
-    parser.add_argument("--gigabytes", type=float, help="of a process of its own")
-    parser.add_argument("--devices", type=int)
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--process", type=int)
-    parser.add_argument("--coordinator")
     options = parser.parse_args()
-    if options.process is not None:
-        one_process(options)
-        return
+    jax.config.update("jax_num_cpu_devices", max(DEVICES))
     cases = []
     for gigabytes in options.sizes:
-        for devices, processes in MESHES:
+        for devices in DEVICES:
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-                case = all_processes(
-                    gigabytes, devices, processes, folder, options.rounds
-                )
+                case = measure(gigabytes, devices, Path(folder))
             cases.append(case)
             print(row(case), flush=True)
             options.out.write_text(json.dumps(cases, indent=1) + "\n")

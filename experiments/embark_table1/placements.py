@@ -22,10 +22,28 @@ TABLE_BYTES = 60e9
 """Most bytes of tables on a GPU: ``memory_cap_for_embedding``."""
 MEMORY_WORK = 4
 """Weight of a value that is looked up: ``mem_comm_work_ratio``."""
-COMMUNICATION = 60
-"""Weight of a value that is sent: ``mem_comm_bw_ratio`` of ``benchmark.sh``."""
-NODE_COMMUNICATION = 1.5
-"""Factor of it where shards are placed on nodes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How the greedy search was started.
+
+    Attributes:
+      communication: weight of a value that is sent: ``mem_comm_bw_ratio``.
+      node_communication: factor of it where shards are placed on nodes.
+      on_nodes: whether shards are placed on nodes, over whose GPUs their rows are
+        spread; None does so where there are several.
+      by_columns: whether shards are split by columns, too.
+    """
+
+    communication: float = 60
+    node_communication: float = 1.5
+    on_nodes: bool | None = None
+    by_columns: bool = True
+
+
+BENCHMARK = Settings()
+"""Of ``benchmark.sh``."""
 SPLIT_COMMUNICATION = 80
 """Weight of a value that is sent, in the choice of the shard to split."""
 SPLITS = 20
@@ -85,6 +103,7 @@ def embark(
     features: Sequence[FeatureSpec],
     workload: Workload,
     clusters: Sequence[Cluster],
+    settings: Settings = BENCHMARK,
 ) -> list[Placement]:
     """EMBark's placements: DP tables on all devices, the rows of UB tables over all
     devices, RB tables where the greedy search puts them.
@@ -96,6 +115,7 @@ def embark(
       tables, features: the model.
       workload: batch, optimizer and fleet.
       clusters: the cluster of each table.
+      settings: of the search.
 
     Raises:
       ValueError: if the tables do not fit.
@@ -115,7 +135,7 @@ def embark(
     reduced = [i for i, cluster in enumerate(clusters) if cluster == "rb"]
     if reduced:
         uses = table_uses(tables, features, workload)
-        search = Search([uses[i] for i in reduced], workload, room_bytes)
+        search = Search([uses[i] for i in reduced], workload, room_bytes, settings)
         of_reduced = search.placements([tables[i] for i in reduced])
         for i, placement in zip(reduced, of_reduced, strict=True):
             placements[i] = placement
@@ -148,15 +168,24 @@ class Search:
     holds at most one shard of a table.
     """
 
-    def __init__(self, uses: Sequence[TableUse], workload: Workload, room_bytes: float):
+    def __init__(
+        self,
+        uses: Sequence[TableUse],
+        workload: Workload,
+        room_bytes: float,
+        settings: Settings,
+    ):
         """
         Args:
           uses: the RB tables.
           workload: optimizer and fleet.
           room_bytes: bytes of a GPU that they may take.
+          settings: of the search.
         """
-        fleet = workload.fleet
-        self.gpus = fleet.gpus_per_node if fleet.nodes > 1 else 1
+        fleet, on_nodes = workload.fleet, settings.on_nodes
+        on_nodes = fleet.nodes > 1 if on_nodes is None else on_nodes
+        self.settings = settings
+        self.gpus = fleet.gpus_per_node if on_nodes else 1
         self.bins = fleet.devices // self.gpus
         self.room_bytes = room_bytes * self.gpus
         self.dims = np.array([use.table.dim for use in uses])
@@ -173,7 +202,10 @@ class Search:
         plan = self.best()
         placements = []
         for i, table in enumerate(tables):
-            owners = plan.bins[i].reshape(plan.rows[i], plan.columns[i])
+            # MLPerf's code names the owners of a table in order.
+            by_columns = self.settings.by_columns
+            owners = plan.bins[i] if by_columns else np.sort(plan.bins[i])
+            owners = owners.reshape(plan.rows[i], plan.columns[i])
             # Row r goes to GPU r // rows % gpus of its shard's node.
             devices = owners[None] * self.gpus + np.arange(self.gpus)[:, None, None]
             placements.append(
@@ -207,8 +239,9 @@ class Search:
         """Puts shards, the dearest first, on the cheapest bins that have room."""
         widths = self.dims / columns
         lookups = MEMORY_WORK * self.hotness * widths / rows
-        sums = COMMUNICATION * widths
-        bin_costs = lookups + (sums if self.gpus == 1 else NODE_COMMUNICATION * sums)
+        sums = self.settings.communication * widths
+        node = 1.0 if self.gpus == 1 else self.settings.node_communication
+        bin_costs = lookups + node * sums
         shards = rows * columns
         shard_bytes = self.table_bytes / shards
         costs, used_bytes = np.zeros(self.bins), np.zeros(self.bins)
@@ -240,6 +273,6 @@ class Search:
         once[table] = 2
         halved = [self.spread(plan.rows * once, plan.columns)]
         width = self.dims[table] // plan.columns[table]
-        if width > NARROWEST and width % 2 == 0:
+        if self.settings.by_columns and width > NARROWEST and width % 2 == 0:
             halved.append(self.spread(plan.rows, plan.columns * once))
         return halved

@@ -7,22 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner, simulator
+from experiments.embark_table1.placements import Settings, embark, table_bytes
 from experiments.embark_table1.system import simulate_embark
 from experiments.predicted_measured.cases import Case, fleet_of, measured
-from experiments.predicted_measured.hugectr_plan import Settings, plan
 
 MODEL = Path(__file__).parents[2] / "configs" / "models" / "dlrm_dcnv2.yaml"
 
 
 def predicted(record: dict[str, Any]) -> simulator.Simulation:
-    """Simulates a step of one submission, with its own placements."""
+    """Simulates a step of one submission, with the placements that the
+    ``sharding/planner.py`` beside its ``train.py`` makes with its settings."""
     machines = fleet_of(record)
     listed = planner.read_table_list(MODEL.read_text())
     job = simulator.job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
+    least_bytes = 1e9 * record["dp_threshold_gb"]
+    clusters = [
+        "dp" if table_bytes(table, job.workload) < least_bytes else "rb"
+        for table in job.tables
+    ]
     settings = Settings(
-        record["sharding"], record["mem_comm_bw_ratio"], record["dp_threshold_gb"]
+        record["mem_comm_bw_ratio"],
+        node_communication=1.0,
+        on_nodes=record["sharding"] == "hier_auto",
+        by_columns=False,
     )
-    placements = plan(job.tables, job.features, machines, settings)
+    model = job.tables, job.features, job.workload
+    placements = embark(*model, clusters, settings)
     return simulate_embark("HugeCTR", job, placements)
 
 
