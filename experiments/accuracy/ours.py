@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from rich.console import Console
 
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import MovieLens100K
-from embark_jax.plans.options import WireFormat
 from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
 
@@ -48,11 +47,8 @@ def config(
     seed: int,
     tables: list[str],
     epochs: int,
-    compute_dtype: str,
-    dense_wire: WireFormat | None,
 ) -> ExperimentConfig:
-    """The recipe; with a ``dense_wire`` on eight devices, and without dropout, whose
-    random keys such models may not have."""
+    """The recipe."""
     scale = recipe.INITIAL_DEVIATION * 3**0.5  # uniform of this deviation
     no_gain = {"metric": "auc", "min_change": 1e-6}
     return ExperimentConfig.model_validate(
@@ -64,11 +60,7 @@ def config(
                 "earlier_items": recipe.HISTORY * (model == "din"),
             },
             "model": MODELS[model]
-            | {
-                "dropout": 0.0 if dense_wire else recipe.DROPOUT,
-                "compute_dtype": compute_dtype,
-            },
-            "mesh": {"nodes": 2, "gpus_per_node": 4} if dense_wire else {},
+            | {"dropout": recipe.DROPOUT, "compute_dtype": "float32"},
             "embedding": {
                 # DeepFM's first column holds the first-order weights.
                 "dim": recipe.DIM + (model == "deepfm"),
@@ -82,7 +74,6 @@ def config(
             },
             "train": {
                 "batch_size": recipe.BATCH,
-                "dense_wire": dense_wire or "float32",
                 "steps": epochs * recipe.STEPS_AN_EPOCH,
                 "log_every": recipe.STEPS_AN_EPOCH // 2,
                 "eval_every": recipe.STEPS_AN_EPOCH,
@@ -133,14 +124,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=recipe.MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.SEEDS)
     parser.add_argument("--speed", action="store_true", help="a few epochs, only timed")
-    parser.add_argument(
-        "--bfloat16", action="store_true", help="dense layers compute in bfloat16"
-    )
-    parser.add_argument(
-        "--dense-wire",
-        choices=get_args(WireFormat),
-        help="on eight devices, without dropout: format of the dense layers' gradients",
-    )
     asked = parser.parse_args()
     data = MovieLens100K(earlier_items=recipe.HISTORY)
     # Seeds share the compiled programs of their model.
@@ -150,17 +133,12 @@ def main() -> None:
         return
     path = recipe.SPEED if asked.speed else recipe.RESULTS
     epochs = recipe.SPEED_EPOCHS if asked.speed else recipe.EPOCHS
-    dtype = "bfloat16" if asked.bfloat16 else "float32"
-    framework = "embark_jax, bfloat16" if asked.bfloat16 else "embark_jax"
-    if asked.dense_wire:
-        framework += f", dense gradients {asked.dense_wire}"
     for model in asked.models:
         for seed in asked.seeds:
-            name = f"{framework}/{model}/{seed}"
+            name = f"embark_jax/{model}/{seed}"
             if name not in recipe.results(path):
                 tables = list(data.table_rows)
-                settings = config(model, seed, tables, epochs, dtype, asked.dense_wire)
-                record = train(settings)
+                record = train(config(model, seed, tables, epochs))
                 recipe.keep(name, record, path)
                 print(name, record, flush=True)
 

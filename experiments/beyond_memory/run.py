@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -24,7 +23,6 @@ HERE = Path(__file__).resolve().parent
 TABLES, HOTNESS, DIM, DENSE, BATCH = 8, 3, 128, 13, 2048
 ZIPF = 1.1
 BOTTOM, TOP = (512, 256, DIM), (512, 256, 1)
-CGROUP = Path("/sys/fs/cgroup/memory/beyond_memory")
 WAYS = {
     "in memory": "device",
     "host": "host",
@@ -84,37 +82,10 @@ def make_trainer(rows: int, share: float, tier: str, scratch: Path) -> Any:
     )
 
 
-def write_all(trainer: Any) -> None:
-    """Writes all rows below device memory, as restoring a checkpoint does: else those
-    that no batch has asked for yet would be computed, not read."""
-    state = trainer.state
-    state = state.with_tables(trainer.cached.blank(state.tables))
-    rows = np.random.default_rng(0).uniform(-0.01, 0.01, (8192, DIM))
-    rows = rows.astype(np.float32)
-    for name in state.storages:
-        values = [(state.storages[name], rows)]
-        values += [(s, rows[:, :1] ** 2) for s in state.embedding_state[name].values()]
-        for begin in range(0, state.storages[name].shape[0], len(rows)):
-            for array, new in values:
-                (block,) = array.blocks.values()
-                block[begin : begin + len(new)] = new[: len(block) - begin]
-    trainer.restore(state)
-    os.sync()
-
-
-def capped(command: list[str], gigabytes: float) -> list[str]:
-    """The command in a memory cgroup of its own, which counts its page cache, too."""
-    CGROUP.mkdir(exist_ok=True)
-    (CGROUP / "memory.limit_in_bytes").write_text(str(int(gigabytes * 1e9)))
-    return ["sh", "-c", f'echo $$ > {CGROUP}/cgroup.procs; exec "$@"', "sh", *command]
-
-
 def measure(rows: int, share: float, tier: str, given: argparse.Namespace) -> dict:
     """Samples/s of the steps after those to warm up, and what the cache did in them."""
     began = time.perf_counter()
     trainer = make_trainer(rows, share, tier, given.scratch)
-    if given.written and trainer.cached is not None:
-        write_all(trainer)
     made_s = time.perf_counter() - began
     to_warm, end = batches(rows, range(given.warm)), given.warm + given.steps
     timed = list(batches(rows, range(given.warm, end)))
@@ -142,30 +113,22 @@ def measure(rows: int, share: float, tier: str, given: argparse.Namespace) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="of each table")
-    parser.add_argument("--rows-in-memory", type=int, help="of ways without a store")
     parser.add_argument("--share", type=float, default=0.1, help="of rows in slots")
     parser.add_argument("--warm", type=int, default=30)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scratch", type=Path, default=None)
-    parser.add_argument("--written", action="store_true", help="write all rows first")
-    parser.add_argument("--cap", type=float, help="GB of memory, as a v1 cgroup")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     parser.add_argument("--one", choices=WAYS, help="in this process")
     given = parser.parse_args()
     if given.one:
-        tier, rows = WAYS[given.one], given.rows
-        if tier == "device":
-            rows = given.rows_in_memory or rows
-        print(json.dumps(measure(rows, given.share, tier, given)))
+        print(json.dumps(measure(given.rows, given.share, WAYS[given.one], given)))
         return
     runs: dict[str, list[dict]] = {name: [] for name in given.ways}
     for _ in range(given.rounds):
         for name in given.ways:
             command = [sys.executable, __file__, *sys.argv[1:], "--one", name]
-            if given.cap:
-                command = capped(command, given.cap)
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
             print(name, runs[name][-1], flush=True)
