@@ -16,19 +16,6 @@ Amount = Annotated[float, Field(ge=-1e-6, le=1e40)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Removal:
-    """The step without some tables.
-
-    Attributes:
-      tables: their names: one, or several that are alike.
-      step_ms: the step without them, the other tables where they are.
-    """
-
-    tables: tuple[str, ...]
-    step_ms: Amount
-
-
-@dataclasses.dataclass(frozen=True)
 class Breakdown:
     """The parts of a step's time, and the bytes that travel in it.
 
@@ -48,7 +35,6 @@ class Breakdown:
         passes beside the dense layers, or beside the step before.
       hit_rates: for each cached table, the share of the cold rows that a batch asks for
         that are in slots when it comes.
-      removals: the step without each table, and without tables that are alike.
     """
 
     critical_ms: Mapping[str, Amount]
@@ -60,7 +46,6 @@ class Breakdown:
     reduced_bytes: Amount
     hidden_ms: Amount = 0.0
     hit_rates: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
-    removals: tuple[Removal, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +64,7 @@ class Prediction:
         against each other and predict nothing.
       kernels: implementation of lookups and updates that is priced.
       overlap: whether the routes of the next batch hide beside the dense layers.
-      advice: what would make the step shorter, in sentences; each was tried.
+      advice: what the planner chose or tried beside, in sentences.
     """
 
     step_ms: Amount
@@ -97,7 +82,6 @@ class Prediction:
         """Lists what is wrong with this prediction for a plan of these tables."""
         per_device = {"device_ms": self.device_ms, "device_bytes": self.device_bytes}
         per_table: dict[str, Mapping[str, float]] = {}
-        removals = self.breakdown.removals if self.breakdown else ()
         if self.breakdown is not None:
             per_device["device_ids"] = self.breakdown.device_ids
             per_device |= {
@@ -113,15 +97,11 @@ class Prediction:
             for key, numbers in per_device.items()
             if len(numbers) != devices
         ]
-        problems += [
+        return problems + [
             f"prediction: {key} must have a value for each table, and for nothing else"
             for key, numbers in per_table.items()
             if set(numbers) != set(tables)
         ]
-        removable = {name for removal in removals for name in removal.tables}
-        if not removable <= set(tables):
-            problems.append("prediction: removals must be of tables of the plan")
-        return problems
 
     @property
     def gap(self) -> float:

@@ -48,8 +48,6 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
     breakdown, name = prediction.breakdown, placement.table.name
-    removals = breakdown.removals if breakdown else ()
-    without_ms = {removal.tables: removal.step_ms for removal in removals}
     return {
         "table": name,
         "cluster": placement.cluster,
@@ -58,7 +56,6 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "hot_rows": placement.hot_rows,
         "hottest_row_shard": breakdown.hottest_row_shard[name] if breakdown else None,
         "step_ms": breakdown.table_ms[name] if breakdown else None,
-        "step_ms_without": without_ms.get((name,)),
     }
 
 

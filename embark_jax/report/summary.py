@@ -34,7 +34,6 @@ class Decision:
       placement: text such as "RB 8 × 1", row shards by column shards.
       devices: owners of all of them, in words.
       ms: their part of the step's time, together; None if it is not known.
-      without_ms: the step without them; None if it is not known.
     """
 
     tables: tuple[str, ...]
@@ -44,7 +43,6 @@ class Decision:
     placement: str
     devices: str
     ms: float | None
-    without_ms: float | None = None
 
     @property
     def name(self) -> str:
@@ -60,8 +58,7 @@ CLUSTERS = (
 )
 COLUMNS = (
     "ms and share: the table's part of what the fullest devices do, which sums to the "
-    "step. without: change of the step if the table were not there, the others where "
-    "they are."
+    "step."
 )
 PLACEHOLDERS = (
     "the fleet's figures are placeholders: times weigh plans against each other, and "
@@ -88,15 +85,6 @@ def assumptions(plan: Plan) -> str:
         return text
     hidden_ms = prediction.breakdown.hidden_ms
     return f"{text}, where ids travel for {hidden_ms:.3f} ms"
-
-
-def without(plan: Plan, decision: Decision) -> str:
-    """Returns by how much the step is shorter without tables, the others where they
-    are, such as "−12.3%"."""
-    step_ms = plan.prediction.step_ms if plan.prediction else 0.0
-    if decision.without_ms is None or not step_ms:
-        return "–"
-    return f"{decision.without_ms / step_ms - 1:+.1%}".replace("-", "−")
 
 
 def headline(plan: Plan) -> str:
@@ -171,10 +159,6 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
     for feature in plan.features:
         ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
     breakdown = plan.prediction.breakdown if plan.prediction else None
-    without_ms = {
-        frozenset(removal.tables): removal.step_ms
-        for removal in (breakdown.removals if breakdown else ())
-    }
     groups = alike(plan.placements, plan.features)
     if separately:
         groups = [[placement] for placement in plan.placements]
@@ -200,7 +184,6 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
                 ms=sum(map(breakdown.table_ms.__getitem__, names))
                 if breakdown
                 else None,
-                without_ms=without_ms.get(frozenset(names)),
             )
         )
     return sorted(unsorted, key=lambda decision: -(decision.ms or 0.0))

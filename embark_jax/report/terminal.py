@@ -93,7 +93,6 @@ def _decisions(plan: Plan, separately: bool, wide: bool) -> Table:
         "ids": lambda row: str(row.ids),
         "ms": lambda row: "–" if row.ms is None else f"{row.ms:.3f}",
         "share": lambda row: f"{row.ms / step_ms:.1%}" if row.ms and step_ms else "–",
-        "without": lambda row: summary.without(plan, row),
     }
     if not wide:
         del numbers["ids"], numbers["share"]

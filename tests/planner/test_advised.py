@@ -8,7 +8,6 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.planner import Workload, advised_plan, plan_for
-from embark_jax.plans.wire import Wire
 from tests.planner.published import table_list
 from tests.runs import done
 
@@ -29,19 +28,6 @@ def test_more_rows_than_numbers_are_the_reason_and_more_nodes_help():
     followed = ej.plan(MANY, FEATURES, more, 96, optimizer="sgd").prediction
     assert f"{followed.step_ms:.3f}" == said[2]
     assert f"{max(followed.device_bytes) / 1e9:.2f}" == said[3]
-
-
-def test_16_bits_on_the_wire_are_advised_unless_they_are_on():
-    tables = [ej.TableSpec(f"t{i}", 10_000_000, 128) for i in range(4)]
-    features = [ej.FeatureSpec(table.name, hotness=20) for table in tables]
-    workload = Workload(ej.fleets.dgx_h100(2), 65_536, kernels="mosaic_gpu")
-    advised = advised_plan(workload, tables, features).prediction
-    (text,) = [text for text in advised.advice if "bfloat16" in text]
-    promised_ms = float(re.search(r"shorter: (\S+) ms a step", text)[1])
-    narrow = dataclasses.replace(workload, wire=Wire("bfloat16", "bfloat16"))
-    followed = advised_plan(narrow, tables, features).prediction
-    assert followed.step_ms <= promised_ms + 5e-4
-    assert "bfloat16" not in " ".join(followed.advice)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Reports: what they say of plans of any size, and that nothing in them is markup."""
 
 import dataclasses
+import html
 import html.parser
 import json
 
@@ -182,3 +183,15 @@ def test_the_record_has_every_table(planned):
     phases = np.array([*record["breakdown"]["phase_ms"].values()])
     loads = [device["load_ms"] for device in record["per_device"]]
     np.testing.assert_allclose(phases.sum(axis=0), loads)
+
+
+def test_clusters_and_placeholders_are_explained():
+    tables, features = [ej.TableSpec("t", 1000, 16)], [ej.FeatureSpec("t")]
+    made_up = plan(tables, features, ej.fleets.this_machine(gpus_per_node=2), 64)
+    real = plan(tables, features, ej.fleets.dgx_h100(), 64)
+    for planned in (made_up, real):
+        for text in (as_text(planned), html.unescape(plan_page(planned))):
+            text = " ".join(text.split())
+            for cluster in ("DP: every device", "RB: ids go to", "UB: each row"):
+                assert cluster in text
+            assert ("are placeholders" in text) == (planned is made_up)

@@ -6,7 +6,6 @@ hot rows, which lie in DP, are added to what it costs everywhere.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import enum
 import functools
@@ -307,13 +306,6 @@ class Loads:
         return self.candidates.shard_loads(candidate)[Load.SUMS].max() * held.sum(
             axis=1
         )
-
-    def copy(self) -> Loads:
-        """Returns independent loads that are equal to these."""
-        other = copy.copy(self)
-        for name in ("own", "node_sums", "tables"):
-            setattr(other, name, getattr(self, name).copy())
-        return other
 
     @property
     def update_ms(self) -> np.ndarray:

@@ -24,8 +24,8 @@ from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import EXCHANGED, PHASES, STORE, Peak, Work
 from embark_jax.planner.request.workload import Workload, events_of_device
 from embark_jax.plans.capacities import events_of, of_storage, rows_of
-from embark_jax.plans.prediction import Breakdown, Prediction, Removal
-from embark_jax.plans.storage import Placement, StorageKind, alike
+from embark_jax.plans.prediction import Breakdown, Prediction
+from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 
 AMOUNTS = "memory_bytes", "buffer_bytes", "latency_ms", "host_bytes", "disk_bytes"
@@ -321,7 +321,6 @@ class PricedPlan:
                 for rows, use in zip(self.ranges, self.uses, strict=True)
                 if rows.table.cached and not rows.replicated
             },
-            removals=self._removals(),
         )
 
     def _sent_bytes(self, item: WorkItem) -> float:
@@ -347,39 +346,6 @@ class PricedPlan:
             for rows, ids in zip(self.ranges, in_order, strict=True)
         }
         return hottest, device_ids / self.workload.device_batch
-
-    def _removals(self) -> tuple[Removal, ...]:
-        """Returns the step without each table, and without tables that are alike
-        together, the placements of the others unchanged.
-
-        A table's part of the step says who causes it, not what it would take off: each
-        phase lasts until its fullest device is done, and without the table another
-        device may be as full.
-        """
-        of_table: dict[str, list[int]] = {}
-        for i, rows in enumerate(self.ranges):
-            of_table.setdefault(rows.table.name, []).append(i)
-        singles = [(name,) for name in of_table]
-        groups = [
-            tuple(placement.table.name for placement in group)
-            for group in alike(self.placements, self.features)
-        ]
-        return tuple(
-            Removal(
-                names, self._step_ms_without([i for n in names for i in of_table[n]])
-            )
-            for names in dict.fromkeys([*singles, *groups])
-        )
-
-    def _step_ms_without(self, ranges: Sequence[int]) -> float:
-        """Returns the step without these row ranges."""
-        if len(ranges) == len(self.ranges):
-            return 0.0
-        loads = self.loads.copy()
-        for i in ranges:
-            loads.add(i, self.owners[i], times=-1)
-        loads.own = np.maximum(loads.own, 0.0)  # rounding errors of the subtraction
-        return float(np.clip(self.objective.step_ms(loads), 0.0, self.step_ms))
 
 
 def price(

@@ -1,13 +1,13 @@
 """The door of the planner: plans a request, and says what would help, in numbers of
-plans that were made or priced."""
+plans that were made."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload, looks_ahead
 from embark_jax.planner.search.planning import plan_for, searched_plan
 from embark_jax.planner.search.solve import DoesNotFitError, lighter
@@ -20,8 +20,6 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
-WORTHWHILE = 0.05
-"""Smallest share of the step that a format on the wire must save to be advised."""
 HALVINGS = DOUBLINGS = 4
 """How often the batch is halved, and nodes are doubled, for tables that do not fit."""
 Forced = Mapping[str, ForcedPlacement]
@@ -119,20 +117,15 @@ def advised_plan(
             f"memory is short with all rows on devices: {moved} of {len(tables)} "
             "tables are in another tier, as with embedding.tables.NAME.tier=auto"
         )
-    measured = not workload.fleet.placeholders
-    if measured and workload.memory_gb is None and (less := lighter(found)):
+    asked = workload.memory_gb is not None
+    less = None if asked or workload.fleet.placeholders else lighter(found)
+    if less is not None:
         best, gb = found.assignment, less.bytes() / 1e9
         longer = max(0.0, less.step_ms() / best.step_ms() - 1)
         saved = 1 - less.bytes() / best.bytes()
         advice.append(
             f"a step {longer:.1%} longer would save {saved:.0%} of the memory: "
             f"{gb:.1f} GB a device (embedding.memory_gb={math.ceil(10 * gb) / 10})"
-        )
-    if measured and (narrow := _in_16_bits(workload, made)):
-        advice.append(
-            "rows and gradients that travel in bfloat16 (embedding.wire.rows, "
-            f"embedding.wire.gradients) make the step of these placements shorter: "
-            f"{_cost(narrow)}"
         )
     assert made.prediction is not None
     prediction = dataclasses.replace(made.prediction, advice=tuple(advice))
@@ -146,40 +139,16 @@ def _cost(made: Plan) -> str:
     return f"{step_ms:.3f} ms a step, {most_bytes / 1e9:.2f} GB a device"
 
 
-def _in_16_bits(workload: Workload, made: Plan) -> Plan | None:
-    """Returns the same placements with bfloat16 on the wire, if that is worthwhile. It
-    is not priced for dynamic tables, whose placements say how they begin."""
-    wire = dataclasses.replace(workload.wire, rows="bfloat16", gradients="bfloat16")
-    dynamic = any(table.is_dynamic for table in made.tables)
-    if wire == workload.wire or workload.devices == 1 or dynamic:
-        return None
-    narrow = dataclasses.replace(workload, wire=wire)
-    priced = price(made.placements, made.features, narrow)
-    assert made.prediction is not None
-    if priced.step_ms > (1 - WORTHWHILE) * made.prediction.step_ms:
-        return None
-    return dataclasses.replace(made, prediction=priced.prediction())
-
-
 def _that_fit(
     workload: Workload,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     forced: Forced,
 ) -> Iterator[tuple[str, Plan]]:
-    """Yields requests that are like one that does not fit, in words, and their
-    plans."""
+    """Yields requests that are like one that does not fit, in words, and their plans:
+    of each kind the first that fits."""
     fleet, samples = workload.fleet, workload.batch_size
-
-    def of(**changes) -> Workload:
-        return dataclasses.replace(workload, **changes)
-
-    # Of each list the first that fits.
-    options: list[list[tuple[str, Workload, Sequence[TableSpec], Forced]]] = []
-    if workload.memory_gb is not None:
-        options.append([("no memory_gb", of(memory_gb=None), tables, forced)])
-    if forced:
-        options.append([("no forced placements", workload, tables, {})])
+    requests: list[list[tuple[str, Workload, Sequence[TableSpec]]]] = []
     here = [table for table in tables if not (table.cached or table.is_dynamic)]
     if here and fleet.device.host_bytes_per_s is not None:
         largest = max(here, key=lambda table: table.rows * table.dim)
@@ -188,30 +157,28 @@ def _that_fit(
             for table in tables
         ]
         change = f"embedding.tables.{largest.name}.tier: auto"
-        options.append([(change, workload, moved, forced)])
+        requests.append([(change, workload, moved)])
     batches = [samples >> n for n in range(1, HALVINGS + 1)]
-    options.append(
+    requests.append(
         [
-            (f"a batch of {batch:,}", of(batch_size=batch), tables, forced)
-            for batch in batches
-            if batch and batch % fleet.devices == 0
+            (f"a batch of {n:,}", dataclasses.replace(workload, batch_size=n), tables)
+            for n in batches
+            if n and n % fleet.devices == 0
         ]
     )
     larger = [
         dataclasses.replace(fleet, nodes=fleet.nodes << n)
         for n in range(1, DOUBLINGS + 1)
     ]
-    options.append(
+    requests.append(
         [
-            (f"{other.nodes} nodes", of(fleet=other), tables, forced)
+            (f"{other.nodes} nodes", dataclasses.replace(workload, fleet=other), tables)
             for other in larger
             if samples % other.devices == 0
         ]
     )
-    for requests in options:
-        for change, load, others, forces in requests:
-            try:
-                yield change, plan_for(load, others, features, forced=forces)
+    for alike in requests:
+        for change, load, others in alike:
+            with contextlib.suppress(ValueError):
+                yield change, plan_for(load, others, features, forced=forced)
                 break
-            except ValueError:
-                continue
