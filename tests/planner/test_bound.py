@@ -16,6 +16,7 @@ from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import least_bytes, searched
+from embark_jax.planner.search.spread import Spread
 from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
@@ -178,7 +179,7 @@ def check(seed, request=request):
     instance = make_instance(tables, features, forced, workload)
     optima = []
     for allowed in searched(instance):
-        relaxation = Relaxation(instance, allowed)
+        relaxation = Relaxation(Spread(instance), allowed)
         ms = all_ms(instance, allowed)
         if ms is None:
             return None
@@ -249,7 +250,7 @@ def test_the_relaxation_counts_large_shards_where_memory_is_short():
     ]
     features = [ej.FeatureSpec(table.name) for table in tables]
     instance = make_instance(tables, features, {}, workload)
-    relaxed = Relaxation(instance).solve()
+    relaxed = Relaxation(Spread(instance)).solve()
     assert relaxed is not None
     needed_bytes = relaxed.tables @ instance.shard_bytes
     assert needed_bytes <= instance.memory.limit_bytes * 1.01

@@ -14,11 +14,12 @@ that are added up inside nodes lie on the first positions of the fewest possible
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import KINDS, Load
+from embark_jax.planner.cost.loads import KINDS, Load, Loads
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -45,11 +46,12 @@ class Tried:
 
     def __init__(self, instance: Instance, chosen: np.ndarray):
         candidates, fleet = instance.candidates, instance.workload.fleet
-        devices, gpus = fleet.devices, fleet.gpus_per_node
+        nodes, gpus = fleet.nodes, fleet.gpus_per_node
+        nothing = Loads(candidates, instance.workload)
         self.chosen, self.storage = chosen, candidates.storage[chosen]
-        self.loads = np.zeros((KINDS, len(chosen), devices))
+        self.loads = np.zeros((KINDS, len(chosen), fleet.devices))
         self.staged = np.flatnonzero(candidates.staged[chosen])
-        self.node_sums = np.zeros((len(self.staged), fleet.nodes))
+        self.node_sums = np.zeros((len(self.staged), nodes))
         self.in_node = np.zeros((len(self.staged), gpus))
         self.positions: list[np.ndarray] = []
         for i, c in enumerate(chosen.tolist()):
@@ -60,18 +62,12 @@ class Tried:
             )
             positions = np.zeros((rows, columns), np.int64)
             staged = bool(candidates.staged[c])
-            positions[order] = (
-                _on_few_nodes(rows, columns, gpus, fleet.nodes)
-                if staged
-                else np.arange(rows * columns).reshape(rows, columns) % devices
-            )
+            positions[order] = _positions(rows, columns, gpus, nodes, staged)
             self.positions.append(positions.reshape(-1))
-            np.add.at(self.loads[:, i].T, positions, shards.T[:, None])
+            self.loads[:, i] = nothing.of_devices(c, self.positions[i])
             if staged:
                 of_staged = int(np.searchsorted(self.staged, i))
-                held = np.zeros((fleet.nodes, columns), bool)
-                held[positions // gpus, np.arange(columns)] = True
-                self.node_sums[of_staged] = shards[Load.SUMS].max() * held.sum(axis=1)
+                self.node_sums[of_staged] = nothing.of_nodes(c, self.positions[i])
                 self.in_node[of_staged, :rows] = 1
         self.largest = self.loads.max(axis=2)
 
@@ -94,6 +90,7 @@ class Insertion:
         self._prices, self._node_prices = prices[: Peak.NODE], prices[Peak.NODE]
         self._memory_prices = ms_per_byte * unit_bytes[: Peak.NODE]
         self._storage_ms, self._memory_ms = np.zeros((2, len(objective.storages)))
+        self._held = np.zeros((Peak.NODE, *assignment.loads.own.shape[1:]))
         for s in np.flatnonzero(assignment.loads.tables).tolist():
             self._reprice(s)
 
@@ -113,7 +110,8 @@ class Insertion:
     def _reprice(self, s: int) -> None:
         """Prices one storage anew."""
         loads = self.assignment.loads
-        means = _norm(self._objective.of_devices(loads.own[:, s]), self.power)
+        self._held[:, s] = self._objective.of_devices(loads.own[:, s])
+        means = _norm(self._held[:, s], self.power)
         ms = float(self._prices[:, s] @ means)
         self._memory_ms[s] = self._memory_prices[:, s] @ means
         if self._node_prices[s]:
@@ -166,17 +164,17 @@ class Insertion:
         of the tried that adds least."""
         loads, power = self.assignment.loads, self.power
         s = tried.storage
-        own = loads.own[:, s]
-        own[Load.UPDATE_MS] = loads.update_ms
-        own[Load.STORE_MS] = loads.store_ms
-        with_largest = own + tried.largest[:, :, None]
-        held = self._objective.of_devices(np.stack([own, with_largest], axis=1))
-        scale = np.maximum(held[:, 1].max(axis=2, keepdims=True), LEAST_LOAD)
-        powers = _power(held / scale[:, None], power)
+        own, held = loads.own[:, s], self._held[:, s]
+        own[Load.UPDATE_MS] = held[Peak.UPDATE] = loads.update_ms
+        own[Load.STORE_MS] = held[Peak.STORE] = loads.store_ms
+        with_largest = self._objective.of_devices(own + tried.largest[:, :, None])
+        scale = np.maximum(with_largest.max(axis=2, keepdims=True), LEAST_LOAD)
+        before = _power(held / scale, power)
         prices = self._prices[:, s]
         prices[[Peak.UPDATE, Peak.STORE]] = 1.0
         prices *= scale[:, :, 0]
-        scores = np.einsum("kc,kcd->cd", prices, powers[:, 1] - powers[:, 0])
+        more = _power(with_largest / scale, power) - before
+        scores = np.einsum("kc,kcd->cd", prices, more)
         devices = np.argsort(scores, axis=1, kind="stable")
         costs = self._everywhere(tried)
         if len(tried.staged):
@@ -184,7 +182,7 @@ class Insertion:
         of_all = np.arange(len(s))[:, None]
         after = own[:, of_all, devices] + tried.loads
         after = self._objective.of_devices(after) / scale
-        growth = _root(_power(after, power), power) - _root(powers[:, 0], power)
+        growth = _root(_power(after, power), power) - _root(before, power)
         costs += (prices * growth)[: Peak.STORE].sum(axis=0)
         if self.assignment.instance.has_stores:
             store_ms = _norm(loads.store_ms, power)
@@ -249,9 +247,8 @@ class Insertion:
     def _held_ms(self, tried: Tried) -> np.ndarray:
         """Returns ``[candidates]`` the price of memory that they take wherever their
         shards lie."""
-        instance = self.assignment.instance
-        held = instance.candidates.everywhere_bytes + instance.stored_bytes
-        return self.ms_per_byte * held[tried.chosen]
+        held_bytes = self.assignment.instance.held_bytes
+        return self.ms_per_byte * held_bytes[tried.chosen]
 
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:
@@ -273,9 +270,15 @@ def _norm(loads: np.ndarray, power: int) -> np.ndarray:
     return scale * _root(_power(loads / scale[..., None], power), power)
 
 
-def _on_few_nodes(rows: int, columns: int, gpus: int, nodes: int) -> np.ndarray:
-    """Returns ``[rows, columns]`` positions of shards, each column on the fewest
-    possible nodes, the columns on one node after the other."""
+@functools.lru_cache(maxsize=4096)
+def _positions(
+    rows: int, columns: int, gpus: int, nodes: int, staged: bool
+) -> np.ndarray:
+    """Returns ``[rows, columns]`` positions of shards: one after the other; or if sums
+    are added up inside nodes each column on the fewest possible nodes, the columns on
+    one node after the other."""
+    if not staged:
+        return np.arange(rows * columns).reshape(rows, columns) % (nodes * gpus)
     of_column = min(-(-rows // gpus), nodes)
     row, column = np.arange(rows)[:, None], np.arange(columns)
     begun, node = np.divmod(column * of_column + row % of_column, nodes)

@@ -76,13 +76,15 @@ class Instance:
         return row_bytes * rows + candidates.everywhere_bytes
 
     @functools.cached_property
-    def stored_bytes(self) -> np.ndarray:
-        """``[candidates]`` bytes of rows in host memory and on disks, as bytes of
+    def held_bytes(self) -> np.ndarray:
+        """``[candidates]`` bytes that they take wherever their shards lie: on every
+        device, and of rows in host memory and on disks, which count as the bytes of
         device memory that are as large a share of its limit."""
         candidates = self.candidates
         stored = candidates.reduced(np.add, candidates.loads[Load.STORED_BYTES])
         weights = self.objective.stored_weights[candidates.storage]
-        return weights * stored * candidates.column_shards
+        stored_bytes = weights * stored * candidates.column_shards
+        return candidates.everywhere_bytes + stored_bytes
 
 
 def make_instance(

@@ -36,7 +36,6 @@ import numpy as np
 from scipy import sparse
 
 from embark_jax.planner.search import params
-from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.linear_program import LinearProgram
 from embark_jax.planner.search.spread import OF_STORAGES, Spread
 
@@ -78,16 +77,15 @@ class Relaxation:
         they are ordered; its candidate; and its value.
     """
 
-    def __init__(self, instance: Instance, allowed: np.ndarray | bool = True):
+    def __init__(self, spread: Spread, allowed: np.ndarray | bool = True):
         """
         Args:
-          instance: instance that is relaxed.
+          spread: candidates of the instance that is relaxed.
           allowed: ``[candidates]`` whether plans may have each.
         """
-        candidates = instance.candidates
-        self.instance = instance
-        self.spread = spread = Spread(instance)
-        self.live = np.flatnonzero(spread.undominated() & allowed)
+        self.spread, self.instance = spread, spread.instance
+        candidates = self.instance.candidates
+        self.live = np.flatnonzero(spread.undominated & allowed)
         self.group = candidates.table[self.live]
         peak = spread.peak[:, self.live]
         mean = spread.mean[:, self.live]

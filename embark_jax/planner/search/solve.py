@@ -14,6 +14,7 @@ from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.layouts import fewest_slots
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
+from embark_jax.planner.search.spread import Spread
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -48,9 +49,9 @@ def solve(instance: Instance) -> SearchResult:
     """
     if lacking := _lacking(instance):
         raise DoesNotFitError(lacking)
-    starts = []
+    starts, spread = [], Spread(instance)
     for allowed in searched(instance):
-        relaxation = Relaxation(instance, allowed)
+        relaxation = Relaxation(spread, allowed)
         relaxed = relaxation.solve()
         if relaxed is not None:
             starts.append((relaxed.bound_ms, len(starts), relaxation, relaxed))
@@ -113,9 +114,10 @@ def searched(instance: Instance) -> list[np.ndarray]:
         for exchange in exchanges
         for some in kept
     ]
+    different = {mask.tobytes(): mask for mask in masks}
     return [
         mask
-        for mask in np.unique(masks, axis=0)
+        for _, mask in sorted(different.items())
         if len(np.unique(candidates.table[mask])) == groups
     ]
 

@@ -8,6 +8,8 @@ are of all storages, and last what is exposed of row stores, to which no candida
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from embark_jax.planner.cost.loads import Load
@@ -69,13 +71,14 @@ class Spread:
         in_tier = objective.tier[candidates.storage] == tiers
         self.stored_bytes = in_tier * stored * candidates.column_shards
 
+    @functools.cached_property
     def undominated(self) -> np.ndarray:
-        """Returns ``[candidates]`` whether no other of the same table and storage is as
+        """``[candidates]`` whether no other of the same table and storage is as
         good in every peak, time and bytes; of equal candidates the first stays."""
         candidates = self.instance.candidates
-        everywhere = candidates.everywhere_ms, candidates.everywhere_bytes
-        stored = self.instance.stored_bytes
-        costs = np.concatenate([self.mean, self.largest, [*everywhere, stored]])
+        everywhere = [candidates.everywhere_ms, candidates.everywhere_bytes]
+        of_places = [*everywhere, *self.stored_bytes]
+        costs = np.concatenate([self.mean, self.largest, of_places])
         pairs = (
             candidates.table * len(self.instance.objective.storages)
             + candidates.storage
