@@ -60,9 +60,10 @@ def timings(group: str) -> Iterator[cases.Case]:
                 yield cases.sum_groups(name, ids)
         yield cases.sum_groups("mosaic_gpu", "one row")
     elif group == "shapes":
-        for shape in ek.SHAPES:
-            for name in BOTH:
-                yield cases.model_lookup(name, shape)
+        for model, devices in cases.MODELS.items():
+            for width in cases.widths(model):
+                for name in BOTH:
+                    yield cases.model_lookup(name, model, width, devices)
     elif group == "unique":
         for ids in ("uniform", "zipf"):
             for name in (*BOTH, "jnp.unique"):

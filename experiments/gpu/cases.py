@@ -15,9 +15,14 @@ import embark_kernels as ek
 import jax
 import jax.numpy as jnp
 
+from embark_jax.planner import load_table_list
+
 ZIPF_EXPONENT = 1.1
 TABLE_BYTES = 20 * 2**30  # far beyond any cache
 ENTRIES = 2**22  # ids of a batch
+GLOBAL_BATCH = 65_536
+MODELS = {"dlrm_dcnv2": 8, "t180": 128, "t200": 128, "t510": 128, "t7": 128}
+"""Published models of ``configs/models``, and the devices that share the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,29 +111,38 @@ def lookup(
     )
 
 
-def model_lookup(implementation: str, name: str) -> Case:
-    """Of all tables of one width of a published model, on one device's batch."""
-    shape = ek.SHAPES[name].within(TABLE_BYTES, 4 * ENTRIES)
-    bags = shape.batch * len(shape.hotness)
+def widths(model: str) -> list[int]:
+    """Of the tables of a published model."""
+    return sorted({table.dim for table in load_table_list(model).specs()[0]})
+
+
+def model_lookup(implementation: str, model: str, width: int, devices: int) -> Case:
+    """Of all tables of one width of a published model as one table, on one device's
+    batch; cut to the sizes of the other cases."""
+    tables, features = load_table_list(model).specs()
+    rows_of = {table.name: table.rows for table in tables if table.dim == width}
+    hotness = tuple(f.hotness for f in features if f.table in rows_of)
+    rows = min(sum(rows_of.values()), TABLE_BYTES // (4 * width))
+    ids = sum(hotness)
+    batch = min(GLOBAL_BATCH // devices, max(1, 4 * ENTRIES // ids))
 
     def function(table, ids):
         return ek.pooled_lookup(
-            table, ids, hotness=shape.hotness, implementation=implementation
+            table, ids, hotness=hotness, implementation=implementation
         )
 
-    ids_shape = shape.batch, sum(shape.hotness)
     return Case(
         {
             "op": "pooled_lookup",
             "implementation": implementation,
-            "shape": name,
-            "rows": shape.rows,
-            "batch": shape.batch,
+            "shape": f"{model} {width}",
+            "rows": rows,
+            "batch": batch,
         },
-        lambda key: make_table(shape.rows, shape.width, "float32"),
-        lambda key: make_ids(key, ids_shape, shape.rows, "uniform"),
+        lambda key: make_table(rows, width, "float32"),
+        lambda key: make_ids(key, (batch, ids), rows, "uniform"),
         function,
-        bytes=4 * (shape.ids * (shape.width + 1) + bags * shape.width),
+        bytes=4 * batch * (ids * (width + 1) + len(hotness) * width),
     )
 
 
