@@ -5,12 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from embark_jax.planner import plan, price
+from embark_jax.planner import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from tests.planner import published
 
 TABLES = [TableSpec(name, 1000, 8) for name in ("dp", "rb", "ub", "columns")]
 FEATURES = [
@@ -65,19 +64,6 @@ def test_ids_by_hand():
     # Slot and bag of 5 bytes an id, and where their block ends; partial sums of 20 bags
     # of 8 columns, and their gradients; besides, buffers have places for the slack.
     assert alone.padded_bytes >= 5 * 60 * even + 4 + 2 * 640
-
-
-def test_a_plan_is_predicted_as_the_search_predicted_it():
-    tables, features = published.model("DLRM-DCNv2")
-    machines = fleet.dgx_h100(2)
-    planned = plan(tables, features, machines, 65_536, zipf_exponent=1.1)
-    ahead = Workload(machines, 65_536, 1.1, overlap=True)
-    again = price(planned.placements, planned.features, ahead).prediction()
-    assert planned.prediction is not None
-    assert again.step_ms == pytest.approx(planned.prediction.step_ms)
-    assert again.device_ms == pytest.approx(planned.prediction.device_ms)
-    assert again.device_bytes == pytest.approx(planned.prediction.device_bytes)
-    assert again.lower_bound_ms == 0
 
 
 def test_impossible_placements_are_refused():

@@ -1,6 +1,5 @@
-"""The objective: against one that counts shard by shard, and against its own parts."""
+"""The objective, against one that counts shard by shard."""
 
-import numpy as np
 import pytest
 
 from embark_jax.planner import price
@@ -13,18 +12,6 @@ def test_it_prices_what_the_scalar_one_does(seed):
     priced = price(placements, features, workload)
     expected_ms = step_ms(placements, features, workload)
     assert priced.step_ms == pytest.approx(expected_ms, rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_phases_and_tables_sum_to_the_step(seed):
-    placements, features, workload = random_problem(seed)
-    priced = price(placements, features, workload)
-    expected_ms = priced.step_ms
-    found = priced.breakdown()
-    assert sum(found.critical_ms.values()) == pytest.approx(expected_ms, rel=1e-9)
-    assert sum(found.table_ms.values()) == pytest.approx(expected_ms, rel=1e-9)
-    device_ms = np.sum([*found.phase_ms.values()], axis=0)
-    assert device_ms.max() <= expected_ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -13,13 +13,13 @@ from tests.planner import published
 from tests.runs import done
 
 # Tables, parameters in 1e9, ids a sample and columns, totalled by hand from the
-# released lists; FLOPs a sample in 1e6 from EMBark's Table 1.
+# released lists.
 EMBARK = {
-    "DLRM-DCNv2": (26, 26.1, 214, 3328, 96),
-    "T180": (177, 66.3, 14450, 19200, 308),
-    "T200": (200, 103.9, 4550, 24320, 387),
-    "T510": (510, 114.6, 2670, 65280, 1015),
-    "T7": (7, 446, 163, 800, 25),
+    "DLRM-DCNv2": (26, 26.1, 214, 3328),
+    "T180": (177, 66.3, 14450, 19200),
+    "T200": (200, 103.9, 4550, 24320),
+    "T510": (510, 114.6, 2670, 65280),
+    "T7": (7, 446, 163, 800),
 }
 # Tables and GiB, from the README of distributed-embeddings' synthetic models.
 SYNTHETIC = {
@@ -38,19 +38,9 @@ FAE = {
 }
 
 
-def dense_macs(dense, columns):
-    """Multiplications of one sample in bottom, low-rank cross layers and top."""
-    widths = [dense.features, *dense.bottom]
-    macs = sum(a * b for a, b in zip(widths, dense.bottom, strict=False))
-    seen = columns + widths[-1]
-    macs += 2 * dense.cross_layers * dense.cross_rank * seen
-    tops = [seen, *dense.top]
-    return macs + sum(a * b for a, b in zip(tops, dense.top, strict=False))
-
-
 @pytest.mark.parametrize("name", EMBARK)
 def test_embarks_models_have_the_published_totals(name):
-    count, billions, ids, columns, mflops = EMBARK[name]
+    count, billions, ids, columns = EMBARK[name]
     listed = published.table_list(name)
     tables, features = listed.specs()
     assert listed.name == name
@@ -59,9 +49,6 @@ def test_embarks_models_have_the_published_totals(name):
     assert parameters / 1e9 == pytest.approx(billions, rel=2e-3)
     assert sum(feature.hotness for feature in features) == ids
     assert sum(table.dim for table in tables) == columns
-    # Forward and backward, two operations a multiplication; whole 1e6 are published.
-    flops = 6 * dense_macs(listed.dense, columns)
-    assert flops / 1e6 == pytest.approx(mflops, abs=1)
 
 
 @pytest.mark.parametrize("size", SYNTHETIC)
