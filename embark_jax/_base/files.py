@@ -20,6 +20,7 @@ from embark_jax._base.storage import local
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a path to write to, which becomes ``path`` when the block ends well."""
+    path = local(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.part")
     try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-import jax
+from typing import TypeVar
 
 from embark_jax.checkpoint.errors import CheckpointError, reason
 from embark_jax.launch.agreement import tell_all
@@ -36,8 +34,3 @@ def together(function: Callable[[], Result], topic: str = "checkpoint") -> Resul
     if problems:
         raise CheckpointError(problems[0])
     return result  # pyright: ignore[reportReturnType]
-
-
-def in_process_0(function: Callable[[], Any], topic: str = "checkpoint") -> None:
-    """Calls a function in process 0 alone, and has all wait for it; as ``together``."""
-    together(function if jax.process_index() == 0 else lambda: None, topic)

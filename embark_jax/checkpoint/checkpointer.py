@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from embark_jax._base.agreement import differences, parts
 from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_rows import StoredArray, StoredRows
-from embark_jax.checkpoint.agreement import in_process_0, together
+from embark_jax.checkpoint.agreement import together
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
 from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, reason
 from embark_jax.checkpoint.folder import CheckpointFolder
@@ -83,7 +83,8 @@ class Checkpointer:
         self._saving: tuple[int, float] | None = None  # its step and when it began
         self._manager: Manager | None = None
         if keep is not None:
-            in_process_0(self._folder.prepare)
+            main = jax.process_index() == 0
+            together(self._folder.prepare if main else lambda: None)
             self._manager = Manager(
                 self._folder, self._writer, keep, lambda: self.best_step, self._written
             )

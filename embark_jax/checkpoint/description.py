@@ -66,13 +66,13 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
         try:
             fields = json.loads(text)
             intact = fields.pop("checksum", None) == checksum_of(fields)
-            if intact and fields.get("version") == VERSION:
-                return cls.model_validate(fields)
         except (ValueError, AttributeError, TypeError):
             intact, fields = False, {}
-        if intact or "crc32" in fields:  # which the first version had
+        if not intact:
+            raise CheckpointError(f"{NAME} is not as it was written")
+        if fields["version"] != VERSION:
             raise OtherExperimentError(
                 f"{NAME} is of another version of embark_jax: train anew, or use that "
                 "version"
             )
-        raise CheckpointError(f"{NAME} is not as it was written")
+        return cls.model_validate(fields)

@@ -9,13 +9,11 @@ from typing import Annotated
 import typer
 
 from embark_jax.cli import (
-    arguments,
     bench,
     data,
     doctor,
     errors,
     export,
-    init,
     keys,
     launch,
     plan,
@@ -25,10 +23,9 @@ from embark_jax.cli import (
     train,
 )
 
-app = arguments.Commands(
+app = typer.Typer(
     help="Sharded embedding tables and recommendation models, in JAX.\n\n"
-    "For a first run on any computer: embark init first.yaml\n\n"
-    "Then: embark train first.yaml",
+    "For a first run on any computer: embark train quickstart",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -58,7 +55,6 @@ def options(
 
 
 for command in (
-    init.init,
     train.train,
     plan.plan,
     simulate.simulate,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from embark_jax._base.storage import local
 from embark_jax.cli.errors import printable
 
 if TYPE_CHECKING:
@@ -70,29 +68,6 @@ Step = Annotated[
 Rounds = Annotated[
     int, typer.Option(min=1, help="Rounds to time; the median is shown.")
 ]
-
-
-class Commands(typer.Typer):
-    """Commands whose arguments of type ``Path`` must be on a file system: one with a
-    scheme, such as ``s3://``, is refused before the command does anything. What may be
-    in a bucket is of type ``str``."""
-
-    def command(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
-        """As Typer's."""
-        register = super().command(*args, **options)
-
-        def registered(function: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(function)
-            def with_local_paths(**arguments: Any) -> Any:
-                for value in arguments.values():
-                    if isinstance(value, Path):
-                        local(value)
-                return function(**arguments)
-
-            register(with_local_paths)
-            return function
-
-        return registered
 
 
 @contextlib.contextmanager
@@ -154,28 +129,6 @@ def load(config_file: Path, overrides: Sequence[str] | None) -> ExperimentConfig
     from embark_jax.config import reading
 
     return reading.load(config_file, overrides or ())
-
-
-def check_outputs(inputs: Iterable[str | Path | None], **outputs: Path | None) -> None:
-    """Raises ``ConfigError`` if a file to write is a folder, or that of another option,
-    or is read: itself, by a link, or as a file of a folder."""
-    from embark_jax._base.config import ConfigError
-
-    files = [out.resolve() for out in outputs.values() if out is not None]
-    if len(files) > len({*files}):
-        raise ConfigError(f"--{' and --'.join(outputs)}: must name different files")
-    for name, out in outputs.items():
-        if out is None or not out.exists():
-            continue
-        if out.is_dir():
-            raise ConfigError(f"--{name} {out}: is a folder, must be a file")
-        for path in map(Path, filter(None, inputs)):
-            if not path.exists():
-                continue
-            if out.samefile(path) or path.resolve() in out.resolve().parents:
-                raise ConfigError(
-                    f"--{name} {out}: is read, as {path}; name another file"
-                )
 
 
 def end_like_ctrl_c(context: typer.Context) -> None:

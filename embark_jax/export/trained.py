@@ -1,29 +1,37 @@
-"""The trained model of a run: its rows, and its dense part in JAX."""
+"""The trained model of a run: its rows, read extent by extent into host memory, and its
+dense part in JAX."""
 
 from __future__ import annotations
 
+import json
 from os import PathLike
 
 import numpy as np
 
+from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
+from embark_jax.checkpoint.reading import extents, in_threads
 from embark_jax.config import trusted
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.jax_layers import jax_layers
 from embark_jax.export.lookup import LookupTable
 from embark_jax.export.scorer import IdScorer
+from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import TableSpec
-from embark_jax.run.saved import SavedRun
+from embark_jax.run.saved import SavedRun, undamaged
 
 
 class TrainedModel:
-    """A model in a checkpoint of a run.
+    """A model in a checkpoint of a run, without mesh, plan or data, and without its
+    optimizers' state.
 
     Args:
       workdir, step, trust_code: as in ``load_id_scorer``.
 
     Attributes:
       run: the run.
-      saved: the checkpoint.
+      step: step of the checkpoint.
+      tables, features: tables and features of the model.
+      dense_features: number of columns of its dense input.
       dense: the dense part, and ``params`` its arrays by dotted path.
 
     Raises:
@@ -37,28 +45,58 @@ class TrainedModel:
         self.run = SavedRun(workdir, step)
         model = self.run.config.model
         trusted(self.run.folder, model.kind, trust_code)
-        self.saved = saved = self.run.model()
-        self.dense = DenseModel(
-            model, saved.tables, saved.features, saved.dense_features
-        )
-        arrays = saved.dense()
-        self.params = {name: arrays[name] for name in self.dense.arrays}
+        self._saved = self.run.checkpoint()
+        description = self._saved.description
+        self.step = description.step
+        self.dense_features: int = description.identity["dense_features"]
+        plan = Plan.from_json(json.dumps(description.plan))
+        self.tables, self.features = plan.tables, plan.features
+        self.dense = DenseModel(model, self.tables, self.features, self.dense_features)
+        # By dotted path in the model, such as "top.layers.0.w".
+        names = {
+            name.partition(".")[2]: name
+            for name in description.arrays
+            if name.startswith(("params.", "model_state."))
+        }
+        with undamaged(self._saved.folder):
+            self.params = {
+                path: self._saved.array(names[path]) for path in self.dense.arrays
+            }
 
     def table(self, table: TableSpec) -> LookupTable:
-        """Returns all rows of a table, of a dynamic one in the order of its keys."""
-        rows = self.saved.table(table)
+        """Returns all rows of a table, float32, of a dynamic one in the order of its
+        keys; nothing else is read."""
+        rows = self._read(table, "storages.{}", np.float32, table.dim)
         if not table.is_dynamic:
             return LookupTable(rows)
-        keys = self.saved.keys(table)
-        order = np.argsort(keys)
+        keys, used = (
+            self._read(table, f"embedding_state.{{}}.{name}", dtype, 1)[:, 0]
+            for name, dtype in ((KEY, np.int64), (USED, np.int32))
+        )
+        filled = np.flatnonzero(used != NO_ROW)
+        order = filled[np.argsort(keys[filled])]
         return LookupTable(rows[order], keys[order])
+
+    def _read(self, table: TableSpec, array: str, dtype: type, width: int):
+        """Returns what arrays of storages have of all rows, or slots, of a table."""
+        count = self._saved.description.table_rows[table.name]
+        rows = np.empty((count, width), dtype)
+
+        def read(numbers: range) -> None:
+            part = rows[numbers.start : numbers.stop]
+            part[:] = self._saved.rows(table.name, array, numbers, range(width))
+
+        with undamaged(self._saved.folder):
+            for _ in in_threads(read, extents(count, rows.itemsize * width)):
+                pass
+        return rows
 
     def scorer(self) -> IdScorer:
         """Returns what scores with the model."""
         return IdScorer(
-            self.saved.features,
-            self.saved.dense_features,
-            {table.name: self.table(table) for table in self.saved.tables},
+            self.features,
+            self.dense_features,
+            {table.name: self.table(table) for table in self.tables},
             jax_layers(self.dense, self.params),
-            self.saved.step,
+            self.step,
         )

@@ -69,7 +69,6 @@ def export_run(
     """
     out = file_system_or_bucket(out)
     model = TrainedModel(workdir, step, trust_code)
-    saved = model.saved
     if onnx:
         require_jax2onnx()
     with written(out, last=FILE_NAME) as folder:
@@ -79,19 +78,19 @@ def export_run(
             write_graphs(folder, model.dense, model.params)
         (folder / JAX).write_bytes(serialized(model.dense))
         copy_encoding(model.run.folder, folder)
-        for table in progress(saved.tables):
+        for table in progress(model.tables):
             model.table(table).write(folder / table_file(table.name))
         Description(
             name=model.run.config.name,
-            step=saved.step,
+            step=model.step,
             model=model.run.config.model.model_dump(mode="json"),
-            dense_features=saved.dense_features,
-            features={f.name: ExportedFeature(**f.reading) for f in saved.features},
+            dense_features=model.dense_features,
+            features={f.name: ExportedFeature(**f.reading) for f in model.features},
             tables={
                 table.name: ExportedTable(
                     rows=None if table.is_dynamic else table.rows, dim=table.dim
                 )
-                for table in saved.tables
+                for table in model.tables
             },
             files=tuple(
                 HashedFile.of(folder, path.relative_to(folder).as_posix())
@@ -99,4 +98,4 @@ def export_run(
                 if path.is_file()
             ),
         ).write(folder / FILE_NAME)
-    return saved.step
+    return model.step

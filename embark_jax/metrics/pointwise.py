@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from embark_jax._base.errors import DataError, UserError
-from embark_jax.metrics.metric import Metric
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
+
+
+class Metric(NamedTuple):
+    """A metric, by which reports, early stopping, plateaus and searches know it.
+
+    Attributes:
+      name: its name in records; behind it, one of ranks has its cutoff.
+      function: what computes it.
+      higher_is_better: None if the best value is neither the largest nor the smallest.
+    """
+
+    name: str
+    function: Callable[..., float | None]
+    higher_is_better: bool | None
+
+    def gain(self, value: float, other: float) -> float:
+        """Returns by how much a value is better than another, below 0 if it is not."""
+        return value - other if self.higher_is_better else other - value
 
 
 class NonFiniteLogitError(UserError, ValueError):

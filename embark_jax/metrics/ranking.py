@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from embark_jax.metrics.metric import Metric
+from embark_jax.metrics.pointwise import POINTWISE, Metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Ranking:
     Attributes:
       gauc: mean AUC of the groups with both labels, weighted by their samples
         (https://arxiv.org/abs/1706.06978, section 6.2). None if there is no such group.
-      ndcg, recall, mrr: metrics at the first ``k`` samples of each group by decreasing
-        prediction; the mean over groups with a positive sample. MRR is that of the
-        first positive sample, 0 if it is not among these. None if there is no such
-        group. Equal predictions are in random order, of which these are expectations.
+      ndcg, recall: metrics at the first ``k`` samples of each group by decreasing
+        prediction; the mean over groups with a positive sample. None if there is no
+        such group. Equal predictions are in random order, of which these are
+        expectations.
       k: number of first samples.
       groups: number of all groups.
     """
@@ -31,7 +31,6 @@ class Ranking:
     gauc: float | None
     ndcg: float | None
     recall: float | None
-    mrr: float | None
     k: int
     groups: int
 
@@ -84,36 +83,13 @@ def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ran
     share = positive / size
     dcg = summed(share * (gains[end] - gains[begin]))[some]
     found = summed(share * (end - begin))[some]
-    relevant = np.flatnonzero(positive)
-    relevant = relevant[np.unique(group[relevant], return_index=True)[1]]
     return Ranking(
         gauc=float(np.average(aucs, weights=counts[both])) if any(both) else None,
         ndcg=_mean(dcg / gains[np.minimum(positives[some], k)]),
         recall=_mean(found / positives[some]),
-        mrr=_mean(_reciprocal(place, size, positive, k)[relevant]),
         k=k,
         groups=len(first),
     )
-
-
-def _reciprocal(
-    place: np.ndarray, size: np.ndarray, positive: np.ndarray, k: int
-) -> np.ndarray:
-    """Returns the expected reciprocal rank, from 1, of the first positive sample of a
-    tie in random order; ranks beyond k count as 0.
-
-    Args:
-      place: rank of the first sample of each tie, from 0.
-      size, positive: number of its samples, and of the positive ones.
-    """
-    expected, none_before = np.zeros(len(size)), np.ones(len(size))
-    for ahead in range(min(k, size.max())):  # samples of the tie before the first
-        rest = np.maximum(size - ahead, 1)
-        rank = place + ahead + 1
-        chance = none_before * positive / rest
-        expected += np.where(rank <= k, chance / rank, 0)
-        none_before *= np.maximum(rest - positive, 0) / rest
-    return expected
 
 
 def _differs_from_previous(values: np.ndarray) -> np.ndarray:
@@ -184,3 +160,12 @@ def _places(ranks: Ranks, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 RETRIEVAL = (Metric("hr", hit_rate, True), Metric("ndcg", ndcg, True))
 """Metrics of ranks and a cutoff K; a record has them as ``hr@10``."""
+DECIDING = {
+    **{m.name: m for m in POINTWISE if m.higher_is_better is not None},
+    **{f"{m.name}@10": m for m in RETRIEVAL},
+}
+"""The metrics of the validation set that may decide, between steps and trials."""
+if TYPE_CHECKING:
+    MetricName = str
+else:
+    MetricName = Literal[tuple(DECIDING)]

@@ -11,8 +11,8 @@ from embark_jax.models.build import build as build
 from embark_jax.models.footprint import footprint as footprint
 from embark_jax.models.function import FunctionModel as FunctionModel
 from embark_jax.models.function import ModelWithLoss as ModelWithLoss
-from embark_jax.models.masked import Masked as Masked
-from embark_jax.models.masked import MaskedModel as MaskedModel
+from embark_jax.models.interface import Masked as Masked
+from embark_jax.models.interface import MaskedModel as MaskedModel
 
 _CLASSES = {path.partition(":")[2]: path for path in MODELS.values()}
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from embark_jax.models.interface import (
     Embeddings,
+    MaskedModel,
     Shapes,
     check_embeddings,
     check_history,
+    unmasked,
 )
-from embark_jax.models.layers import BATCH_NORM_MOMENTUM, Linear
-from embark_jax.models.masked import MaskedModel, unmasked
+from embark_jax.models.layers import BATCH_NORM_MOMENTUM, MLP
 from embark_jax.models.options import ComputeDtype, Dropout, History, Widths
 
 
@@ -38,45 +37,6 @@ class Dice(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         share = nnx.sigmoid(self.norm(x))
         return share * x + (1 - share) * self.alpha[...][None] * x
-
-
-class DiceMLP(nnx.Module):
-    """Linear layers with ``Dice`` between them, and dropout after it.
-
-    Args:
-      inputs: width of the input.
-      widths: output width of each layer, of which the last is linear.
-      compute_dtype: dtype of the matrix products' operands.
-      dropout: share of hidden values that training sets to zero.
-      rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
-    """
-
-    def __init__(
-        self,
-        inputs: int,
-        widths: Sequence[int],
-        *,
-        compute_dtype: DTypeLike,
-        dropout: float,
-        rngs: nnx.Rngs,
-    ):
-        self.layers = nnx.List(
-            Linear(fan_in, fan_out, compute_dtype=compute_dtype, rngs=rngs)
-            for fan_in, fan_out in itertools.pairwise((inputs, *widths))
-        )
-        self.activations = nnx.List(Dice(width, rngs=rngs) for width in widths[:-1])
-        self.dropouts = nnx.List(
-            nnx.Dropout(dropout, rngs=rngs) for _ in widths[:-1] if dropout
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps ``[batch, inputs]`` to ``[batch, widths[-1]]``."""
-        for i, layer in enumerate(self.layers):
-            x = layer(x)
-            if i < len(self.activations):
-                x = self.activations[i](x)
-                x = self.dropouts[i](x) if self.dropouts else x
-        return x
 
 
 class DIN(MaskedModel):
@@ -113,13 +73,14 @@ class DIN(MaskedModel):
         self.shapes = tuple(sorted(embedding_shapes.items()))
         self.history = tuple(sorted(history.items()))
         check_history(embedding_shapes, history)
-        shared = {"compute_dtype": compute_dtype, "rngs": rngs}
+        shared: dict[str, Any] = {"compute_dtype": compute_dtype, "rngs": rngs}
+        shared |= {"last_relu": False, "activation": Dice}
         self.units = nnx.List(
-            DiceMLP(4 * embedding_shapes[n][1], (*activation, 1), dropout=0.0, **shared)
+            MLP(4 * embedding_shapes[n][1], (*activation, 1), **shared)
             for n, _ in self.history
         )
         width = dense_features + sum(shape[-1] for _, shape in self.shapes)
-        self.deep = DiceMLP(width, (*deep, 1), dropout=dropout, **shared)
+        self.deep = MLP(width, (*deep, 1), dropout=dropout, **shared)
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
@@ -134,7 +95,7 @@ class DIN(MaskedModel):
 
 
 def interest(
-    unit: DiceMLP, past: jax.Array, valid: jax.Array, candidate: jax.Array
+    unit: MLP, past: jax.Array, valid: jax.Array, candidate: jax.Array
 ) -> jax.Array:
     """Returns ``[batch, dim]``: the sum of the behaviours, weighted by how much each
     relates to the candidate.

@@ -13,12 +13,13 @@ from pydantic import Field, PositiveInt
 
 from embark_jax.models.interface import (
     Embeddings,
+    MaskedModel,
     Shapes,
     check_embeddings,
     history_length,
+    unmasked,
 )
 from embark_jax.models.layers import Linear
-from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import ComputeDtype, Dropout, Features, History, Layers
 from embark_jax.models.sequence import STU, apply_layers, project
 

@@ -12,12 +12,13 @@ from pydantic import PositiveInt
 
 from embark_jax.models.interface import (
     Embeddings,
+    MaskedModel,
     Shapes,
     check_embeddings,
     history_length,
+    unmasked,
 )
 from embark_jax.models.layers import MLP, Linear
-from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import (
     BatchNorm,
     ComputeDtype,

@@ -16,13 +16,47 @@ labels, and raises ``ValueError`` if a feature is missing, unknown or of another
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Each feature's embedding shape per sample."""
 Embeddings = Mapping[str, jax.Array]
 """Each feature's embeddings, ``[batch, *shape]``."""
+
+
+class Masked(NamedTuple):
+    """The embeddings of a padded sequence, and which of its places hold an event.
+
+    Attributes:
+      values: ``[batch, longest, dim]``.
+      valid: ``[batch, longest]`` bool.
+    """
+
+    values: jax.Array
+    valid: jax.Array
+
+
+class MaskedModel(nnx.Module):
+    """A Flax module whose embeddings of sequences are ``Masked``; of an array, which
+    has no mask, all places hold an event."""
+
+
+def unmasked(
+    embeddings: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """Returns the embeddings as arrays, and of each sequence which places hold an
+    event."""
+    arrays, valid = dict(embeddings), {}
+    for name, embedding in embeddings.items():
+        if isinstance(embedding, Masked):
+            arrays[name], valid[name] = embedding
+        elif embedding.ndim == 3:
+            valid[name] = jnp.ones(embedding.shape[:2], dtype=bool)
+    return arrays, valid
 
 
 def pooled_dims(embedding_shapes: Shapes) -> tuple[tuple[str, int], ...]:

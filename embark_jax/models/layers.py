@@ -14,7 +14,7 @@ columns would have to be gathered before the next layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -150,7 +150,7 @@ class Linear(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Linear layers with ReLU between them.
+    """Linear layers with ReLU, or another activation, between them.
 
     A layer with ReLU is linear, batch normalization, ReLU, dropout, in this order; the
     last layer without ReLU is linear alone.
@@ -165,6 +165,7 @@ class MLP(nnx.Module):
       batch_norm: whether to normalize values by mean and variance: over the batch in
         training, and in evaluation by running statistics, of which a step keeps 0.9
         (https://arxiv.org/abs/1502.03167).
+      activation: makes the module that takes the place of ReLU, of its width.
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
 
     Raises:
@@ -180,6 +181,7 @@ class MLP(nnx.Module):
         compute_dtype: DTypeLike,
         dropout: float = 0.0,
         batch_norm: bool = False,
+        activation: Callable[..., nnx.Module] | None = None,
         rngs: nnx.Rngs,
     ):
         if widths and inputs < 1:
@@ -206,6 +208,9 @@ class MLP(nnx.Module):
             for width in hidden
             if batch_norm
         )
+        self.activations = nnx.List(
+            activation(width, rngs=rngs) for width in hidden if activation
+        )
         self.dropouts = nnx.List(
             nnx.Dropout(dropout, rngs=rngs) for _ in hidden if dropout
         )
@@ -218,7 +223,7 @@ class MLP(nnx.Module):
             if i < self.hidden:
                 x = held(x, layer.compute_dtype)
                 x = self.norms[i](x) if self.norms else x
-                x = nnx.relu(x)
+                x = self.activations[i](x) if self.activations else nnx.relu(x)
                 x = self.dropouts[i](x) if self.dropouts else x
         return x
 

@@ -11,9 +11,14 @@ from jax import lax
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark_jax.models.function import Samples
-from embark_jax.models.interface import Embeddings, Shapes, check_history
+from embark_jax.models.interface import (
+    Embeddings,
+    MaskedModel,
+    Shapes,
+    check_history,
+    unmasked,
+)
 from embark_jax.models.layers import Linear, unit
-from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import ComputeDtype, Dropout, History, Layers
 from embark_jax.models.retrieval import (
     Queries,

@@ -13,8 +13,7 @@ from flax import nnx
 from jax import lax
 
 from embark_jax.models.function import ModelWithLoss, Samples
-from embark_jax.models.interface import Embeddings, Shapes, check_embeddings
-from embark_jax.models.masked import unmasked
+from embark_jax.models.interface import Embeddings, Shapes, check_embeddings, unmasked
 from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES
 
 COUNTERS = 2**18

@@ -9,15 +9,16 @@ from flax import nnx
 from embark_jax.models.dlrm import PAIRED, number_of_pairs, pairwise_dots
 from embark_jax.models.interface import (
     Embeddings,
+    MaskedModel,
     Shapes,
     check_embeddings,
     check_equal_dims,
     check_top,
     history_length,
     pooled_dims,
+    unmasked,
 )
 from embark_jax.models.layers import MLP, matmul, unit, xavier_normal
-from embark_jax.models.masked import MaskedModel, unmasked
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, History, Widths
 
 

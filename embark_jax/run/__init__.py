@@ -9,8 +9,7 @@
 - ``initial``: a run that starts from another.
 - ``evaluation``: metrics over a split of the data; ``early_stopping``: what happens
   when the validation set no longer improves.
-- ``folder``, ``outputs``, ``figures``, ``logs``, ``profile``: what a run
-  writes, and where it goes.
+- ``folder``, ``figures``, ``logs``, ``profile``: what a run writes, and where it goes.
 - ``saved``, ``loading``: a run that is over, as arrays in host memory, or as a trainer.
 - ``search``: several runs of one config, whose values Optuna chooses.
 """

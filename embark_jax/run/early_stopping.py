@@ -8,7 +8,7 @@ from typing import Any
 
 from embark_jax._base.config import ConfigError
 from embark_jax.config import EarlyStoppingConfig, PlateauConfig, TrainConfig
-from embark_jax.metrics.deciding import DECIDING
+from embark_jax.metrics.ranking import DECIDING
 
 Record = Mapping[str, Any]
 """An evaluation: its step, and metrics by name."""

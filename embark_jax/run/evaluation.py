@@ -87,9 +87,11 @@ def _unweighted(batches: Iterator[Batch], group_by: str) -> Iterator[Batch]:
 
 
 def _ranking(ranking: Ranking, k: int) -> dict[str, float | None]:
-    names = ("ndcg", "recall", "mrr")
-    values = {f"test_{name}@{k}": getattr(ranking, name) for name in names}
-    return {"test_gauc": ranking.gauc, **values}
+    return {
+        "test_gauc": ranking.gauc,
+        f"test_ndcg@{k}": ranking.ndcg,
+        f"test_recall@{k}": ranking.recall,
+    }
 
 
 def on_test_set(

@@ -195,14 +195,11 @@ def build_schedule(config: AnyScheduleConfig, steps: int) -> optax.Schedule | No
                 return None
             after = optax.constant_schedule(1.0)
         case "cosine":
-            decay = config.decay_steps or _left(steps, warmup)
-            after = optax.cosine_decay_schedule(1.0, decay, config.end_factor)
+            after = optax.cosine_decay_schedule(1.0, _left(steps, warmup))
         case "polynomial":
             hold = config.hold_steps
-            decay = config.decay_steps or _left(steps, warmup + hold)
-            after = optax.polynomial_schedule(
-                1.0, config.end_factor, config.power, decay, transition_begin=hold
-            )
+            decay = _left(steps, warmup + hold)
+            after = optax.polynomial_schedule(1.0, 0.0, config.power, decay, hold)
         case "steps":
             if min(config.at) <= warmup:
                 raise ValueError(
@@ -223,7 +220,7 @@ def _left(steps: int, before: int) -> int:
     if steps <= before:
         raise ValueError(
             f"schedule: warm-up and hold take {before} steps, must be fewer than the "
-            f"{steps} of the run; or set decay_steps"
+            f"{steps} of the run"
         )
     return steps - before
 

@@ -24,10 +24,11 @@ from rich.table import Table
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.files import replacing
+from embark_jax._base.storage import local
 from embark_jax.config import ExperimentConfig, SearchedConfig, reading
 from embark_jax.launch.processes import make_host_devices
-from embark_jax.metrics.deciding import DECIDING
 from embark_jax.metrics.pointwise import NonFiniteLogitError
+from embark_jax.metrics.ranking import DECIDING
 from embark_jax.run import training
 from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import read_metrics
@@ -173,7 +174,7 @@ def _mean_and_spread(values: list[float | None]) -> str:
 
 def _open(config: ExperimentConfig, metric: str, workdir: Path) -> optuna.Study:
     """Opens the study in a folder, which must be of the same config."""
-    workdir.mkdir(parents=True, exist_ok=True)
+    local(workdir).mkdir(parents=True, exist_ok=True)
     own = workdir / CONFIG
     if own.exists():
         before, now = (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,18 @@ from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.report.display import say, say_at_end, show_result
+from embark_jax.report.page import run_page
 from embark_jax.report.summary import overview
 from embark_jax.run import experiment, initial
 from embark_jax.run.experiment import Experiment
-from embark_jax.run.folder import RunFolder
+from embark_jax.run.folder import PLAN, RunFolder
+from embark_jax.run.logs import MetricsLog, read_metrics
 from embark_jax.run.loop import Loop
-from embark_jax.run.outputs import REPORT, outputs
 from embark_jax.run.planning import unused_kernels
-from embark_jax.run.profile import StepProfile
+from embark_jax.run.profile import StepProfile, traces
 from embark_jax.train.trainer import Trainer
+
+REPORT = "report.html"
 
 
 def train(
@@ -152,3 +158,47 @@ def _resumed(
     for change in changed:
         tell(f"  {change}")
     return True
+
+
+@contextlib.contextmanager
+def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[MetricsLog]:
+    """Gives the log of a run that goes on from ``step``, and writes all else: the
+    report with its plan at the beginning, and with curves, metrics and traces, too,
+    when the run ends or is stopped. Process 0 writes; the others' logs go nowhere."""
+    if jax.process_index() != 0:
+        with MetricsLog(folder.files, writes=False) as log:
+            yield log
+        return
+    files = folder.files
+    folder.save_config(setup.config)
+    setup.save_encoding(files)
+    (files / PLAN).write_text(setup.plan.to_json())
+    with folder.published(), MetricsLog(files, step) as log:
+        write_report(files, setup)
+        yield log
+        write_report(files, setup)
+
+
+def write_report(workdir: Path, setup: Experiment) -> None:
+    """Writes the page of a run, with what its log has so far."""
+    links = [path.relative_to(workdir).as_posix() for path in traces(workdir)]
+    records, about = read_metrics(workdir), _about(setup)
+    text = run_page(workdir.name, records, setup.plan, links, about)
+    (workdir / REPORT).write_text(text, "utf-8")
+
+
+def _about(setup: Experiment) -> str:
+    """Says in HTML of what model and config a page is, and how its times compare."""
+    config = setup.config
+    facts = (
+        f"{datetime.date.today()}: model {config.model.kind}, rows updated by "
+        f"{config.embedding.optimizer.kind}, dense layers by "
+        f"{config.dense_optimizer.kind}, batch {config.train.batch_size:,}, seed "
+        f"{config.seed}; "
+    )
+    times = (
+        "a measured step lasts batch / samples per s, with dense layers, input and "
+        "host; the plan's step is of the embeddings alone, on the plan's fleet"
+    )
+    link = '<a href="config.yaml">config.yaml</a>'
+    return f"<p>{escape(facts)}{link}. {times}.</p>"

@@ -18,7 +18,7 @@ from flax import nnx
 from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
-from embark_jax.models.masked import Masked, MaskedModel, unmasked
+from embark_jax.models.interface import Masked, MaskedModel, unmasked
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.train.losses import Loss
 

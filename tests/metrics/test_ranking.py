@@ -24,7 +24,7 @@ def made_up(seed: int, ties: bool):
 @pytest.mark.parametrize(("k", "ties"), [(1, False), (5, True), (1000, False)])
 def test_ranking_equals_a_loop(k, ties):
     groups, labels, logits = made_up(0, ties)
-    aucs, sizes, recalls, ranks, gains = [], [], [], [], []
+    aucs, sizes, recalls, gains = [], [], [], []
     for group in np.unique(groups):
         mine = np.flatnonzero(groups == group)
         truth, scores = labels[mine], logits[mine]
@@ -33,7 +33,7 @@ def test_ranking_equals_a_loop(k, ties):
             sizes.append(len(mine))
         if truth.any():
             for found, value in zip(
-                (gains, recalls, ranks), in_order(truth, scores, k), strict=True
+                (gains, recalls), in_order(truth, scores, k), strict=True
             ):
                 found.append(value)
     found = rank(groups, labels, logits, k)
@@ -42,12 +42,11 @@ def test_ranking_equals_a_loop(k, ties):
     if ties:
         return  # their order is left open, below
     assert found.recall == pytest.approx(np.mean(recalls))
-    assert found.mrr == pytest.approx(np.mean(ranks))
     assert found.ndcg == pytest.approx(np.mean(gains))
 
 
-def in_order(truth, scores, k: int) -> tuple[float, float, float]:
-    """NDCG, recall and reciprocal rank of a group, equal scores in the order given."""
+def in_order(truth, scores, k: int) -> tuple[float, float]:
+    """NDCG and recall of a group, equal scores in the order given."""
     order = sorted(range(len(truth)), key=lambda i: -scores[i])
     best = [truth[i] for i in order][:k]
     ideal = sorted(truth, reverse=True)[:k]
@@ -55,8 +54,7 @@ def in_order(truth, scores, k: int) -> tuple[float, float, float]:
         sum(t / math.log2(place + 2) for place, t in enumerate(each))
         for each in (best, ideal)
     )
-    first = 1 / (best.index(1) + 1) if 1 in best else 0.0
-    return gain / most, sum(best) / sum(truth), first
+    return gain / most, sum(best) / sum(truth)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
@@ -73,8 +71,7 @@ def test_ties_count_by_the_mean_over_all_orders(k):
         expected.append(np.mean(values, axis=0))
     names = np.repeat(np.arange(4), [len(truth) for truth in groups])
     found = rank(names, np.concatenate(groups), np.concatenate(scores), k)
-    values = found.ndcg, found.recall, found.mrr
-    assert values == pytest.approx(np.mean(expected, axis=0))
+    assert (found.ndcg, found.recall) == pytest.approx(np.mean(expected, axis=0))
 
 
 def test_metrics_do_not_depend_on_the_order_of_the_file():
@@ -90,9 +87,9 @@ def test_metrics_do_not_depend_on_the_order_of_the_file():
 
 def test_what_has_no_value():
     found = rank([1, 1, 2], [0, 0, 0], [0.3, 0.1, 0.2], 3)
-    assert (found.gauc, found.ndcg, found.recall, found.mrr) == (None,) * 4
+    assert (found.gauc, found.ndcg, found.recall) == (None,) * 3
     found = rank([1, 1, 2], [1, 1, 1], [0.3, 0.1, 0.2], 3)
-    assert (found.gauc, found.recall, found.mrr) == (None, 1, 1)
+    assert (found.gauc, found.recall) == (None, 1)
     for groups, labels, logits in (([], [], []), ([1], [2], [0.0]), ([1, 2], [1], [1])):
         with pytest.raises(ValueError, match=r"samples|labels must be 0 or 1"):
             rank(groups, labels, logits, 1)

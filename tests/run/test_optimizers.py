@@ -134,8 +134,8 @@ def cosine(part: float) -> float:
         ({"kind": "constant", "warmup_steps": 4}, RISE + 8 * [1.0]),
         ({"kind": "cosine"}, [cosine(t / 12) for t in range(12)]),
         (
-            {"kind": "cosine", "warmup_steps": 4, "decay_steps": 4, "end_factor": 0.1},
-            RISE + [0.1 + 0.9 * cosine(min(t, 4) / 4) for t in range(8)],
+            {"kind": "cosine", "warmup_steps": 4},
+            RISE + [cosine(t / 8) for t in range(8)],
         ),
         (
             {"kind": "polynomial", "warmup_steps": 4, "hold_steps": 2, "power": 2},
