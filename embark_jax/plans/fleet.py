@@ -235,22 +235,6 @@ def dgx_h100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
     return load("dgx-h100", nodes, gpus_per_node)
 
 
-def dgx_h200(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
-    return load("dgx-h200", nodes, gpus_per_node)
-
-
-def dgx_a100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
-    return load("dgx-a100", nodes, gpus_per_node)
-
-
-def gh200(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
-    return load("gh200", nodes, gpus_per_node)
-
-
-def v100(nodes: int = 1, gpus_per_node: int = 8) -> Fleet:
-    return load("v100", nodes, gpus_per_node)
-
-
 def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
     """Returns this computer; ``nodes × gpus_per_node`` host devices divide its memory.
 

@@ -133,9 +133,11 @@ class Relaxation:
         upper = np.append(counts[self.group], np.full(rows + extra, np.inf))
         entries = np.ones(number), (self.group, np.arange(number))
         tables = sparse.coo_array(entries, (len(counts), len(cost)))
-        # Presolving takes longer than it saves, but its optima are better to round.
+        # Presolving takes longer than it saves, but its optima are better to round, of
+        # tables of which many are alike.
+        presolve = not (crowding or instance.is_large)
         program = LinearProgram(
-            cost / scale, upper, tables, counts.astype(float), presolve=not crowding
+            cost / scale, upper, tables, counts.astype(float), presolve
         )
         program.add_rows(self._peak_rows(crowding), np.zeros(rows + extra))
         matrix, limits = self._limit_rows()
