@@ -44,7 +44,6 @@ EXTENSION = (
     "min_count",
     "hashed",
     "hash_columns",
-    "by_frequency",
     "dense",
     "features",
     "labels",

@@ -91,14 +91,6 @@ def prepare(
             "which makes 63 bits of a value for a dynamic table.",
         ),
     ] = None,
-    by_frequency: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Number the rows of this column by frequency, if it is hashed or has "
-            "row numbers: hot rows are the first rows of a table.",
-        ),
-    ] = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -114,14 +106,6 @@ def prepare(
             metavar="FOLDER",
             help="Earlier data: their values keep their rows, new ones get rows after "
             "those, and numbers keep their transforms.",
-        ),
-    ] = None,
-    vocabulary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Values that were counted elsewhere: Parquet files TABLE.parquet, or "
-            "in folders TABLE, with the columns value and count.",
         ),
     ] = None,
     on_bad_line: Annotated[
@@ -163,14 +147,11 @@ def prepare(
         max_rows=max_rows,
         hashed=hashed,
         hash_columns=_hashed(hash_column or ()),
-        by_frequency=by_frequency or (),
         window=window,
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
-        prepared = run.prepare(
-            recipe, out, options, made_from, progress, extend, vocabulary
-        )
+        prepared = run.prepare(recipe, out, options, made_from, progress, extend)
     manifest = prepared.manifest
     _show(prepared.summary)
     for warning in prepared.warnings:

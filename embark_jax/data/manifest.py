@@ -42,8 +42,6 @@ Hotness = Annotated[int, Field(ge=1, le=2**20)]
 """Largest number of ids in a bag; with more, a batch would fit into no memory."""
 VERSION = 6
 LABEL = "label"
-VALUES = "values"
-"""Name of the folder of values whose rows other values share."""
 SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
 """Bytes of samples that are read and shuffled together; a disk reads this much at full
@@ -63,14 +61,10 @@ class SampleFile(SizedFile):
       xxh3: checksum of the file.
       window: begin of the time window that the samples are of, in units of the column
         of times; None if data are not cut into windows.
-      values: Parquet file beside it, of samples that are held out: for each feature of
-        one id a sample its value, where the row may be that of other values, too;
-        otherwise null.
     """
 
     rows: PositiveInt
     window: int | None = None
-    values: HashedFile | None = None
     xxh3: str
 
     def mapped(
@@ -138,8 +132,7 @@ class Table(Config):
       kind: ``values`` have a vocabulary, ``hashes`` of values none, ``numbers`` are the
         rows themselves, and ``ranges`` are those of a column of numbers.
       is_text: whether values are text; others are integers.
-      file: the vocabulary, which says which value each row stands for; of hashes and
-        numbers the row of each, if the most frequent have the first rows.
+      file: the vocabulary, which says which value each row stands for.
     """
 
     rows: PositiveInt

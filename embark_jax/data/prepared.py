@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
@@ -25,7 +23,6 @@ from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.dataset import Dataset
 from embark_jax.data.event_lists import EVENTS, Histories
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.data.manifest import MEND, SPLITS
 from embark_jax.data.pipeline import cores
 from embark_jax.data.prepare import raw_rows
 from embark_jax.data.source import Description
@@ -136,32 +133,6 @@ class PreparedData:
         total = self.manifest.rows(split)
         for first in range(0, total, batch_size):
             yield self._batch(split, range(first, min(first + batch_size, total)))
-
-    def shared_values(self, split: str, feature: str) -> pa.Array | None:
-        """Returns the values of a feature, of one id a sample, for the samples of a
-        split whose row of its table may be that of other values, too: null for others.
-
-        Returns:
-          ``[samples]`` values in the order of ``in_file_order``; None if each row of
-          the table stands for one value at most.
-
-        Raises:
-          DataError: if the values were not kept, or are not as they were written.
-        """
-        table = self.manifest.tables[self.manifest.features[feature].table]
-        if table.kind != "values" and not table.is_shared:
-            return None
-        columns = []
-        for file in self.manifest.files[split]:
-            if file.values is None:
-                raise DataError(
-                    f"{self.folder / file.file}: was prepared without the values of "
-                    f"feature {feature!r}, some of which share a row; {MEND}"
-                )
-            path = file.values.verified(self.folder)
-            columns.append(pq.read_table(path, columns=[feature]))
-        whole = pa.concat_tables(columns, promote_options="permissive")
-        return whole[feature].combine_chunks()
 
     def _training_blocks(self) -> np.ndarray:
         """Returns ``[blocks, 2]``: first row of each block, and number of its rows."""
@@ -307,7 +278,6 @@ def described(data: PreparedData, order: Mapping[str, Any]) -> Description:
         order=order,
         missing_dense=manifest.missing_dense,
         values=TableValues(data.folder, manifest),
-        shared_values=functools.partial(data.shared_values, SPLITS[2]),
         save_encoding=save_encoding if manifest.columns else None,
     )
 

@@ -29,11 +29,7 @@ def by_frequency(ids: ArrayLike, rows: int) -> np.ndarray:
             f"ids are from {ids.min()} to {ids.max()}, must be from 0 to {rows - 1}, "
             "or -1 for padding"
         )
-    return rows_by_counts(np.bincount(ids[ids >= 0], minlength=rows))
-
-
-def rows_by_counts(counts: np.ndarray) -> np.ndarray:
-    """Returns the same from the ``[rows]`` number of times that each id occurs."""
-    rows_of = np.empty(len(counts), np.int64)
-    rows_of[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    counts = np.bincount(ids[ids >= 0], minlength=rows)
+    rows_of = np.empty(rows, np.int64)
+    rows_of[np.argsort(-counts, kind="stable")] = np.arange(rows)
     return rows_of

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from embark_jax._base.config import ConfigError
 from embark_jax.config import EmbeddingConfig, OwnDataConfig, call_named
 from embark_jax.data.dataset import Dataset
@@ -35,8 +33,6 @@ class Description:
       order: values that determine, with the run's seed, which samples a step has; JSON.
       missing_dense: for each dense column, how many values are missing, and 0 instead.
       values: what the rows of its tables stand for; None if the data do not say.
-      shared_values: for a feature, the values of the test samples whose row other
-        values share, as in ``PreparedData.shared_values``.
       save_encoding: writes into a run's folder what makes samples of raw rows; None if
         the data were not a user's own files.
     """
@@ -51,7 +47,6 @@ class Description:
     order: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     missing_dense: Mapping[str, int] = dataclasses.field(default_factory=dict)
     values: TableValues | None = None
-    shared_values: Callable[[str], pa.Array | None] = lambda feature: None
     save_encoding: Callable[[Path], None] | None = None
 
     def rows_of_values(self, table: str) -> range:

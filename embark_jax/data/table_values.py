@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.agreement import WINDOW, differences, parts
@@ -88,25 +87,8 @@ class TableValues:
             )
         return vocabulary["key"].combine_chunks()
 
-    def row_numbers(self, table: str) -> np.ndarray:
-        """Returns the row of each hash or number, int64 ``[rows]``, of a table whose
-        rows are numbered by frequency.
-
-        Raises:
-          DataError: if the file is not as it was written, or has not each row once.
-        """
-        numbers, rows = self.vocabulary(table), self.manifest.tables[table].rows
-        if numbers.schema != pa.schema({"row": pa.int64()}) or not np.array_equal(
-            np.sort(numbers["row"].to_numpy()), np.arange(rows)
-        ):
-            raise DataError(
-                f"{self.folder / vocabulary_file(table)}: must have a column 'row' "
-                f"with 0 to {rows - 1:,} once"
-            )
-        return numbers["row"].to_numpy()
-
     def vocabulary(self, table: str) -> pa.Table:
-        """Returns the file of a table's values, or of its row numbers.
+        """Returns the file of a table's values.
 
         Raises:
           DataError: if it is not as it was written, or the manifest does not list it.

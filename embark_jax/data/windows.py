@@ -6,14 +6,11 @@ Each window has as many steps as its samples fill batches.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from embark_jax._base.storage import local
 from embark_jax.config import WindowsConfig
@@ -258,9 +255,4 @@ class WindowsSource(PreparedSource):
         assert isinstance(self._section, WindowsConfig)
         order = seed if self._section.shuffle else None
         dataset = WindowsData(self._section.path, seed=order)
-        description = described(dataset.first, {"kind": self._section.kind})
-
-        def shared_values(feature: str) -> pa.Array | None:
-            return dataset.last.shared_values("train", feature)
-
-        return dataset, dataclasses.replace(description, shared_values=shared_values)
+        return dataset, described(dataset.first, {"kind": self._section.kind})

@@ -15,7 +15,6 @@ from flax import nnx
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax.config import tasks_of
 from embark_jax.data import Batch
-from embark_jax.data.prepare.vocabulary import MISSING_ID
 from embark_jax.metrics.pointwise import to_host
 from embark_jax.metrics.ranking import Ranking, Ranks, at_k, rank
 from embark_jax.metrics.retrieval import ItemIndex, shard_rows
@@ -33,13 +32,12 @@ def ranked(
 
     Args:
       setup, trainer: a run.
-      group_by: feature, such as the user. Samples of a group have the same value,
-        whether others share its row or not; those without a value are left out.
+      group_by: feature, such as the user. Samples of a group have the same id; those
+        of missing and of rare values are left out.
       k: number of first samples of each group that count.
 
     Raises:
       ConfigError: if there is no such feature, it is a bag, or samples have weights.
-      DataError: if the data have no values of samples whose row others share.
     """
     features = {feature.name: feature for feature in setup.features}
     if group_by not in features or features[group_by].hotness != 1:
@@ -48,7 +46,6 @@ def ranked(
             f"--group-by {group_by}: must be a feature of one id a sample; "
             + nearest(group_by, singles)
         )
-    values = setup.description.shared_values(group_by)
     batches = _unweighted(setup.dataset.test_batches(setup.plan.batch_size), group_by)
     given, scored = itertools.tee(batches)
     scores = trainer.predict(scored, setup.checker())
@@ -58,12 +55,8 @@ def ranked(
     ]
     ids, labels, logits = map(np.concatenate, zip(*parts, strict=True))
     first = setup.description.rows_of_values(features[group_by].table).start
-    has_value = (ids != PADDING_ID) & ~((ids == MISSING_ID) & (first > 0))
-    groups = ids.astype(np.int64)
-    if values is not None:
-        numbers = values.dictionary_encode().indices.fill_null(-1).to_numpy()
-        groups = np.where(numbers < 0, groups, -1 - numbers.astype(np.int64))
-    groups, labels, logits = (x[has_value] for x in (groups, labels, logits))
+    has_value = ~np.isin(ids, [PADDING_ID, *range(first)])
+    groups, labels, logits = (x[has_value] for x in (ids, labels, logits))
     tasks = tasks_of(setup.config.model)
     if not tasks:
         return _ranking(rank(groups, labels, logits, k), k)

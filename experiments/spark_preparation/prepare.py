@@ -6,7 +6,7 @@ It reads a folder of Parquet, and what ``--columns`` of ``embark data prepare pa
 says of it: ``label``, ``labels``, ``weight``, ``time``, ``split``, ``dense``, and
 ``features`` with their tables, separators and lists. It writes to ``--out``:
 
-- ``values/TABLE``: value and count of each table, the folder of ``--vocabulary``;
+- ``values/TABLE``: value and count of each table;
 - ``samples``: the rows with ids in the place of values;
 - ``columns.yaml``: says that they are ids, to prepare the samples as they are:
 

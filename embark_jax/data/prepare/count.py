@@ -4,11 +4,8 @@ fits the transforms of numbers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.dataset as ds
 
 from embark_jax._base.config import nearest
 from embark_jax._base.errors import DataError
@@ -22,21 +19,12 @@ from embark_jax.data.prepare.extension import Earlier
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import ROW, TRAIN, Options, Recipe, Work
 from embark_jax.data.prepare.samples import Samples
-from embark_jax.data.prepare.values import Column
-from embark_jax.data.prepare.vocabulary import (
-    FIRST_ID,
-    MISSING_ID,
-    hash_of,
-    vocabulary_file,
-)
-from embark_jax.data.row_order import rows_by_counts
-from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec
+from embark_jax.data.prepare.vocabulary import FIRST_ID, vocabulary_file
+from embark_jax.plans.tables import FeatureSpec
 
 SAMPLED = 2**17
 """How many samples quantiles are computed from: all of smaller data, otherwise about so
 many, whose quantiles are off by about a thousandth of the samples."""
-VALUE, COUNT = "value", "count"
-"""Columns of a vocabulary that was made elsewhere."""
 
 
 def known_tables(
@@ -78,14 +66,6 @@ def known_tables(
             )
     known = {name: Table(rows=n, kind="hashes") for name, n in hashed.items()}
     known |= {name: Table(rows=n, kind="numbers") for name, n in numbered.items() if n}
-    for name in options.by_frequency:
-        table = known.get(tables.get(name, ""))
-        if table is None or table.rows == HASHED_KEYS:
-            raise DataError(
-                f"--by-frequency {name}: must be a column that is hashed to a number "
-                "of rows, or has row numbers (features.NAME.rows); vocabularies have "
-                "the most frequent values first as it is"
-            )
     return known
 
 
@@ -104,10 +84,6 @@ def describe(work: Work, samples: Samples, known: Mapping[str, Table]) -> Manife
     of_tables: dict[str, list[FeatureSpec]] = {}
     for feature in recipe.categories:
         of_tables.setdefault(feature.table, []).append(feature)
-    elsewhere = _elsewhere(work.vocabulary, {*of_tables} - {*known})
-    by_frequency = {
-        f.table for f in recipe.categories if f.name in work.options.by_frequency
-    }
     tables: dict[str, Table] = {}
     for done, (name, features) in enumerate(of_tables.items(), 1):
         # Values that are repeated were counted where they occurred.
@@ -117,9 +93,7 @@ def describe(work: Work, samples: Samples, known: Mapping[str, Table]) -> Manife
             for f in features
             if f.name not in recipe.repeated
         )
-        table = known.get(name) or _counted(work, name, values, elsewhere.get(name))
-        if name in by_frequency:
-            table = _row_numbers(work, name, values, table)
+        table = known.get(name) or _counted(work, name, values)
         is_text = any(types[f.name].startswith("VARCHAR") for f in features)
         tables[name] = table.model_copy(update={"is_text": is_text})
         work.progress("count", done, len(of_tables))
@@ -160,24 +134,16 @@ def _values_of(name: str, types: Mapping[str, str]) -> str:
     return f"unnest({sql.name(name)})" if types[name].endswith("]") else sql.name(name)
 
 
-def _counted(work: Work, name: str, values: str, elsewhere: Path | None) -> Table:
+def _counted(work: Work, name: str, values: str) -> Table:
     """Makes and writes the vocabulary of a table; of one with too many values none, and
     they are hashed."""
     database, max_rows = work.database, work.options.max_rows
-    if elsewhere is None:
-        database.run(
-            "CREATE OR REPLACE TABLE counted AS SELECT key, count(*) AS count "
-            f"FROM ({values}) WHERE key IS NOT NULL GROUP BY key"
-        )
-    else:
-        _read_elsewhere(database, elsewhere)
+    database.run(
+        "CREATE OR REPLACE TABLE counted AS SELECT key, count(*) AS count "
+        f"FROM ({values}) WHERE key IS NOT NULL GROUP BY key"
+    )
     ((values_there,),) = database.rows("SELECT count(*) FROM counted")
     if values_there > max_rows:
-        if elsewhere is not None:
-            raise DataError(
-                f"--vocabulary: table {name!r} has more than --max-rows {max_rows:,} "
-                "values; raise it, or hash the column"
-            )
         if work.earlier is not None:
             work.earlier.refuse(name, max_rows)
         return Table(rows=max_rows, kind="hashes")
@@ -195,73 +161,9 @@ def _counted(work: Work, name: str, values: str, elsewhere: Path | None) -> Tabl
     )
     kept = database.table("SELECT key, count FROM kept ORDER BY place")
     database.run("DROP TABLE counted; DROP TABLE kept")
-    return Table(
-        rows=FIRST_ID + len(kept), kind="values", file=_written(work, name, kept)
-    )
-
-
-def _written(work: Work, name: str, values: pa.Table) -> HashedFile:
-    """Writes what the rows of a table stand for."""
-    write_arrow(work.out / vocabulary_file(name), values)
-    return HashedFile.of(work.out, vocabulary_file(name))
-
-
-def _elsewhere(folder: Path | None, tables: set[str]) -> dict[str, Path]:
-    """Returns the files of the tables whose values were counted elsewhere."""
-    if folder is None:
-        return {}
-    paths = {
-        table: path
-        for table in sorted(tables)
-        for path in (folder / table, folder / f"{table}.parquet")
-        if path.exists()
-    }
-    if not paths:
-        raise DataError(
-            f"--vocabulary {folder}: has no TABLE.parquet, and no folder TABLE, of "
-            f"the tables {', '.join(sorted(tables))}"
-        )
-    return paths
-
-
-def _read_elsewhere(database: sql.Database, path: Path) -> None:
-    """Makes ``counted`` of values that were counted elsewhere."""
-    try:
-        given = ds.dataset(path, format="parquet").to_table([VALUE, COUNT])
-    except (OSError, KeyError, pa.ArrowInvalid) as error:
-        raise DataError(
-            f"{path}: must have the columns {VALUE} and {COUNT} ({error})"
-        ) from None
-    type_ = database.types("FROM given", given=given)[VALUE]
-    try:
-        key = Column(VALUE, "category").typed(VALUE, type_)
-    except DataError as error:
-        raise DataError(f"{path}: column {VALUE}: {error}") from None
-    database.run(
-        f"CREATE OR REPLACE TABLE counted AS SELECT {key.value} AS key, "
-        "sum(count)::BIGINT AS count FROM given WHERE key IS NOT NULL GROUP BY ALL",
-        given=given,
-    )
-
-
-def _row_numbers(work: Work, name: str, values: str, table: Table) -> Table:
-    """Numbers the hashes or numbers of a table by how often they occur, or as in
-    earlier data; missing values keep their row."""
-    if work.earlier is not None:
-        rows = work.earlier.row_numbers(name)
-    else:
-        key = "key" if table.kind == "numbers" else hash_of("key", table.rows)
-        found = work.database.table(
-            f"SELECT ({key})::BIGINT AS id, count(*) AS count FROM ({values}) "
-            "WHERE key IS NOT NULL GROUP BY 1"
-        )
-        counts = np.zeros(table.rows, np.int64)
-        counts[found["id"].to_numpy()] = found["count"].to_numpy()
-        if table.kind == "hashes":
-            counts[MISSING_ID] = counts.max() + 1
-        rows = rows_by_counts(counts)
-    file = _written(work, name, pa.table({"row": rows}))
-    return table.model_copy(update={"file": file})
+    write_arrow(work.out / vocabulary_file(name), kept)
+    file = HashedFile.of(work.out, vocabulary_file(name))
+    return Table(rows=FIRST_ID + len(kept), kind="values", file=file)
 
 
 def _longest_bag(work: Work, feature: FeatureSpec, type_: str) -> int:

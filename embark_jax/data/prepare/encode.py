@@ -8,20 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from embark_jax._base.files import replacing
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch
-from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.manifest import LABEL, SPLITS, VALUES, Manifest, SampleFile
+from embark_jax.data.manifest import LABEL, SPLITS, Manifest, SampleFile
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import IN_FILE, SPLIT, WEIGHT, WINDOW, Work
 from embark_jax.data.prepare.samples import Samples
 from embark_jax.data.prepare.vocabulary import MISSING_ID, RARE_ID, hash_of
-from embark_jax.data.table_values import TableValues
-from embark_jax.plans.tables import HASHED_KEYS, PADDING_ID
+from embark_jax.plans.tables import PADDING_ID
 
 CHUNK_ROWS = 2**18
 """How many samples are encoded together, and are in a file at most."""
@@ -45,28 +41,21 @@ class SampleEncoder:
     """Turns samples into batches.
 
     Args:
-      values: describes the batches, and has the rows of hashes and numbers that are
-        numbered by frequency.
+      manifest: describes the batches.
 
     Attributes:
       categories: the features that have values, not ranges of numbers.
       cut: for each feature, how many values of too long lists were left out.
     """
 
-    def __init__(self, values: TableValues):
-        manifest = self._manifest = values.manifest
-        self._layout = manifest.layout()
+    def __init__(self, manifest: Manifest):
+        self._manifest, self._layout = manifest, manifest.layout()
         self.categories = {
             name: (feature, manifest.tables[feature.table])
             for name, feature in manifest.features.items()
             if name not in manifest.numbers
         }
         self.cut = dict.fromkeys(manifest.features, 0)
-        self._rows_of = {
-            name: values.row_numbers(name)
-            for name, table in manifest.tables.items()
-            if table.file is not None and table.kind != "values"
-        }
 
     def batch(self, facts: pa.Table, found: Callable[[str], Found]) -> Batch:
         """Returns samples as a batch. A missing label is NaN, a missing weight 1.
@@ -103,8 +92,6 @@ class SampleEncoder:
             self.cut[name] += len(kept) - int(kept.sum())
             ids = np.full((count, feature.stored_hotness), PADDING_ID, np.int64)
             ids[sample[kept], place[kept]] = id_[kept]
-            if feature.table in self._rows_of:
-                ids = np.where(ids < 0, ids, self._rows_of[feature.table][ids])
             ids_of[name][...] = ids
         return batch
 
@@ -119,10 +106,7 @@ def encode(
       samples: the samples.
       manifest: the manifest, complete but for the files.
     """
-    # Of time windows each is evaluated before it is trained on.
-    in_windows = work.options.window is not None or work.options.split == "none"
-    with_values = SPLITS if in_windows else SPLITS[1:]
-    encoder, done = SampleEncoder(TableValues(work.out, manifest)), 0
+    encoder, done = SampleEncoder(manifest), 0
     of_categories = ", ".join(map(sql.name, encoder.categories))
     exclude = f"EXCLUDE ({of_categories})" if of_categories else ""
     chunks = [
@@ -159,15 +143,6 @@ def encode(
                 written = manifests.write_samples(
                     work.out, f"{name}.arrow", part, manifest, window
                 )
-                if split_name in with_values:
-                    values = _shared_values(
-                        work, samples, encoder, chunk, part, facts[IN_FILE].take(mine)
-                    )
-                    kept = f"{VALUES}/{name}.parquet"
-                    with replacing(work.out / kept) as scratch:
-                        pq.write_table(values, scratch)
-                    values_file = HashedFile.of(work.out, kept)
-                    written = written.model_copy(update={"values": values_file})
                 yield split_name, written
         done += len(batch)
         work.progress("encode", done, sum(samples.rows))
@@ -206,37 +181,6 @@ def id_of(table: manifests.Table, key: str) -> str:
     if table.kind == "numbers":
         return f"coalesce({key}, {PADDING_ID})"
     return key
-
-
-def _shared_values(
-    work: Work,
-    samples: Samples,
-    encoder: SampleEncoder,
-    chunk: str,
-    batch: Batch,
-    places: pa.ChunkedArray,
-) -> pa.Table:
-    """Returns for each feature of one id a sample, whose table may have rows of several
-    values, the values of the samples with such a row, and null of others."""
-    columns, shared = {}, {}
-    for name, (feature, table) in encoder.categories.items():
-        if feature.hotness > 1 or table.kind == "numbers" or table.rows == HASHED_KEYS:
-            continue
-        ids = batch.ids[name][:, 0]
-        column = f"s{len(columns)}"
-        shared[column] = ids >= RARE_ID if table.kind == "hashes" else ids == RARE_ID
-        value = f"samples.{sql.name(name)}"
-        if samples.types[name].endswith("]"):
-            value += "[1]"
-        columns[name] = f"if(shared.{column}, {value}, NULL) AS {sql.name(name)}"
-    if not columns:
-        return pa.table({})
-    place = sql.name(IN_FILE)
-    return work.database.table(
-        f"SELECT {', '.join(columns.values())} FROM ({chunk}) AS samples JOIN shared "
-        f"USING ({place}) ORDER BY {place}",
-        shared=pa.table({**shared, IN_FILE: places}),
-    )
 
 
 def _by_window(

@@ -117,7 +117,7 @@ class RowEncoder:
         if manifest.columns is None:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
         self._columns = manifest.columns
-        self._encoder = SampleEncoder(values)
+        self._encoder = SampleEncoder(manifest)
         texts = [n for n, (_, t) in self._encoder.categories.items() if t.is_text]
         self._known = own_files.label_columns(self._columns, required=False)
         self._known += own_files.input_columns(self._columns, texts)

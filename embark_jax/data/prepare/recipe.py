@@ -204,8 +204,6 @@ class Options:
       hashed: whether every table is hashed.
       hash_columns: columns whose tables are hashed, with the number of rows; None is
         ``max_rows``.
-      by_frequency: columns that are hashed, or have row numbers, whose tables' rows are
-        numbered by frequency.
       window: length of the time windows that samples are cut into, in the units of the
         column of times, or in seconds if these are dates; None makes no windows.
       on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
@@ -217,7 +215,6 @@ class Options:
     max_rows: int = 40_000_000
     hashed: bool = False
     hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    by_frequency: Sequence[str] = ()
     window: int | None = None
     on_bad_line: OnBadLine = "error"
 
@@ -234,9 +231,6 @@ class Work:
       made_from: what determines the samples, as the manifest has it.
       progress: is told how far the work is.
       earlier: data whose rows and transforms are kept, if any.
-      vocabulary: folder of values that were counted elsewhere, by an engine such as
-        Spark: ``TABLE.parquet``, or a folder ``TABLE`` of Parquet files, with the
-        columns ``value`` and ``count``.
     """
 
     database: sql.Database
@@ -246,4 +240,3 @@ class Work:
     made_from: Mapping[str, Any]
     progress: Progress = silent
     earlier: Earlier | None = None
-    vocabulary: Path | None = None

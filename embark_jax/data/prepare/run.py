@@ -55,7 +55,6 @@ def prepare(
     made_from: Mapping[str, Any],
     progress: Progress = silent,
     extend: Path | None = None,
-    vocabulary: Path | None = None,
 ) -> Prepared:
     """Prepares a data set in the folder ``out``.
 
@@ -66,7 +65,6 @@ def prepare(
       made_from: what else determines the samples; it is kept in the manifest.
       progress: is told how far the work is.
       extend: folder of earlier data, whose rows and transforms are kept.
-      vocabulary: folder of values that were counted elsewhere; see ``Work``.
 
     Raises:
       DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
@@ -80,21 +78,10 @@ def prepare(
         names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
         earlier = Earlier.open(extend, made_from, names)
         made_from[EXTENDS] = earlier.manifest.digest()
-    if vocabulary is not None:
-        made_from["vocabularies"] = str(vocabulary)
     known = known_tables(recipe, options, earlier)
     with new_folder(out) as folder, sql.Database(folder / ".work") as database:
         define(database)
-        work = Work(
-            database,
-            recipe,
-            options,
-            folder,
-            made_from,
-            progress,
-            earlier,
-            vocabulary,
-        )
+        work = Work(database, recipe, options, folder, made_from, progress, earlier)
         samples = make_samples(work)
         manifest = describe(work, samples, known)
         files = {split: [] for split in SPLITS}

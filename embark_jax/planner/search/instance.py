@@ -106,8 +106,8 @@ def make_instance(
             raise ValueError(
                 f"table {table.name!r}: hot_rows is {force.hot_rows}, but by the "
                 "statistics its first rows are not the most frequent ones; number its "
-                "rows by frequency (`embark data prepare --by-frequency`, or "
-                "embark_jax.by_frequency), or leave hot_rows out"
+                "rows by frequency (embark_jax.by_frequency; the vocabularies of "
+                "`embark data prepare` are), or leave hot_rows out"
             )
     numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
     requests = zip(table_uses(tables, features, workload), forces, strict=True)

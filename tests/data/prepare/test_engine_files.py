@@ -1,4 +1,4 @@
-"""Data as an engine writes them: partitioned folders, values counted there, ids."""
+"""Data as an engine writes them: partitioned folders, and ids that it made."""
 
 from collections import Counter
 
@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from embark_jax._base.files import read_arrow
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.columns import Columns
@@ -29,11 +28,11 @@ def clicks() -> pl.DataFrame:
     )
 
 
-def prepared(raw, out, columns=None, vocabulary=None, **options) -> PreparedData:
+def prepared(raw, out, columns=None, **options) -> PreparedData:
     columns = columns or Columns(dense={"price": {}})
     recipe = own_files.parquet(raw, columns)
     made_from = {"columns": columns.model_dump(mode="json")}
-    prepare(recipe, out, Options(**options), made_from, vocabulary=vocabulary)
+    prepare(recipe, out, Options(**options), made_from)
     return PreparedData(out)
 
 
@@ -57,30 +56,6 @@ def test_a_partitioned_folder_is_its_whole_file(clicks, tmp_path):
     assert set(several.table_rows) == {"user", "item", "day", "hour"}
     assert bag_of(everything(several)) == bag_of(everything(one))
     assert several.table_rows == one.table_rows
-
-
-def test_a_vocabulary_that_was_counted_elsewhere(clicks, tmp_path):
-    clicks.write_parquet(tmp_path / "clicks.parquet")
-    folder = tmp_path / "values"
-    for table in ("user", "item"):
-        counted = clicks.group_by(table).len().rename({table: "value", "len": "count"})
-        counted = counted.with_columns(pl.col("count") * 10)
-        (folder / table).mkdir(parents=True)
-        for number in range(2):  # in two files
-            half = counted[number::2]
-            half.write_parquet(folder / table / f"part-{number}.parquet")
-    data = prepared(
-        tmp_path / "clicks.parquet", tmp_path / "out", vocabulary=folder, min_count=20
-    )
-    for table in ("user", "item"):
-        counts = Counter(clicks[table].to_list())
-        wanted = sorted((-n, value) for value, n in counts.items() if n >= 2)
-        keys = read_arrow(data.folder / "vocabulary" / f"{table}.arrow")["key"]
-        assert keys.to_pylist() == [value for _, value in wanted]
-    # The other tables were counted here, in the training samples, from 20 on.
-    assert data.table_rows["day"] == 2 + 3
-    with pytest.raises(DataError, match=r"has no TABLE\.parquet, and no folder TABLE"):
-        prepared(tmp_path / "clicks.parquet", tmp_path / "b", vocabulary=tmp_path)
 
 
 def test_ids_as_they_are(clicks, tmp_path):
