@@ -64,13 +64,8 @@ class LeaveOneOut(InMemory):
 
     def _batch(self, events: np.ndarray) -> Batch:
         """Returns samples whose items are those of these events."""
-        earlier = events[:, None] - np.arange(self._length, 0, -1)
-        is_users = earlier >= self._first[events][:, None]
-        items = self._items[np.maximum(earlier, 0)]
-        ids = {
-            "item": self._items[events][:, None],
-            "earlier_items": np.where(is_users, items, items.dtype.type(PADDING_ID)),
-        }
+        past = earlier(self._items, self._first[events], events, self._length)
+        ids = {"item": self._items[events][:, None], "earlier_items": past}
         samples = len(events)
         return Batch(
             np.zeros((samples, 0), np.float32),
@@ -78,3 +73,20 @@ class LeaveOneOut(InMemory):
             np.ones(samples, np.float32),
             locate=lambda i: f"event {events[i]} of all users' events",
         )
+
+
+def earlier(
+    items: np.ndarray, first: np.ndarray, end: np.ndarray, length: int
+) -> np.ndarray:
+    """Returns the items of events before others: ``[events, length]``, the latest at
+    the end, padded with -1 in front.
+
+    Args:
+      items: the item of every event; events of one user are together, in order.
+      first, end: ``[events]`` where those of each one's user begin, and where those
+        before it end.
+      length: largest number of earlier items.
+    """
+    places = end[:, None] - np.arange(length, 0, -1)
+    padding = items.dtype.type(PADDING_ID)
+    return np.where(places >= first[:, None], items[np.maximum(places, 0)], padding)

@@ -1,32 +1,32 @@
 """MovieLens-100k in memory: did this user give this film 4 stars or more?
 
 F. M. Harper and J. A. Konstan, https://doi.org/10.1145/2827872; terms of use:
-https://grouplens.org/datasets/movielens/100k.
+https://grouplens.org/datasets/movielens/100k. RecBole describes the files:
+https://recbole.io/docs/user_guide/data/atomic_files.html.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
 
 from embark_jax.config import EmbeddingConfig, MovieLens100KConfig
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.dataset import Dataset, InMemory
 from embark_jax.data.download import movielens_100k_folder
-from embark_jax.data.leave_one_out import LeaveOneOut
+from embark_jax.data.jagged import Jagged
+from embark_jax.data.leave_one_out import LeaveOneOut, earlier
+from embark_jax.data.prepare import sql
+from embark_jax.data.prepare.raw_files import TextFile
+from embark_jax.data.prepare.reading import read
+from embark_jax.data.prepare.values import Column, define
 from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec
 
-_TITLE_WORD_MIN_ITEMS = 2  # a word of a single title tells no more than the item's id
 _TABLE_ROWS = {
     "user": 943,
     "item": 1682,
@@ -41,24 +41,38 @@ _TABLE_ROWS = {
 _HOTNESS = {"genres": 6, "title_words": 10}
 _SPLIT_SEED = 0
 _LIKED_STARS = 4
-_COLUMNS = {
-    "inter": {
-        "user": pa.string(),
-        "item": pa.string(),
-        "rating": pa.float64(),
-        "timestamp": pa.float64(),
-    },
-    "user": {
-        "user": pa.string(),
-        "age": pa.int64(),
-        "gender": pa.string(),
-        "occupation": pa.string(),
-        "zip_code": pa.string(),
-    },
-    "item": dict.fromkeys(("item", "title", "release_year", "genres"), pa.string()),
-}
-"""Names and types of the columns of each file."""
 _REMEDY = "`embark data movielens-100k` fetches a good copy"
+_FILES = {
+    "inter": "user_id:token item_id:token rating:float timestamp:float",
+    "user": "user_id:token age:token gender:token occupation:token zip_code:token",
+    "item": "item_id:token movie_title:token_seq release_year:token class:token_seq",
+}
+"""The header of each file."""
+_NUMBERS = ("rating", "timestamp", "age")
+# Numbers of users and items are the rows of their files. Ratings that are numbered by
+# user and time have their user's from "first" on, and those of an earlier time up to
+# "end".
+_RATINGS = """
+SELECT rating, timestamp, "user".rowid AS "user", item.rowid AS item, user_id, item_id,
+  rank() OVER (ORDER BY "user".rowid) - 1 AS first,
+  rank() OVER (ORDER BY "user".rowid, timestamp) - 1 AS "end",
+  row_number() OVER (ORDER BY "user".rowid, timestamp, inter.rowid) - 1 AS number
+FROM inter LEFT JOIN "user" USING (user_id) LEFT JOIN item USING (item_id)
+ORDER BY inter.rowid
+"""
+# A word of a single title tells no more than the item's id.
+_ITEMS = r"""
+WITH titles AS (
+  SELECT *, rowid AS number,
+    regexp_extract_all(lower(movie_title), '[\pL\pN_'']+') AS words FROM item),
+words AS (SELECT DISTINCT number, unnest(words) AS word FROM titles),
+common AS (SELECT list(word) AS words FROM (
+  SELECT word FROM words GROUP BY word HAVING count(*) > 1))
+SELECT item_id AS item, movie_title, release_year, string_split("class", ' ') AS genres,
+  list_filter(titles.words, lambda word: list_contains(common.words, word))
+    AS title_words
+FROM titles, common ORDER BY number
+"""
 
 
 class MovieLens100K(InMemory):
@@ -92,6 +106,8 @@ class MovieLens100K(InMemory):
       DataError: if a file is missing or any row of it breaks a rule; no row is skipped.
     """
 
+    dense_features = 2
+
     def __init__(
         self,
         folder: Path | None = None,
@@ -101,49 +117,36 @@ class MovieLens100K(InMemory):
         labels: Mapping[str, int] = MappingProxyType({}),
         ratings: int = 100_000,
     ):
-        rated, users, items, user, item = _read(folder, ratings)
+        rated, users, items = _read(folder, ratings)
         order = np.random.default_rng(_SPLIT_SEED).permutation(ratings)
-        train, validation, test = np.split(
-            order, [ratings * 8 // 10, ratings * 9 // 10]
-        )
-        super().__init__(train, validation, test, seed)
+        cuts = [ratings * 8 // 10, ratings * 9 // 10]
+        super().__init__(*np.split(order, cuts), seed)
         least = np.array(list(labels.values()) or [_LIKED_STARS])
-        liked = (rated["rating"].to_numpy()[:, None] >= least).astype(np.float32)
+        liked = (rated["rating"][:, None] >= least).astype(np.float32)
         self._labels = liked if labels else liked[:, 0]
-        time = rated["timestamp"].to_numpy()
-        dense = np.column_stack([users["age"].to_numpy()[user], time])
+        age = users["age"].to_numpy()[rated["user"]]
+        dense = np.column_stack([age, rated["timestamp"]])
         mean, std = dense[self._train].mean(axis=0), dense[self._train].std(axis=0)
         self._dense = ((dense - mean) / np.maximum(std, 1e-6)).astype(np.float32)
-
-        # Ids follow the order of the file, in which each item occurs once.
-        self.titles = tuple(items["title"].to_pylist())
-        genres = [text.split() for text in items["genres"].to_pylist()]
-        bags = {"genres": genres, "title_words": _title_words(self.titles)}
-        items = pa.table({name: items[name] for name in items.column_names[:3]} | bags)
-        # For each feature: the user or item of each rating, and the bag of each of
-        # them.
-        self._bags = {
-            name: (user, _ids(users[name]))
-            if name in users.column_names
-            else (item, _ids(items[name]))
-            for name in _TABLE_ROWS
+        self.titles = tuple(items["movie_title"].to_pylist())
+        owner = {n: "user" if n in users.column_names else "item" for n in _TABLE_ROWS}
+        bags = {
+            n: _numbered({"user": users, "item": items}[o][n]) for n, o in owner.items()
         }
-        self.table_rows = {
-            name: max(0, int(ids.max())) + 1 for name, (_, ids) in self._bags.items()
-        }
-        self.features = _features(
-            {name: ids.shape[1] for name, (_, ids) in self._bags.items()}, earlier_items
-        )
+        self.table_rows = {n: max(0, int(ids.max())) + 1 for n, ids in bags.items()}
+        hotness = {name: ids.shape[1] for name, ids in bags.items()}
+        self.features = _features(hotness, earlier_items)
+        self._ids = {name: ids[rated[owner[name]]] for name, ids in bags.items()}
         if earlier_items:
-            sequences = _earlier(user, time, item, earlier_items)
-            self._bags["earlier_items"] = (np.arange(ratings), sequences)
-        self.dense_features = dense.shape[1]
+            items = self._ids["item"][np.argsort(rated["number"]), 0]
+            past = earlier(items, rated["first"], rated["end"], earlier_items)
+            self._ids["earlier_items"] = past
 
     def _batch(self, rows: np.ndarray) -> Batch:
         """Returns the samples of these rows of ml-100k.inter."""
         return Batch(
             dense=self._dense[rows],
-            ids={name: ids[owner[rows]] for name, (owner, ids) in self._bags.items()},
+            ids={name: ids[rows] for name, ids in self._ids.items()},
             labels=self._labels[rows],
             locate=lambda i: f"ml-100k.inter, line {rows[i] + 2}",
         )
@@ -158,61 +161,47 @@ def movielens_100k_next(
 ) -> LeaveOneOut:
     """Returns the films of each user by time, and of one time in the order of the file;
     arguments and errors as in ``MovieLens100K`` and ``LeaveOneOut``."""
-    rated, _, _, user, item = _read(folder, ratings)
-    order = np.lexsort([rated["timestamp"].to_numpy(), user])
+    rated, _, _ = _read(folder, ratings)
+    order = np.argsort(rated["number"])
+    user, item = rated["user"][order], rated["item"][order]
     rows = int(item.max()) + 1
-    return LeaveOneOut(
-        user[order], item[order], rows, length=length, stride=stride, seed=seed
-    )
+    return LeaveOneOut(user, item, rows, length=length, stride=stride, seed=seed)
 
 
-class _Files(NamedTuple):
-    """The three files, and the numbers of the users and items of the ratings."""
-
-    ratings: pa.Table
-    users: pa.Table
-    items: pa.Table
-    user: np.ndarray
-    item: np.ndarray
-
-
-def _read(folder: Path | None, ratings: int) -> _Files:
-    """Reads the files, which RecBole describes:
-    https://recbole.io/docs/user_guide/data/atomic_files.html."""
+def _read(
+    folder: Path | None, ratings: int
+) -> tuple[dict[str, np.ndarray], pa.Table, pa.Table]:
+    """Returns the columns of the ratings, users and items."""
     folder = movielens_100k_folder() if folder is None else Path(folder)
-    rated, users, items = (_table(folder, kind) for kind in _COLUMNS)
-    numbers = []
-    for name, table in (("user", users), ("item", items)):
-        options = pc.SetLookupOptions(table[name])
-        rows = pc.call_function("index_in", [rated[name]], options)
-        if rows.null_count:
-            unknown = rated[name].filter(rows.is_null())[0].as_py()
-            path = folder / f"ml-100k.{name}"
-            raise DataError(f"{path}: has no {name} {unknown!r}; {_REMEDY}")
-        numbers.append(rows.to_numpy())
+    paths = {kind: folder / f"ml-100k.{kind}" for kind in _FILES}
+    with sql.Database() as database:
+        define(database)
+        for kind, header in _FILES.items():
+            file = TextFile(paths[kind], tuple(header.split()), header=True)
+            try:
+                read(database, kind, file, [_column(name) for name in file.columns])
+            except DataError as error:
+                raise DataError(f"{error}; {_REMEDY}") from None
+        rated = database.table(_RATINGS)
+        users = database.table('SELECT *, user_id AS "user" FROM "user" ORDER BY rowid')
+        items = database.table(_ITEMS)
+    for name in ("user", "item"):
+        unknown = rated.filter(rated[name].is_null())[f"{name}_id"]
+        if len(unknown):
+            raise DataError(f"{paths[name]}: has no {name} {unknown[0]}; {_REMEDY}")
     if len(rated) != ratings:
-        path = folder / "ml-100k.inter"
         raise DataError(
-            f"{path}: has {len(rated)} ratings, must have {ratings}; {_REMEDY}"
+            f"{paths['inter']}: has {len(rated)} ratings, must have {ratings}; "
+            f"{_REMEDY}"
         )
-    return _Files(rated, users, items, *numbers)
+    rated = rated.drop_columns(["user_id", "item_id"])
+    return {n: rated[n].to_numpy() for n in rated.column_names}, users, items
 
 
-def _table(folder: Path, kind: str) -> pa.Table:
-    """Reads one of the files; its header has the types of its columns, too."""
-    path, columns = folder / f"ml-100k.{kind}", _COLUMNS[kind]
-    try:
-        with path.open("rb") as file:
-            table = pyarrow.csv.read_csv(
-                file,
-                pyarrow.csv.ReadOptions(column_names=list(columns), skip_rows=1),
-                pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
-                pyarrow.csv.ConvertOptions(column_types=columns),
-            )
-    except (OSError, pa.ArrowInvalid) as error:
-        problem = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{path}: {problem}; {_REMEDY}") from None
-    return table.combine_chunks()
+def _column(name: str) -> Column:
+    alias, _, _ = name.partition(":")
+    kind = "number" if alias in _NUMBERS else "category"
+    return Column(name, kind, required=True, alias=alias)
 
 
 class MovieLensSource:
@@ -263,34 +252,12 @@ def _features(
     return (*bags, FeatureSpec("earlier_items", "item", earlier_items, "none"))
 
 
-def _title_words(titles: Sequence[str]) -> list[list[str]]:
-    """Returns the words of each title that occur in enough titles."""
-    words = [re.findall(r"[\w']+", title.lower()) for title in titles]
-    counts = Counter(word for title in words for word in set(title))
-    return [[w for w in title if counts[w] >= _TITLE_WORD_MIN_ITEMS] for title in words]
-
-
-def _ids(column: pa.ChunkedArray) -> np.ndarray:
+def _numbered(column: pa.ChunkedArray) -> np.ndarray:
     """Numbers values in order of first appearance: int32 ``[rows, hotness]`` ids,
     padded with -1."""
-    bags = [v if isinstance(v, list) else [v] for v in column.to_pylist()]
-    numbers: dict[Any, int] = {}
-    ids = np.full((len(bags), max(1, *map(len, bags))), -1, np.int32)
-    for row, bag in zip(ids, bags, strict=True):
-        row[: len(bag)] = [numbers.setdefault(value, len(numbers)) for value in bag]
-    return ids
-
-
-def _earlier(
-    user: np.ndarray, time: np.ndarray, item: np.ndarray, length: int
-) -> np.ndarray:
-    """Returns for each rating the items that the user rated last at an earlier time,
-    the latest at the end: int32 ``[ratings, length]``, padded with -1 in front."""
-    order = np.lexsort([time, user])
-    earlier = np.full((len(user), length), -1, np.int32)
-    for ratings in np.split(order, np.flatnonzero(np.diff(user[order])) + 1):
-        ends = np.searchsorted(time[ratings], time[ratings])  # before those of a time
-        for rating, end in zip(ratings, ends, strict=True):
-            past = item[ratings[max(0, end - length) : end]]
-            earlier[rating, length - len(past) :] = past
-    return earlier
+    values = column.combine_chunks()
+    length = np.ones(len(values), np.int32)
+    if pa.types.is_list(values.type):
+        length = values.value_lengths().to_numpy()
+        values = values.flatten()
+    return np.asarray(Jagged(values.dictionary_encode().indices.to_numpy(), length))

@@ -218,7 +218,8 @@ def _first_line(path: Path) -> bytes:
             )
             line = file.readline(_LONGEST_LINE)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: {error}") from None
+        problem = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: {problem}") from None
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path}, line 1: is UTF-16 text, must be UTF-8: convert it")
     return line.removeprefix(codecs.BOM_UTF8)
