@@ -1,4 +1,4 @@
-"""Samples of days, prepared so that each day's data extend those of the day before."""
+"""Samples of days, and configs that train on them."""
 
 from pathlib import Path
 
@@ -57,13 +57,10 @@ def prepare_table(
     return out
 
 
-def prepare_days(folder: Path, days=range(DAYS), name: str = "day {}") -> Path:
-    """A folder of prepared days, each an extension of the one before."""
-    out, before = folder / "days", None
-    for day in days:
-        target = out / name.format(day)
-        before = prepare_table(folder / "raw", table_of(day), target, before)
-    return out
+def prepare_days(folder: Path) -> Path:
+    """Prepared samples of all days, cut into days."""
+    days = pa.concat_tables([table_of(day) for day in range(DAYS)])
+    return prepare_table(folder / "raw", days, folder / "days", window=100)
 
 
 def config_of(folder: Path, data: Path, *overrides: str) -> Path:

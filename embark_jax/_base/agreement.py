@@ -50,7 +50,7 @@ EXTENSION = (
 )
 """Prepared data, and those that they extend."""
 WINDOW = ("dense", "features", "labels", "numbers", "columns", "tables.*.kind")
-"""Data of a time window, and those of the window before."""
+"""Prepared data, and later ones whose tables begin with their rows."""
 
 
 def parts(artefact: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:

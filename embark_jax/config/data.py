@@ -90,8 +90,8 @@ class WindowsConfig(Config):
 
     kind: Literal["windows"] = "windows"
     path: LocalPath
-    """A folder of prepared folders, which are windows in the order of their names; or a
-    prepared folder that ``embark data prepare --window`` cut into windows."""
+    """A folder that ``embark data prepare --window``, or ``yambda``, has cut into
+    windows."""
     shuffle: bool = True
     """Whether the samples of a window are shuffled; otherwise they come in the order of
     the files."""

@@ -120,7 +120,8 @@ class MovieLens100K(InMemory):
         rated, users, items = _read(folder, ratings)
         order = np.random.default_rng(_SPLIT_SEED).permutation(ratings)
         cuts = [ratings * 8 // 10, ratings * 9 // 10]
-        super().__init__(*np.split(order, cuts), seed)
+        train, validation, test = np.split(order, cuts)
+        super().__init__(train, validation, test, seed)
         least = np.array(list(labels.values()) or [_LIKED_STARS])
         liked = (rated["rating"][:, None] >= least).astype(np.float32)
         self._labels = liked if labels else liked[:, 0]

@@ -10,7 +10,6 @@ from embark_jax._base.config import ConfigError, config_error_at, given, nearest
 from embark_jax.config import SOURCES, ExperimentConfig, negatives_of, tasks_of
 from embark_jax.data import (
     BatchChecker,
-    DataError,
     Dataset,
     Description,
     HotBatches,
@@ -45,9 +44,8 @@ def read_dataset(config: ExperimentConfig) -> ModelData:
     if len(description.features) > len(dataset.features):
         if isinstance(dataset, WindowsData):
             raise ConfigError(
-                "model.uniform_negatives: must be 0 with data.kind windows, in which "
-                "the items to draw from grow from window to window; in-batch negatives "
-                "remain"
+                "model.uniform_negatives: must be 0 with data.kind windows; in-batch "
+                "negatives remain"
             )
         feature = description.features[-1]
         items = description.rows_of_values(feature.table)
@@ -113,11 +111,8 @@ def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
         )
 
 
-def check_windows(
-    config: ExperimentConfig, dataset: WindowsData, tables: Sequence[TableSpec]
-) -> None:
-    """Raises ``ConfigError`` if a config does not suit data in time windows, and
-    ``DataError`` if one of them needs more rows than the model has."""
+def check_windows(config: ExperimentConfig) -> None:
+    """Raises ``ConfigError`` if a config does not suit data in time windows."""
     for key in ("eval_every", "hot_batches"):
         if getattr(config.train, key):
             raise ConfigError(
@@ -125,18 +120,6 @@ def check_windows(
                 "evaluates on each window before it trains on it, and batches keep to "
                 "windows"
             )
-    if config.embedding.on_bad_id != "error":
-        return
-    room = {table.name: table.keys for table in tables}
-    for window in dataset.windows:
-        for name, rows in window.numbered_rows().items():
-            if rows > room.get(name, rows):
-                raise DataError(
-                    f"{window.folder}: needs {rows:,} rows of table {name!r}, the "
-                    f"model has {room[name]:,}; give the table room, "
-                    f"embedding.tables.{name}.rows, in a new run: train.init_from lets "
-                    "it go on from one before"
-                )
 
 
 def hot_rows(plan: Plan) -> dict[str, int]:

@@ -141,13 +141,13 @@ def on_split(
         names = [name for name in metrics if name != "samples"]
         record |= {f"{split}_{name}/{task}": values[name] for name in names}
     if retrieval is not None:
-        for name, value in _retrieved(setup, trainer, split, kept).items():
+        for name, value in _retrieved(setup, trainer, kept).items():
             record[f"{split}_{name}"] = value
     return record | counts(f"{split}_bad_ids", check.bad_ids)
 
 
 def _retrieved(
-    setup: Experiment, trainer: Trainer, split: str, batches: Sequence[Batch]
+    setup: Experiment, trainer: Trainer, batches: Sequence[Batch]
 ) -> dict[str, float]:
     """Returns HR@K and NDCG@K of the items of positive samples among all items that
     have a row, in all processes alike.
@@ -161,7 +161,7 @@ def _retrieved(
     plan, mesh = trainer.embeddings.plan, trainer.embeddings.mesh
     item_table = next(f.table for f in plan.features if f.name == model.item)
     keys, rows = trainer.table(item_table)
-    is_item = _are_items(setup, split, trainer.step, item_table, keys)
+    is_item = _are_items(setup, item_table, keys)
     queries = []
     for batch, (_, vectors) in zip(
         batches, trainer.predict(batches, method="users"), strict=True
@@ -184,21 +184,14 @@ def _retrieved(
     return at_k(ranks, config.at)
 
 
-def _are_items(
-    setup: Experiment, split: str, step: int, name: str, keys: np.ndarray
-) -> np.ndarray:
-    """Returns which rows of the item's table, by key, stand for an item of the data
-    that are evaluated: a table may have room for more."""
+def _are_items(setup: Experiment, name: str, keys: np.ndarray) -> np.ndarray:
+    """Returns which rows of the item's table, by key, stand for an item of the data: a
+    table may have room for more."""
     items = setup.description.rows_of_values(name)
     (table,) = (table for table in setup.tables if table.name == name)
     if table.is_dynamic:
         return ~np.isin(keys, range(items.start))
-    end = items.stop
-    if setup.windows is not None:  # each may have more items than the one before
-        windows = setup.windows
-        data = windows.last if split == "test" else windows.data_at(step)
-        end = data.table_rows[name]
-    return (keys >= items.start) & (keys < end)
+    return (keys >= items.start) & (keys < items.stop)
 
 
 @nnx.jit

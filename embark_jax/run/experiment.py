@@ -115,6 +115,8 @@ class Experiment(PlannedModel):
         if config.train.hot_batches:
             train["hot_rows"] = hot_rows(self.plan)
             train["window_batches"] = WINDOW_BATCHES
+        if self.windows is not None:
+            train["epochs"] = config.train.epochs
         return {
             "seed": config.seed,
             "data_seed": self.description.seed,
@@ -150,8 +152,8 @@ class Experiment(PlannedModel):
 
     def save_encoding(self, workdir: Path) -> None:
         """Saves the encoding that makes samples of raw rows, if the data were a user's
-        own files. That of time windows comes with each evaluation."""
-        if self.windows is None and self.description.save_encoding is not None:
+        own files."""
+        if self.description.save_encoding is not None:
             self.description.save_encoding(workdir)
 
     def optimizers(self, factor: float = 1.0) -> Optimizers:
@@ -278,10 +280,9 @@ def build(
     dataset, description, tables, features = read_dataset(config)
     check_batch_size(config, dataset)
     if isinstance(dataset, WindowsData):
-        check_windows(config, dataset, tables)
+        check_windows(config)
         size, passes = config.train.batch_size, config.train.epochs or 1.0
-        names = of_process_0([window.name for window in dataset.windows])
-        dataset.schedule(size, passes, first_step, names)
+        dataset.schedule(size, passes, first_step)
     for key in ("early_stopping", "plateau"):
         if getattr(config.train, key) and dataset.validation_batches(1) is None:
             raise ConfigError(

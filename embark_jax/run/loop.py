@@ -215,8 +215,6 @@ class Loop:
         if setup.windows is not None:
             record |= setup.windows.at(step).record
             window = f"window {record['window']}: "
-            if jax.process_index() == 0:  # later windows know more values
-                setup.windows.save_encoding(step, self._folder.files)
         self._log.write(step, record)
         evaluation = {"step": step, **record}
         self._checkpoints.evaluations.append(evaluation)

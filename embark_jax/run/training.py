@@ -152,8 +152,6 @@ def _resumed(
         ) from None
     if main:  # process 0 counts for all
         trainer.check.bad_ids = bad_ids
-    if setup.windows is not None:
-        setup.windows.check_trained(checkpoints.evaluations)
     tell(f"resumed at step {trainer.step:,} of {setup.steps:,}")
     for change in changed:
         tell(f"  {change}")

@@ -170,7 +170,11 @@ LINE = "11\t5\t3\t881250949"
         ("inter", "", "inter, line 1: is empty"),
         ("inter", HEADER + f"{LINE}\n".replace("11", "14"), "user: has no user 14"),
         ("inter", HEADER + f"{LINE}\n".replace("5", "8", 1), "item: has no item 8"),
-        ("user", USERS.replace("53", "old"), "user, line 3: .*age.*value is 'old', must be a num"),
+        (
+            "user",
+            USERS.replace("53", "old"),
+            "user, line 3: .*age.*is 'old', must be a num",
+        ),
     ],
 )
 def test_damage_is_named(tmp_path, kind, text, message):

@@ -1,12 +1,12 @@
-"""Two processes train on the same time windows, measure hit rates of items that come
-and go, and start from another run, as one."""
+"""Two processes train on the same time windows, measure hit rates, and start from
+another run, as one."""
 
 from pathlib import Path
 
 import pytest
 
 from tests import runs
-from tests.days import config_of, prepare_days
+from tests.days import DAYS, config_of, prepare_days, prepare_table, table_of
 from tests.processes import train_in_two
 from tests.runs import done
 
@@ -31,7 +31,8 @@ def figures(run: Path) -> tuple[list, list]:
 
 @pytest.mark.slow
 def test_two_processes_train_on_windows_as_one(tmp_path):
-    days = prepare_days(tmp_path, name="2024-05-1{}")
+    days = prepare_days(tmp_path)
+    next_day = prepare_table(tmp_path / "raw", table_of(DAYS), tmp_path / "next", days)
     config = config_of(tmp_path, days, MESH, SPLIT, TOWERS, "train.retrieval={}")
     done("train", config, "--workdir", tmp_path / "one")
     train_in_two(config, "train.steps=6", "--workdir", tmp_path / "two")
@@ -41,7 +42,7 @@ def test_two_processes_train_on_windows_as_one(tmp_path):
     ):
         assert two == pytest.approx(one, rel=1e-4)
     more = [
-        f"data={{kind: prepared, path: {days / '2024-05-12'}}}",
+        f"data={{kind: prepared, path: {next_day}}}",
         f"train.init_from={tmp_path / 'one'}",
         "train.steps=3",
     ]
