@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -118,9 +117,3 @@ def confined(folder: Path, name: str) -> Path:
     if inside == Path():
         raise DataError(f"{outside}, and is the folder itself")
     return folder / name
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embark_jax.cli.arguments import progress_bars, say, show_table
+from embark_jax.cli.arguments import progress_bars, say
 from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, SplitBy
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from embark_jax.data.manifest import Manifest
     from embark_jax.data.prepare.columns import Columns
 
 KEYS = "keys"
 """Number of rows of a column that is hashed to keys of a dynamic table."""
-MAX_COLUMNS = 60
-"""A report shows at most this many columns."""
 
 
 def prepare(
@@ -39,7 +35,7 @@ def prepare(
         typer.Argument(
             metavar="[KEY=VALUE]...",
             help="For csv and parquet: keys of --columns, such as label=clicked or "
-            "dense.price=log. For yambda: longest, history, min_history, scan, "
+            "dense.price=log. For yambda: longest, min_history, scan, "
             "most_cross_rows, window.",
         ),
     ] = None,
@@ -151,11 +147,7 @@ def prepare(
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
-        prepared = run.prepare(recipe, out, options, made_from, progress, extend)
-    manifest = prepared.manifest
-    _show(prepared.summary)
-    for warning in prepared.warnings:
-        say(f"warning: {warning}")
+        manifest, told = run.prepare(recipe, out, options, made_from, progress, extend)
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
     say(
@@ -166,7 +158,7 @@ def prepare(
         say(f"column {name!r}: {count:,} missing values ({count / samples:.1%}) are 0")
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
-        for line in prepared.skipped[:5]:
+        for line in told:
             say(f"  {line}")
 
 
@@ -230,19 +222,6 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
     except ConfigError as error:
         raise ConfigError(f"{file}, {error}") from None
     return validated(Columns, described, overrides, str(file or "columns"))
-
-
-def _show(summary: pa.Table) -> None:
-    """Prints what the columns of samples hold."""
-    names = ["column_name", "column_type", "approx_unique", "null_percentage"]
-    names += ["min", "max", "avg", "std"]
-    rows = summary.select(names).slice(0, MAX_COLUMNS).to_pylist()
-    for row in rows:
-        for name in ("avg", "std"):
-            row[name] = f"{float(row[name]):.4g}" if row[name] else None
-    cut = [[str("" if v is None else v)[:20] for v in row.values()] for row in rows]
-    headings = ("column", "type", "about unique", "missing %", *names[4:])
-    show_table("the first samples", dict.fromkeys(headings, ""), cut)
 
 
 def _halves(text: str) -> tuple[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -9,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 from embark_jax._base.bucket_copy import cache_folder
-from embark_jax._base.files import sha256_of
 from embark_jax._base.storage import local
 from embark_jax.data.batch import DataError
 
@@ -83,4 +83,4 @@ def _download(folder: Path) -> Path:
 
 def _sha256(path: Path) -> str | None:
     """Returns the SHA-256 in hexadecimal; None if there is no such file."""
-    return sha256_of(path) if path.is_file() else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

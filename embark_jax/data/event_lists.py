@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
@@ -20,8 +20,10 @@ from embark_jax._base.files import read_arrow
 from embark_jax.data.hashed_file import MEND, HashedFile
 from embark_jax.data.jagged import Jagged
 
+COLUMNS = ("item", "artist", "album", "time", "action")
+"""Columns of events, in the order of the sequences."""
 Events = dict[str, np.ndarray]
-"""Item and time, uint32, and action, uint8, of some events."""
+"""The columns of some events."""
 EVENTS, EVENT_RANGES = "events", (np.dtype(np.int64), 3)
 """The matrix of the samples' ranges: number of the file, and where events begin and end
 there."""
@@ -29,7 +31,7 @@ POOLS = 3
 """Actions: a long listen, a like, a skip."""
 CANDIDATE_ACTION = POOLS
 TIME_BUCKETS = 2048
-SEQUENCES = ("past_item", "past_artist", "past_album", "past_time", "past_action")
+SEQUENCES = tuple(f"past_{name}" for name in COLUMNS)
 
 
 class EventFile(HashedFile):
@@ -43,16 +45,12 @@ class EventLists(Config):
 
     Attributes:
       files: the files of events.
-      items: file with artist and album of each item.
-      longest: largest number of events of a history.
-      history: ``pools`` keeps the last third of ``longest`` of each action, ``last``
-        the last events.
+      longest: largest number of events of a history: the last third of so many of
+        each action.
     """
 
     files: tuple[EventFile, ...]
-    items: HashedFile
     longest: PositiveInt
-    history: Literal["pools", "last"]
 
 
 class Histories:
@@ -68,7 +66,6 @@ class Histories:
 
     def __init__(self, folder: Path, lists: EventLists):
         self._folder, self._lists = folder, lists
-        self._items = _columns(lists.items.verified(folder))
         self._open = functools.cache(self._open_file)
 
     def of(
@@ -83,14 +80,8 @@ class Histories:
 
         def columns_of(sample: int) -> list[np.ndarray]:
             events = self._history(*ranges[sample].tolist())
-            columns = (
-                events["item"],
-                self._items["artist"][events["item"]],
-                self._items["album"][events["item"]],
-                time_bucket(events["time"]),
-                events["action"],
-            )
-            return [column.astype(np.int32) for column in columns]
+            events["time"] = time_bucket(events["time"])
+            return [events[name].astype(np.int32) for name in COLUMNS]
 
         of_samples = list(spread(columns_of, range(len(ranges))))
         length = np.array([len(item) for item, *_ in of_samples], np.int32)
@@ -103,19 +94,15 @@ class Histories:
 
     def _history(self, file: int, begin: int, end: int) -> Events:
         if begin == end:
-            return {name: np.empty(0, np.uint32) for name in ("item", "time", "action")}
+            return {name: np.empty(0, np.uint32) for name in COLUMNS}
         files, longest = self._lists.files, self._lists.longest
         if not (0 <= file < len(files) and 0 <= begin < end <= files[file].rows):
             raise DataError(
                 f"{self._folder}: a sample's history is of events {begin} to {end} of "
                 f"file {file}, which are not there; {MEND}"
             )
-        if self._lists.history == "last":
-            begin = max(begin, end - longest)
         columns = self._open(file).items()
         events = {name: column[begin:end] for name, column in columns}
-        if self._lists.history == "last":
-            return events
         action = events["action"]
         of_pools = [
             np.flatnonzero(action == pool)[-(longest // POOLS) :]
@@ -125,12 +112,8 @@ class Histories:
         return {name: column[chosen] for name, column in events.items()}
 
     def _open_file(self, number: int) -> Events:
-        return _columns(self._lists.files[number].verified(self._folder))
-
-
-def _columns(path: Path) -> Events:
-    table = read_arrow(path)
-    return {name: table[name].to_numpy() for name in table.column_names}
+        table = read_arrow(self._lists.files[number].verified(self._folder))
+        return {name: table[name].to_numpy() for name in COLUMNS}
 
 
 def time_bucket(times: np.ndarray) -> np.ndarray:

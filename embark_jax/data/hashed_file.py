@@ -7,27 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
 import pydantic
 import xxhash
 from pydantic import PositiveInt
 
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
-from embark_jax._base.files import confined, sha256_of, write_json
+from embark_jax._base.files import confined, write_json
 
 MEND = "prepare the data again, in another folder"
 
 
-class SizedFile(Config):
-    """One file: its path in the folder, and its size."""
+class HashedFile(Config):
+    """One file, and what it must hold: its path in the folder, its size, and XXH3 of
+    its bytes."""
 
     file: str
     bytes: PositiveInt
+    xxh3: str
 
     @classmethod
     def of(cls, folder: Path, file: str, **fields: Any) -> Self:
         """Describes a file as it is now; ``fields`` are further ones."""
-        return cls(file=file, bytes=(folder / file).stat().st_size, **fields)
+        path = folder / file
+        size = path.stat().st_size
+        return cls(file=file, bytes=size, xxh3=xxh3_of(path), **fields)
 
     def sized(self, folder: Path, mend: str = MEND) -> Path:
         """Returns the path of the file, which has the size that it was written with;
@@ -43,17 +48,6 @@ class SizedFile(Config):
             raise DataError(f"{path}: {problem}, must have {self.bytes:,}; {mend}")
         return path
 
-
-class HashedFile(SizedFile):
-    """One file, and what it must hold."""
-
-    sha256: str
-
-    @classmethod
-    def of(cls, folder: Path, file: str, **fields: Any) -> Self:
-        digest = sha256_of(folder / file)
-        return super().of(folder, file, sha256=digest, **fields)
-
     def verified(self, folder: Path, mend: str = MEND) -> Path:
         """Returns the path of the file, which is as it was written.
 
@@ -61,9 +55,15 @@ class HashedFile(SizedFile):
           DataError: if it is not, or is missing, or lies outside the folder.
         """
         path = self.sized(folder, mend)
-        if sha256_of(path) != self.sha256:
+        if xxh3_of(path) != self.xxh3:
             raise DataError(f"{path}: is not as it was written; {mend}")
         return path
+
+
+def xxh3_of(path: Path) -> str:
+    """Returns XXH3 of a file, in hexadecimal digits."""
+    with pa.memory_map(str(path)) as file:
+        return xxhash.xxh3_128_hexdigest(file.read_buffer())
 
 
 class ChecksummedFile(Config):

@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pyarrow as pa
 import pydantic
-import xxhash
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
@@ -29,7 +28,7 @@ from embark_jax.data.batch import Batch, DataError, is_long
 from embark_jax.data.checks import BatchChecker
 from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, SEQUENCES, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
-from embark_jax.data.hashed_file import ChecksummedFile, HashedFile, SizedFile
+from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
 from embark_jax.data.layout import TYPES, Layout
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.numbers import FittedNumber
@@ -40,7 +39,7 @@ from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec
 FILE_NAME = "data.json"
 Hotness = Annotated[int, Field(ge=1, le=2**20)]
 """Largest number of ids in a bag; with more, a batch would fit into no memory."""
-VERSION = 6
+VERSION = 7
 LABEL = "label"
 SPLITS = ("train", "validation", "test")
 BLOCK_BYTES = 2**20
@@ -52,20 +51,18 @@ MatrixType = tuple[np.dtype, int]
 """Type of the values of a matrix, and number of its columns."""
 
 
-class SampleFile(SizedFile):
+class SampleFile(HashedFile):
     """A file of samples: Arrow, which any tool opens. Each matrix of ``data/layout.py``
     is a column of lists of one length.
 
     Attributes:
       rows: number of samples.
-      xxh3: checksum of the file.
       window: begin of the time window that the samples are of, in units of the column
         of times; None if data are not cut into windows.
     """
 
     rows: PositiveInt
     window: int | None = None
-    xxh3: str
 
     def mapped(
         self, folder: Path, types: Mapping[str, MatrixType]
@@ -75,10 +72,8 @@ class SampleFile(SizedFile):
         Raises:
           DataError: if the file is not as it was written.
         """
-        path = folder / self.file
+        path = self.verified(folder)
         try:
-            if checksum(path) != self.xxh3:
-                raise ValueError("is not as it was written, the file is damaged")
             with pa.memory_map(str(path)) as file:
                 batch = pa.ipc.open_file(file).get_batch(0)
             matrices = {}
@@ -96,12 +91,6 @@ class SampleFile(SizedFile):
         except (OSError, KeyError, ValueError) as error:
             raise DataError(f"{path}: {error}; {MEND}") from None
         return matrices
-
-
-def checksum(path: Path) -> str:
-    """Returns XXH3 of a file, in hexadecimal digits."""
-    with pa.memory_map(str(path)) as file:
-        return xxhash.xxh3_64_hexdigest(file.read_buffer())
 
 
 class PreparedFeature(Config):
@@ -175,7 +164,7 @@ class Manifest(ChecksummedFile):
         files of samples; None if there are none.
     """
 
-    version: Literal[6] = VERSION
+    version: Literal[7] = VERSION
     made_from: Mapping[str, Any]
     dense: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -221,10 +210,7 @@ class Manifest(ChecksummedFile):
     def digest(self) -> str:
         """Identifies the samples and the values that their ids stand for: it differs if
         the files or the vocabularies differ."""
-        hashed = [*self.vocabularies, *self.event_files]
-        hashes = "".join(
-            [*(file.xxh3 for file in self.all_files), *(f.sha256 for f in hashed)]
-        )
+        hashes = "".join(file.xxh3 for file in self.all_files)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
     @property
@@ -244,14 +230,11 @@ class Manifest(ChecksummedFile):
         return [table.file for table in self.tables.values() if table.file]
 
     @property
-    def all_files(self) -> list[SampleFile]:
-        """Returns the files of all splits."""
-        return [file for files in self.files.values() for file in files]
-
-    @property
-    def event_files(self) -> list[HashedFile]:
-        """Returns the files of events and of their items."""
-        return [*self.events.files, self.events.items] if self.events else []
+    def all_files(self) -> list[HashedFile]:
+        """Returns the files of samples, vocabularies and events."""
+        samples = [file for files in self.files.values() for file in files]
+        events = self.events.files if self.events else ()
+        return [*samples, *self.vocabularies, *events]
 
     @property
     def stored_features(self) -> dict[str, PreparedFeature]:
@@ -312,11 +295,7 @@ def load(folder: Path) -> Manifest:
       DataError: if the folder is not, or not wholly, prepared, or a file is not whole.
     """
     manifest = read(folder)
-    for file in (
-        *manifest.all_files,
-        *manifest.event_files,
-        *manifest.vocabularies,
-    ):
+    for file in manifest.all_files:
         file.sized(folder)
     return manifest
 
@@ -380,5 +359,4 @@ def write_samples(
         for name, matrix in matrices.items()
     }
     write_arrow(folder / file, pa.table(columns))
-    xxh3 = checksum(folder / file)
-    return SampleFile.of(folder, file, rows=len(batch), xxh3=xxh3, window=window)
+    return SampleFile.of(folder, file, rows=len(batch), window=window)

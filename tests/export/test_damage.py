@@ -18,8 +18,8 @@ import pytest
 
 import embark_jax as ej
 from embark_jax._base.errors import UserError
-from embark_jax._base.files import read_arrow, sha256_of, write_arrow
-from embark_jax.data.hashed_file import HashedFile, checksum_of
+from embark_jax._base.files import read_arrow, write_arrow
+from embark_jax.data.hashed_file import HashedFile, checksum_of, xxh3_of
 from embark_jax.export.lookup import write_arrays
 from tests import runs
 from tests.runs import done, embark
@@ -81,7 +81,7 @@ def sign(
     description = json.loads(path.read_text())
     for file in description["files"]:
         file["bytes"] = (folder / file["file"]).stat().st_size
-        file["sha256"] = sha256_of(folder / file["file"])
+        file["xxh3"] = xxh3_of(folder / file["file"])
     change(description)
     description["checksum"] = checksum_of(description)
     path.write_text(json.dumps(description))

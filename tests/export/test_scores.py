@@ -36,7 +36,7 @@ def scorer(tmp_path) -> ej.Scorer:
     raw, prepared = tmp_path / "raw.csv", tmp_path / "prepared"
     lines = (f"{i % 2},u{i % 3},{i},{i}" for i in range(20))
     raw.write_text("\n".join(["label,user,age,price", *lines]) + "\n")
-    manifest = prepare(own_files.csv(raw, COLUMNS), prepared, Options(), {}).manifest
+    manifest = prepare(own_files.csv(raw, COLUMNS), prepared, Options(), {})[0]
     raw_rows.save_encoding(prepared, manifest, tmp_path / raw_rows.FOLDER)
     return ej.Scorer(RowEncoder(tmp_path), id_scorer())
 

@@ -132,18 +132,15 @@ def encode(
             return Found(sample - first, places, ids)
 
         batch = encoder.batch(facts, found)
-        splits = facts[SPLIT].to_numpy()
-        windows = facts[WINDOW].to_numpy() if WINDOW in samples.types else None
-        for split, split_name in enumerate(SPLITS):
-            chosen = np.flatnonzero(splits == split)
-            for window, mine in _by_window(windows, chosen):
-                folder = split_name if window is None else f"{split_name}/{window}"
-                name = f"{folder}/{file:03}-{first // CHUNK_ROWS:06}"
-                part = batch.take(mine)
-                written = manifests.write_samples(
-                    work.out, f"{name}.arrow", part, manifest, window
-                )
-                yield split_name, written
+        for split, window, places in _parts(facts):
+            folder = SPLITS[split] if window is None else f"{SPLITS[split]}/{window}"
+            name = f"{folder}/{file:03}-{first // CHUNK_ROWS:06}.arrow"
+            yield (
+                SPLITS[split],
+                manifests.write_samples(
+                    work.out, name, batch.take(places), manifest, window
+                ),
+            )
         done += len(batch)
         work.progress("encode", done, sum(samples.rows))
 
@@ -183,14 +180,15 @@ def id_of(table: manifests.Table, key: str) -> str:
     return key
 
 
-def _by_window(
-    windows: np.ndarray | None, chosen: np.ndarray
-) -> Iterator[tuple[int | None, np.ndarray]]:
-    """Yields the samples of each time window among the chosen ones, if there are any;
-    all together if there are no windows."""
-    if windows is None:
-        if len(chosen):
-            yield None, chosen
-        return
-    for window in np.unique(windows[chosen]):
-        yield int(window), chosen[windows[chosen] == window]
+def _parts(facts: pa.Table) -> list[tuple[int, int | None, np.ndarray]]:
+    """Returns the samples of each split and time window: split, window, and places."""
+    numbered = facts.select([SPLIT, WINDOW])
+    numbered = numbered.append_column("place", pa.array(np.arange(len(facts))))
+    parts = numbered.group_by([SPLIT, WINDOW], use_threads=False)
+    parts = parts.aggregate([("place", "list")]).sort_by([(SPLIT, "ascending")])
+    return [
+        (split.as_py(), window.as_py(), places.values.to_numpy())
+        for split, window, places in zip(
+            parts[SPLIT], parts[WINDOW], parts["place_list"], strict=True
+        )
+    ]

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from embark_jax._base.files import new_folder
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest
@@ -20,32 +18,10 @@ from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.count import describe, known_tables
 from embark_jax.data.prepare.encode import encode
 from embark_jax.data.prepare.extension import EXTENDS, Earlier
-from embark_jax.data.prepare.recipe import IN_FILE, ROW, Recipe, Work
 from embark_jax.data.prepare.recipe import Options as Options
+from embark_jax.data.prepare.recipe import Recipe, Work
 from embark_jax.data.prepare.samples import make_samples
 from embark_jax.data.prepare.values import define
-
-SUMMARIZED = 10_000
-"""How many samples are summarized."""
-MOST_HELD_OUT = 0.2
-"""A split by time that holds out more is told."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """The result of preparing.
-
-    Attributes:
-      manifest: the folder's manifest.
-      summary: what columns of samples hold: DuckDB's SUMMARIZE of SUMMARIZED of them.
-      skipped: some of the bad lines that are left out, in words.
-      warnings: what is probably a mistake, and what to do about it.
-    """
-
-    manifest: Manifest
-    summary: pa.Table
-    skipped: Sequence[str] = ()
-    warnings: Sequence[str] = ()
 
 
 def prepare(
@@ -55,7 +31,7 @@ def prepare(
     made_from: Mapping[str, Any],
     progress: Progress = silent,
     extend: Path | None = None,
-) -> Prepared:
+) -> tuple[Manifest, Sequence[str]]:
     """Prepares a data set in the folder ``out``.
 
     Args:
@@ -65,6 +41,9 @@ def prepare(
       made_from: what else determines the samples; it is kept in the manifest.
       progress: is told how far the work is.
       extend: folder of earlier data, whose rows and transforms are kept.
+
+    Returns:
+      The folder's manifest, and some of the bad lines that are left out, in words.
 
     Raises:
       DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
@@ -99,29 +78,4 @@ def prepare(
         }
         manifest = manifest.model_copy(update={"files": in_order})
         manifest.save(folder)
-        own = ", ".join(map(sql.name, (IN_FILE, ROW)))
-        summary = database.table(
-            f"SUMMARIZE (SELECT * EXCLUDE ({own}) FROM samples LIMIT {SUMMARIZED})"
-        )
-    warnings = _of_split(options, recipe, manifest)
-    return Prepared(manifest, summary, samples.told, warnings)
-
-
-def _of_split(options: Options, recipe: Recipe, manifest: Manifest) -> list[str]:
-    """Warns of a split by times that few times make uneven."""
-    if options.split != "time" or recipe.columns is None or not recipe.columns.time:
-        return []
-    held_out = sum(map(manifest.rows, SPLITS[1:]))
-    share = held_out / sum(map(manifest.rows, SPLITS))
-    warnings = []
-    if share > MOST_HELD_OUT:
-        warnings.append(
-            f"{share:.1%} of the samples are held out, not a tenth: those of one time "
-            "are in one split, and many have the last times"
-        )
-    if not manifest.rows("validation"):
-        warnings.append(
-            "no sample is in the validation set: there are too few times for three "
-            "splits"
-        )
-    return warnings
+    return manifest, samples.told

@@ -96,6 +96,7 @@ def make_samples(work: Work) -> Samples:
     if split is None:
         raise DataError("these data are not in the order of time; take --split random")
     split = split.format(total=sum(rows), last_file=sum(rows[:-1]))
+    select[WINDOW] = "NULL::BIGINT"
     if options.window is not None:
         units = options.window * seconds
         begin = f"floor({sql.name(TIME)} / {units})::BIGINT * {options.window}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,8 @@ from embark_jax.data import event_lists as lists
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.event_lists import EventFile, EventLists
-from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.data.manifest import Manifest, PreparedFeature, SampleFile, Table
+from embark_jax.data.manifest import Manifest, SampleFile
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.raw_files import ParquetFile
@@ -68,10 +67,8 @@ class Options(Config):
     """The keys that ``embark data prepare yambda`` takes."""
 
     longest: PositiveInt = 4086
-    """Largest number of events of a history."""
-    history: Literal["pools", "last"] = "pools"
-    """Events of a history: the last third of ``longest`` of each of three actions (long
-    listens, likes, skips), or the last events."""
+    """Largest number of events of a history: the last third of so many of each of three
+    actions (long listens, likes, skips)."""
     min_history: NonNegativeInt = 4086
     """Number of a user's events before the first sample."""
     scan: PositiveInt = 20_000
@@ -105,13 +102,15 @@ FROM chosen WINDOW of_user AS (PARTITION BY uid ORDER BY time, place),
     1 PRECEDING)
 """
 EVENT_COLUMNS = f"""
-SELECT item::UINTEGER AS item, time::UINTEGER AS time, CASE WHEN kind = {LIKE} THEN 1
-  WHEN is_long THEN 0 ELSE 2 END::UTINYINT AS action
-FROM part WHERE is_kept ORDER BY uid, time, place
+SELECT item::UINTEGER AS item, coalesce(artist, 0)::UINTEGER AS artist,
+  coalesce(album, 0)::UINTEGER AS album, time::UINTEGER AS time, CASE WHEN kind = {LIKE}
+  THEN 1 WHEN is_long THEN 0 ELSE 2 END::UTINYINT AS action
+FROM part LEFT JOIN items USING (item) WHERE is_kept ORDER BY uid, time, place
 """
 SAMPLE_COLUMNS = f"""
 SELECT is_long, time // {{window}} * {{window}} AS window, first, last,
-  item::INTEGER AS item, artist::INTEGER AS artist, album::INTEGER AS album,
+  item::INTEGER AS item, coalesce(artist, 0)::INTEGER AS artist,
+  coalesce(album, 0)::INTEGER AS album,
   uid::INTEGER AS uid, (time // {HOUR_S} % 24)::TINYINT AS hour,
   is_organic::TINYINT AS is_organic, 0::TINYINT AS time,
   {lists.CANDIDATE_ACTION}::TINYINT AS action, cos(of_hour)::FLOAT AS hour_cos,
@@ -119,7 +118,7 @@ SELECT is_long, time // {{window}} * {{window}} AS window, first, last,
   sin(of_day)::FLOAT AS weekday_sin
 FROM (SELECT *, 2 * pi() * (asked // {HOUR_S} % 24) / 24 AS of_hour,
   2 * pi() * (asked // {DAY_S} % 7) / 7 AS of_day FROM part) AS part
-JOIN items USING (item) WHERE kind = {LISTEN} AND number >= {{least}}
+LEFT JOIN items USING (item) WHERE kind = {LISTEN} AND number >= {{least}}
 ORDER BY uid, part.time, place
 """
 GROUPS = """
@@ -128,18 +127,21 @@ SELECT min(uid)::BIGINT, max(uid)::BIGINT FROM (
   FROM events GROUP BY uid) GROUP BY number ORDER BY 1
 """
 ITEMS = """
-CREATE TABLE items AS
-SELECT number AS item, coalesce(artist.id, 0)::UINTEGER AS artist,
-  coalesce(album.id, 0)::UINTEGER AS album
-FROM range((SELECT 1 + max(item_id)::BIGINT FROM (SELECT item_id FROM events UNION ALL
-  SELECT item_id FROM artists UNION ALL SELECT item_id FROM albums))) AS numbers(number)
-LEFT JOIN (SELECT item_id, last(artist_id ORDER BY rowid) AS id FROM artists GROUP BY 1)
-  AS artist ON artist.item_id = number
-LEFT JOIN (SELECT item_id, last(album_id ORDER BY rowid) AS id FROM albums GROUP BY 1)
-  AS album ON album.item_id = number
-ORDER BY number
+CREATE TABLE items AS SELECT item, artist, album FROM
+  (SELECT item_id AS item, last(artist_id ORDER BY rowid) AS artist FROM artists
+   GROUP BY 1) FULL JOIN
+  (SELECT item_id AS item, last(album_id ORDER BY rowid) AS album FROM albums
+   GROUP BY 1) USING (item)
 """
-"""Artist and album of each item, 0 where it has none; the last of several."""
+"""Artist and album of each item, if it has one; the last of several."""
+LARGEST = """
+WITH numbers AS (SELECT item_id AS item, uid FROM events)
+SELECT greatest((SELECT max(item) FROM numbers), max(item))::BIGINT AS item,
+  coalesce(max(artist), 0)::BIGINT AS artist, coalesce(max(album), 0)::BIGINT AS album,
+  (SELECT max(uid) FROM numbers)::BIGINT AS uid
+FROM items
+"""
+"""The largest number in each table."""
 
 
 def prepare(
@@ -172,12 +174,7 @@ def prepare(
             columns = [Column(n, "integer", required=True, bounds=_ID) for n in names]
             read(database, f"{name}s", ParquetFile(path, names), columns)
         database.run(ITEMS)
-        items = database.table("SELECT artist, album FROM items ORDER BY item")
-        write_arrow(folder / "items.arrow", items)
-        ((total, user),) = database.rows(
-            "SELECT count(*), max(uid)::BIGINT FROM events"
-        )
-        manifest = _manifest(folder, made_from, options, items, user, total)
+        manifest = _manifest(database, made_from, options)
         event_files, samples = list[EventFile](), list[SampleFile]()
         groups = database.rows(GROUPS.format(most=GROUP_EVENTS))
         for number, (first, last) in enumerate(groups):
@@ -209,23 +206,21 @@ def prepare(
 
 def _find(raw: Path) -> list[Path]:
     """Returns the paths of events, and of artists and albums of items."""
-    event_files = sorted(raw.glob("flat/*/multi_event.parquet"))
-    root = raw
-    if not event_files and (raw / "multi_event.parquet").exists():
-        event_files, root = [raw / "multi_event.parquet"], raw.parents[1]
-    if len(event_files) != 1:
-        what = ", ".join(path.parent.name for path in event_files) or "no size"
+    own = raw / EVENTS
+    files = [own] if own.is_file() else sorted(raw.glob(f"flat/*/{EVENTS}"))
+    if len(files) != 1:
+        what = ", ".join(path.parent.name for path in files) or "no size"
         raise DataError(
-            f"{raw}: has {what} in flat/, must have one with multi_event.parquet; give "
-            "its own folder, such as flat/50m, with --raw"
+            f"{raw}: has {what} in flat/, must have one with {EVENTS}; give its own "
+            "folder, such as flat/50m, with --raw"
         )
+    root = files[0].parents[2]
     sides = [root / f"{name}.parquet" for name in (ARTISTS, ALBUMS)]
-    for path in sides:
-        if not path.is_file():
-            raise DataError(
-                f"{path}: no such file; Yambda has it beside the folder flat"
-            )
-    return [event_files[0], *sides]
+    if missing := [path for path in sides if not path.is_file()]:
+        raise DataError(
+            f"{missing[0]}: no such file; Yambda has it beside the folder flat"
+        )
+    return [*files, *sides]
 
 
 def _read_events(database: sql.Database, path: Path) -> None:
@@ -274,46 +269,27 @@ def _write(
 
 
 def _manifest(
-    out: Path,
-    made_from: Mapping[str, Any],
-    options: Options,
-    items: pa.Table,
-    largest_user: int,
-    events: int,
+    database: sql.Database, made_from: Mapping[str, Any], options: Options
 ) -> Manifest:
     """Returns the manifest, complete but for the files of events and samples."""
-    table_rows = {
-        "item": len(items),
-        "artist": int(items["artist"].to_numpy().max()) + 1,
-        "album": int(items["album"].to_numpy().max()) + 1,
-        "uid": 1 + largest_user,
-        **{n: min(r, options.most_cross_rows) for n, (_, r) in CROSSES.items()},
-        "time": lists.TIME_BUCKETS + 1,
-        "action": lists.POOLS + 1,
-    }
-    features = {
-        name: PreparedFeature(table=name, hotness=1, pooling="sum")
-        for name in table_rows
-    }
+    ((events,),) = database.rows("SELECT count(*) FROM events")
+    (largest,) = database.table(LARGEST).to_pylist()
+    rows = {name: 1 + number for name, number in largest.items()}
+    rows |= {n: min(most, options.most_cross_rows) for n, (_, most) in CROSSES.items()}
+    rows |= {"time": lists.TIME_BUCKETS + 1, "action": lists.POOLS + 1}
+    single = {"hotness": 1, "pooling": "sum"}
+    several = {"hotness": options.longest, "pooling": "none"}
+    features = {name: {"table": name, **single} for name in rows}
     for name in lists.SEQUENCES:
-        features[name] = PreparedFeature(
-            table=name.removeprefix("past_"), hotness=options.longest, pooling="none"
-        )
+        features[name] = {"table": name.removeprefix("past_"), **several}
+    kinds = dict.fromkeys(rows, "numbers") | dict.fromkeys(CROSSES, "hashes")
     return Manifest.of(
         made_from=made_from,
         dense=DENSE,
         features=features,
-        tables={
-            name: Table(rows=rows, kind="hashes" if name in CROSSES else "numbers")
-            for name, rows in table_rows.items()
-        },
+        tables={name: {"rows": rows[name], "kind": kinds[name]} for name in rows},
         raw_rows=events,
-        events=EventLists(
-            files=(),
-            items=HashedFile.of(out, "items.arrow"),
-            longest=options.longest,
-            history=options.history,
-        ),
+        events=EventLists(files=(), longest=options.longest),
     )
 
 

@@ -39,7 +39,7 @@ def encoding(folder: Path, raw: Path, **options) -> Path:
     read = own_files.parquet if raw.suffix == ".parquet" else own_files.csv
     columns = Columns(**options) if options else COLUMNS
     prepared = folder / "prepared"
-    manifest = prepare(read(raw, columns), prepared, Options("none"), {}).manifest
+    manifest = prepare(read(raw, columns), prepared, Options("none"), {})[0]
     raw_rows.save_encoding(prepared, manifest, folder / raw_rows.FOLDER)
     return folder
 
@@ -116,7 +116,7 @@ def documented_ids(folder: Path, table: str, values: list) -> list[int]:
 def test_the_encoding_is_as_its_page_says(tmp_path, options):
     (tmp_path / "raw.csv").write_text(LINES)
     recipe = own_files.csv(tmp_path / "raw.csv", COLUMNS)
-    manifest = prepare(recipe, tmp_path / "prepared", options, {}).manifest
+    manifest = prepare(recipe, tmp_path / "prepared", options, {})[0]
     raw_rows.save_encoding(tmp_path / "prepared", manifest, tmp_path / "encoding")
     found = ids(tmp_path, tmp_path / "raw.csv")
     for name, values in (

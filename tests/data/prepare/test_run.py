@@ -169,11 +169,11 @@ def test_missing_dense_values_are_told(tmp_path):
 
 def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
     """A folder's digest is of what it holds."""
-    first = prepare_in(raw, tmp_path / "a").manifest
-    again = prepare_in(raw, tmp_path / "b").manifest
+    first = prepare_in(raw, tmp_path / "a")[0]
+    again = prepare_in(raw, tmp_path / "b")[0]
     lines = criteo_lines(200)[::-1]
     (raw / "train.txt").write_text("".join(f"{line}\n" for line in lines))
-    other = prepare_in(raw, tmp_path / "c").manifest
+    other = prepare_in(raw, tmp_path / "c")[0]
     assert first.digest() == again.digest() != other.digest()
     assert len(first.vocabularies) == len(first.features)
 

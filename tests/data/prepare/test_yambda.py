@@ -31,7 +31,7 @@ def prepared(raw, out, **options):
     return yambda.prepare(raw, out, options, {})
 
 
-def expected_samples(raw, history):
+def expected_samples(raw):
     """Yields label, ids of the sample, and its history, by user and time."""
     table = pq.read_table(raw / "flat/50m/multi_event.parquet").to_pylist()
     sides = {}
@@ -47,26 +47,21 @@ def expected_samples(raw, history):
             is_listen = event["event_type"] == "listen"
             is_long = is_listen and event["played_ratio_pct"] >= 50
             if is_listen and number >= 5:
-                seen = pooled[-40:]
-                if history == "last":
-                    seen = seen[-9:]
-                else:
-                    kept = []
-                    for action in range(3):
-                        kept += [e for e in seen if e[2] == action][-3:]
-                    seen = sorted(kept, key=lambda e: e[3])
+                kept = []
+                for action in range(3):
+                    kept += [e for e in pooled[-40:] if e[2] == action][-3:]
+                seen = sorted(kept, key=lambda e: e[3])
                 yield event, is_long, seen, sides
             if event["event_type"] in ("listen", "like"):
                 action = 1 if event["event_type"] == "like" else 0 if is_long else 2
                 pooled.append((event["item_id"], event["timestamp"], action, number))
 
 
-@pytest.mark.parametrize("history", ["pools", "last"])
 def test_samples_and_histories_are_those_of_a_loop_over_events(
-    raw, tmp_path, history, monkeypatch
+    raw, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(yambda, "GROUP_EVENTS", 400)
-    manifest = prepared(raw, tmp_path / "out", history=history)
+    manifest = prepared(raw, tmp_path / "out")
     assert manifest.events is not None
     assert len(manifest.events.files) > 1
     data = PreparedData(tmp_path / "out", seed=None)
@@ -76,7 +71,7 @@ def test_samples_and_histories_are_those_of_a_loop_over_events(
         by_user.setdefault(int(batch.ids["uid"][row, 0]), []).append(row)
     number = dict.fromkeys(by_user, 0)
     samples = 0
-    for event, is_long, seen, sides in expected_samples(raw, history):
+    for event, is_long, seen, sides in expected_samples(raw):
         # Windows are in order, and in a window a user's samples are.
         row = by_user[event["uid"]][number[event["uid"]]]
         number[event["uid"]] += 1
