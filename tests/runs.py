@@ -4,12 +4,15 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
 import shlex
+import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -156,6 +159,25 @@ def compilations() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(collector)
         logger.propagate = propagate
+
+
+def end_by_sigterm(
+    words: Sequence[str | Path], begun: Callable[[], bool], **environment: str
+) -> None:
+    """Ends a command as soon as it has begun."""
+    run = "from embark_jax.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", run, *map(str, words)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    ) as process:
+        while not begun() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in err
 
 
 def assert_refused(outcome: Outcome, *expected: str) -> None:

@@ -167,3 +167,12 @@ def test_several_labels_have_their_own_names_everywhere(trained, tmp_path):
     )
     outcome = embark("train", config, "model={kind: dcn}", "--workdir", tmp_path / "x")
     assert "dcn is for one label, but the data have like, love" in outcome.err
+
+
+def test_sigterm_removes_the_temporary_folder(trained, tmp_path):
+    runs.end_by_sigterm(
+        ["predict", trained.workdir, "--in", trained.new],
+        lambda: any(tmp_path.iterdir()),
+        TMPDIR=str(tmp_path),
+    )
+    assert not any(tmp_path.iterdir())

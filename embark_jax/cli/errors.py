@@ -11,6 +11,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from embark_jax._base.errors import UserError
+from embark_jax._base.temporary import remove_temporary_folders
 
 CTRL_C_STATUS = 128 + signal.SIGINT
 """Exit status of a command that Ctrl-C ended, by the convention of shells."""
@@ -42,6 +43,7 @@ def end_at_ctrl_c() -> NoReturn:
     print("interrupted", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
+    remove_temporary_folders()
     os._exit(CTRL_C_STATUS)
 
 

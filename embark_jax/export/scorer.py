@@ -253,9 +253,8 @@ def load_scorer(
     Raises:
       DataError: also if the model was not trained on a user's own files.
     """
-    return Scorer(
-        RowEncoder(_files(folder)), load_id_scorer(folder, step, trust_code=trust_code)
-    )
+    model = load_id_scorer(folder, step, trust_code=trust_code)
+    return Scorer(RowEncoder(_files(folder)), model)
 
 
 def _files(folder: str | PathLike[str]) -> Path:

@@ -1,6 +1,5 @@
 """Bad data, from the file to the message or to the count in the final record."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,31 +61,10 @@ def train(folder, tmp_path):
     return train
 
 
-def test_a_damaged_file_is_refused_before_anything_is_written(train, folder, tmp_path):
-    """Other damage is a case of ``test_movielens.py``."""
-    copied = shutil.copytree(folder, tmp_path / "data")
-    path = copied / "ml-100k.inter"
-    path.write_text(path.read_text()[:1_000_000])
-    outcome = train(data=copied)
-    assert_refused(outcome, str(path), "fetches a good copy")
-    assert outcome.err.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_table_that_is_too_small_is_refused_before_any_step(train, tmp_path):
     rule = f"embedding.tables.user.rows: is {ROWS}, the data need {USERS}; leave it out"
     assert_refused(train(), rule)
     assert not (tmp_path / "run").exists()
-
-
-def test_more_ids_than_the_declared_hotness(train):
-    outcome = train("embedding.features.genres.hotness=1", "embedding.on_bad_id=drop")
-    assert_refused(
-        outcome,
-        "ml-100k.inter, line ",
-        "ids of feature 'genres', column 1: value is 1, a bag has more ids than the "
-        "declared hotness, 1",
-    )
 
 
 def bad_ids(batches) -> int:

@@ -60,13 +60,6 @@ def test_a_good_batch_passes_in_its_final_form():
     assert check.bad_ids == {"user": 0, "tags": 0, "site": 0}
 
 
-def test_arrays_in_final_form_are_not_copied():
-    batch = with_ids("user", [[7], [99]], np.int32)
-    checked = checker()(batch)
-    assert checked.ids["user"] is batch.ids["user"]
-    assert checked.dense is batch.dense
-
-
 def test_narrow_bags_are_padded_and_wide_padding_is_cut():
     weights = {"tags": np.ones((2, 2), np.float32)}
     batch = with_ids("tags", [[1, 2], [3, -1]])
@@ -187,17 +180,6 @@ def test_any_ids_end_in_range_or_are_refused(rows_and_ids, on_bad_id):
                     assert 0 <= result < rows
         assert check.bad_ids == {"x": bad}
     np.testing.assert_array_equal(ids, before)
-
-
-def test_hashed_ids_spread_and_repeat():
-    ids = np.arange(100, 100_100)[:, None]
-    batch = Batch(np.zeros((len(ids), 1)), {"x": ids}, np.zeros(len(ids)))
-    check = BatchChecker([FeatureSpec("x")], {"x": 100}, 1, "hash")
-    first, second = check(batch).ids["x"], check(batch).ids["x"]
-    np.testing.assert_array_equal(first, second)
-    counts = np.bincount(first[:, 0], minlength=100)
-    assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)
-    assert check.bad_ids == {"x": 200_000}
 
 
 def test_dropped_ids_have_no_weight():

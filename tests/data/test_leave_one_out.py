@@ -1,7 +1,6 @@
 """Histories whose last events are held out, against lists."""
 
 import numpy as np
-import pytest
 
 from embark_jax.data import LeaveOneOut
 
@@ -40,8 +39,3 @@ def test_a_stride_keeps_the_latest():
     assert samples([dataset(stride=LENGTH + 1).train_batch(0, 2)]) == sorted(
         [[1, 2, 8], [-1, 6, 6]]
     )
-
-
-def test_users_are_ascending():
-    with pytest.raises(ValueError, match="users must be ascending"):
-        LeaveOneOut(np.array([1, 0]), np.array([0, 0]), 9, length=2)

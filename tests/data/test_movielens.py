@@ -115,23 +115,6 @@ def test_earlier_items_are_those_the_user_rated_before(tmp_path):
     assert {0, 4} < set(lengths)
 
 
-def test_tables_and_features(tiny):
-    assert tiny.table_rows == {
-        "user": 3,
-        "item": 3,
-        "age": 2,
-        "gender": 2,
-        "occupation": 2,
-        "zip_code": 2,
-        "release_year": 2,
-        "genres": 5,
-        "title_words": 3,
-    }
-    assert [f.name for f in tiny.features] == list(tiny.table_rows)
-    bags = {f.name: (f.hotness, f.pooling) for f in tiny.features if f.hotness > 1}
-    assert bags == {"genres": (3, "mean"), "title_words": (3, "mean")}
-
-
 def test_splits_are_disjoint_and_cover_all_for_every_seed(tiny, tmp_path):
     splits = [
         [tiny.train_batch(0, 24)],
@@ -184,15 +167,6 @@ def test_damage_is_named(tmp_path, kind, text, message):
     assert str(info.value).endswith(
         "; `embark data movielens-100k` fetches a good copy"
     )
-
-
-@pytest.mark.parametrize("kind", ["inter", "user", "item"])
-def test_a_missing_file_says_how_to_get_it(tmp_path, kind):
-    folder = folder_of(tmp_path)
-    (folder / f"ml-100k.{kind}").unlink()
-    message = rf"ml-100k\.{kind}: No such file.*`embark data movielens-100k` fetches"
-    with pytest.raises(DataError, match=message):
-        open_tiny(folder)
 
 
 def test_the_real_data(movielens_folder):

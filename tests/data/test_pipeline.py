@@ -19,18 +19,6 @@ def test_stays_depth_items_ahead(depth):
         assert started == list(range(until + 1))
 
 
-def test_an_exception_comes_where_its_item_would_have():
-    def make(step):
-        if step == 3:
-            raise RuntimeError("no batch 3")
-        return step
-
-    items = prefetch(make, range(10))
-    assert [next(items) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="no batch 3"):
-        next(items)
-
-
 def test_close_ends_the_thread_and_makes_no_more():
     made = []
 

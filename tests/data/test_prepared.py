@@ -122,14 +122,6 @@ def test_any_batch_is_found_without_those_before(folder, read, batch_size, draw)
         assert numbers(data.train_batch(step, batch_size)) == found
 
 
-def test_samples_of_a_window_are_in_the_order_of_the_files(folder, monkeypatch):
-    monkeypatch.setattr(prepared, "GROUP_BLOCKS", 1000)
-    data = PreparedData(folder)
-    for step in range(9):
-        inside = numbers(data.train_batch(step, 8))
-        assert inside == sorted(inside)
-
-
 def test_processes_read_parts_of_a_batch(folder):
     data = PreparedData(folder)
     for step in range(6):
@@ -155,11 +147,6 @@ def test_the_other_splits_are_in_order(folder, batch_size):
     assert {len(batch) for batch in found[:-1]} <= {batch_size}
     validation = map(numbers, data.validation_batches(3) or ())
     assert list(itertools.chain(*validation)) == [*range(5)]
-
-
-def test_data_may_have_no_validation_set(tmp_path):
-    data = PreparedData(write(tmp_path, {"train": (8,), "validation": (), "test": ()}))
-    assert data.validation_batches(4) is None
 
 
 def test_samples_say_where_they_lie(folder):
@@ -296,12 +283,6 @@ def test_bad_samples_are_not_written(tmp_path, number, message):
     with pytest.raises(DataError, match=rf"new\.arrow, row 1: {message}"):
         manifests.write_samples(tmp_path, "new.arrow", batch, manifest)
     assert not (tmp_path / "new.arrow").exists()
-
-
-@pytest.mark.parametrize("threads", [1, 3, 8])
-def test_threads_change_nothing(folder, threads):
-    expected = numbers(PreparedData(folder, threads=1).train_batch(1, 50))
-    assert numbers(PreparedData(folder, threads=threads).train_batch(1, 50)) == expected
 
 
 def test_other_tools_read_the_files(folder):

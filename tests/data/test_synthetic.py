@@ -75,13 +75,6 @@ def test_ids_follow_the_power_law(rows, exponent):
     assert statistic < scipy.stats.chi2.ppf(0.9999, df=len(expected))
 
 
-@pytest.mark.parametrize("exponent", [0.0, 1.0, 1.05])
-@pytest.mark.parametrize("rows", [1, 3, 2**31 - 1, 2**31, 5_000_000_000])
-def test_ends_of_the_inverse_cdf(rows, exponent):
-    ends = np.array([0.0, np.nextafter(1.0, 0.0)])
-    np.testing.assert_array_equal(power_law_ids(ends, rows, exponent), [0, rows - 1])
-
-
 def test_splitmix64_matches_the_published_sequence():
     # The first outputs from seed 1234567, https://rosettacode.org/wiki/Pseudo-random_
     # numbers/Splitmix64
@@ -123,18 +116,6 @@ def test_a_sample_depends_on_its_position_alone(batch_size):
         for whole, part in zip(epoch, all_arrays(batch), strict=True):
             np.testing.assert_array_equal(whole[positions], part)
         assert batch.locate(0) == f"training sample {positions[0]}"
-
-
-def test_test_set_is_whole_whatever_the_batch_size():
-    data = clicks(test_samples=2500)
-    whole, sizes = next(data.test_batches(2500)), []
-    start = 0
-    for batch in data.test_batches(900):
-        sizes.append(len(batch))
-        for a, b in zip(all_arrays(whole), all_arrays(batch), strict=True):
-            np.testing.assert_array_equal(a[start : start + len(batch)], b)
-        start += len(batch)
-    assert sizes == [900, 900, 700]
 
 
 def test_shapes_bags_and_weights():
@@ -193,13 +174,6 @@ def test_memory_does_not_grow_with_the_table():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20e6
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match=r"zipf_exponent is -0\.1, must be >= 0"):
-        clicks(zipf_exponent=-0.1)
-    with pytest.raises(ValueError, match="reads table 'nowhere'"):
-        SyntheticClicks(TABLES, [*FEATURES, FeatureSpec("x", table="nowhere")])
 
 
 def test_samples_without_dense_features_are_as_learnable():

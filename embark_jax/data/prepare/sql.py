@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import warnings
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -16,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from embark_jax._base.errors import DataError
+from embark_jax._base.temporary import temporary_folder
 
 _SHARE_OF_MEMORY = 0.5
 """Of this machine's memory; what is larger goes to disk."""
@@ -31,21 +30,15 @@ class Database:
       threads: number of threads; None takes one per core.
     """
 
-    def __init__(
-        self,
-        spill: Path | None = None,
-        threads: int | None = None,
-    ):
+    def __init__(self, spill: Path | None = None, threads: int | None = None):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = int(total * _SHARE_OF_MEMORY)
-        if spill is None:  # which nobody else can read, or know by name before
-            spill = Path(tempfile.mkdtemp(prefix="embark-"))
-            weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
-        self.spill, self._threads = spill, threads or os.cpu_count() or 1
+        self.spill = spill or temporary_folder(self)
+        self._threads = threads or os.cpu_count() or 1
         self._connection = duckdb.connect(
             config={
                 "memory_limit": f"{limit // 2**20}MiB",
-                "temp_directory": str(spill),
+                "temp_directory": str(self.spill),
                 "threads": self._threads,
             }
         )

@@ -3,10 +3,6 @@
 import gzip
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -167,17 +163,6 @@ def test_missing_dense_values_are_told(tmp_path):
     assert "the data: 100 missing values of 'age' are 0\n" in trained.out
 
 
-def test_other_files_are_not_the_data_of_a_run(raw, tmp_path):
-    """A folder's digest is of what it holds."""
-    first = prepare_in(raw, tmp_path / "a")[0]
-    again = prepare_in(raw, tmp_path / "b")[0]
-    lines = criteo_lines(200)[::-1]
-    (raw / "train.txt").write_text("".join(f"{line}\n" for line in lines))
-    other = prepare_in(raw, tmp_path / "c")[0]
-    assert first.digest() == again.digest() != other.digest()
-    assert len(first.vocabularies) == len(first.features)
-
-
 def test_a_run_does_not_go_on_with_other_data_and_says_what_to_do(tmp_path):
     for day in "ab":
         lines = [f"{i % 2},{day}{i % 7}" for i in range(200)]
@@ -206,17 +191,6 @@ def test_sigterm_removes_what_is_unfinished(tmp_path):
     raw = tmp_path / "rows.csv"
     lines = (f"{i % 2},{i * 7919 % 1_000_003}\n" for i in range(1_000_000))
     raw.write_text("".join(["label,a\n", *lines]))
-    run = "from embark_jax.cli import main; main()"
     command = ["data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out"]
-    with subprocess.Popen(
-        [sys.executable, "-c", run, *map(str, command)],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        while not (tmp_path / ".out.part").exists() and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in err
+    runs.end_by_sigterm(command, (tmp_path / ".out.part").exists)
     assert list(tmp_path.iterdir()) == [raw]
