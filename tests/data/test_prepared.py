@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from embark_jax._base.files import write_arrow
 from embark_jax.data import Batch, DataError, PreparedData, prepared
 from embark_jax.data import manifest as manifests
-from embark_jax.data.hashed_file import checksum_of, xxh3_of
+from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.manifest import Manifest, PreparedFeature, Table
 
 SAMPLES = {"train": (23, 41, 8), "validation": (5,), "test": (9, 17)}
@@ -345,7 +345,6 @@ def test_ids_are_not_read_from_floats(tmp_path):
     columns = dict(zip(table.column_names, table.columns, strict=True))
     columns["ids"] = pa.FixedSizeListArray.from_arrays(floats, ids.type.list_size)
     write_arrow(path, pa.table(columns))
-    xxh3 = xxh3_of(path)
-    file = manifest.files["train"][1].model_copy(update={"xxh3": xxh3})
+    file = manifests.SampleFile.of(folder, "train/1.arrow", rows=41)
     with pytest.raises(DataError, match=r"column ids has .*float.*, must have .*int32"):
         file.mapped(folder, manifest.matrix_types)
