@@ -10,7 +10,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from pydantic import Field, PositiveInt
 
-from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
+from embark_jax.models.interface import (
+    Embeddings,
+    Shapes,
+    check_equal_dims,
+    in_order,
+    pooled_dims,
+)
 from embark_jax.models.layers import MLP, Linear, matmul, xavier_normal
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
@@ -101,20 +107,13 @@ class AutoInt(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.dims = pooled_dims(embedding_shapes)
+        check_equal_dims(self.dims, 0, "as all go through the same attention")
         width = self.dims[0][1]
-        unequal = [
-            f"feature {name!r} has dim {dim}, must be {width}, as {self.dims[0][0]!r} "
-            "has: all fields go through the same attention"
-            for name, dim in self.dims
-            if dim != width
-        ]
-        unequal += [
-            f"attention has {outputs}, must be a multiple of the {heads} heads"
-            for outputs in attention
-            if outputs % heads
-        ]
-        if unequal:
-            raise ValueError("; ".join(unequal))
+        for outputs in attention:
+            if outputs % heads:
+                raise ValueError(
+                    f"attention has {outputs}, must be a multiple of the {heads} heads"
+                )
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         init = nnx.initializers.normal(_VECTOR_STD)
         self.dense_vectors = nnx.Param(init(rngs.params(), (dense_features, width)))
