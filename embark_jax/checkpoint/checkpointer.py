@@ -24,9 +24,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from embark_jax._base.agreement import differences, parts
 from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_rows import StoredArray, StoredRows
-from embark_jax.checkpoint.agreement import together
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
-from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError, reason
+from embark_jax.checkpoint.errors import (
+    CheckpointError,
+    OtherExperimentError,
+    reason,
+    together,
+)
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.layout import SavedArray, is_key, named_arrays, with_arrays
 from embark_jax.checkpoint.manager import Manager

@@ -1,11 +1,16 @@
-"""Errors about checkpoints."""
+"""Errors about checkpoints, which all processes have if one has them."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from embark_jax._base.errors import UserError
+from embark_jax.launch.agreement import tell_all
+
+Result = TypeVar("Result")
 
 
 class CheckpointError(UserError, ValueError):
@@ -23,3 +28,29 @@ def reason(error: Exception) -> str:
     if number := re.search(r"os_error_code='(\d+)'", str(error)):
         return os.strerror(int(number[1]))
     return str(error)
+
+
+def together(function: Callable[[], Result], topic: str = "checkpoint") -> Result:
+    """Calls a function and waits until all processes have called theirs.
+
+    Args:
+      function: may raise whatever the file system, TensorStore and Orbax raise.
+      topic: name of a thread's calls; each thread has one of its own.
+
+    Raises:
+      Exception: what the function raises.
+      CheckpointError: if it raises in another process.
+    """
+    result, error = None, None
+    try:
+        result = function()
+    except Exception as caught:
+        error = caught
+    # An error without words is one, too.
+    problem = "" if error is None else reason(error) or type(error).__name__
+    problems = [text for text in tell_all(problem, topic) if text]
+    if error is not None:
+        raise error
+    if problems:
+        raise CheckpointError(problems[0])
+    return result  # pyright: ignore[reportReturnType]

@@ -24,7 +24,7 @@ from jax import lax
 
 from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_rows import StoredArray
-from embark_jax.checkpoint.agreement import together
+from embark_jax.checkpoint.errors import together
 from embark_jax.checkpoint.layout import FILE_BYTES, SavedArray, of_table
 
 WRITING_THREADS = 8
