@@ -17,7 +17,7 @@ MODEL = ProgramModel(WORKLOAD)
 USE = TableUse(TableSpec("t", 1000, 8), rows=1000, hotness=3)
 
 
-def one(use, workload, cluster, rows=1, columns=1, exchange="flat") -> Candidates:
+def one(use, workload, cluster, rows=1, columns=1) -> Candidates:
     """A single candidate."""
     arrays = np.array([[0], [rows], [columns]])
-    return Candidates(workload, [use], cluster, exchange, *arrays)
+    return Candidates(workload, [use], cluster, *arrays)

@@ -1,7 +1,8 @@
 """Candidates as arrays, and the ids and rows that fall on their row shards.
 
 A *candidate* is a cluster, a split and an exchange of a table, before its shards have
-owners. Those of one ``Candidates`` share cluster and exchange. Values that differ
+owners. Those of one ``Candidates`` share the cluster; of the exchange nothing here
+depends. Values that differ
 between the row shards of a candidate are in *flat* arrays, candidate by candidate: for
 2 and 3 row shards ``[a0, a1, b0, b1, b2]``.
 """
@@ -19,19 +20,19 @@ from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.capacities import capacity_of
 from embark_jax.plans.clusters import CLUSTERS, ClusterProperties
 from embark_jax.plans.collectives import summed_whole
-from embark_jax.plans.options import Cluster, Exchange
-from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
+from embark_jax.plans.options import Cluster
+from embark_jax.plans.storage import Placement, RowRange, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.wire import VALUE_BYTES
 
 
 class Candidates:
-    """Candidates of one cluster and one exchange.
+    """Candidates of one cluster.
 
     Attributes:
       workload: circumstances of the plan.
       uses: the use of each table.
-      cluster, exchange: those of all candidates.
+      cluster: that of all candidates.
       table: ``[candidates]`` table of each, a number in ``uses``.
       row_shards, column_shards, width: ``[candidates]`` of each.
       rows, hotness, bags, weighted, filled: ``[candidates]`` as in ``TableUse``.
@@ -49,7 +50,6 @@ class Candidates:
         workload: Workload,
         uses: Sequence[TableUse],
         cluster: Cluster,
-        exchange: Exchange,
         table: np.ndarray,
         row_shards: np.ndarray,
         column_shards: np.ndarray,
@@ -57,7 +57,6 @@ class Candidates:
     ):
         self.workload, self.uses, self.room = workload, uses, room
         self.cluster: Cluster = cluster
-        self.exchange: Exchange = exchange
         self.table = table
         self.row_shards, self.column_shards = row_shards, column_shards
 
@@ -89,13 +88,12 @@ class Candidates:
         workload: Workload,
         room: int | None = None,
     ) -> Candidates:
-        """Returns the candidates of row ranges of one cluster and exchange, and of
+        """Returns the candidates of row ranges of one cluster, and of
         their uses, one for each."""
         return cls(
             workload,
             uses,
             ranges[0].cluster,
-            ranges[0].exchange,
             np.arange(len(ranges)),
             np.array([rows.row_shards for rows in ranges]),
             np.array([rows.column_shards for rows in ranges]),
@@ -109,22 +107,6 @@ class Candidates:
     def of_cluster(self) -> ClusterProperties:
         """Properties of the cluster."""
         return CLUSTERS[self.cluster]
-
-    @functools.cached_property
-    def storages(self) -> list[StorageKind]:
-        """``[candidates]`` the storage that each would lie in."""
-        pairs = list(zip(self.table.tolist(), self.column_shards.tolist(), strict=True))
-        kinds = {
-            (table, columns): StorageKind.of(
-                self.uses[table].table,
-                self.cluster,
-                columns,
-                self.exchange,
-                self.uses[table].weighted,
-            )
-            for table, columns in set(pairs)
-        }
-        return [kinds[pair] for pair in pairs]
 
     # Flat arrays, one element for each row shard.
 

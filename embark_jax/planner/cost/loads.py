@@ -139,27 +139,31 @@ def price_candidates(
     number = len(table)
     everywhere_ms, everywhere_bytes = np.zeros((2, number))
     loads = np.zeros((KINDS, first[-1]))
-    kinds: dict[int, StorageKind] = {}
-    pairs = zip(cluster.tolist(), exchange.tolist(), strict=True)
-    for of_cluster, of_exchange in sorted(set(pairs)):
-        alike = np.flatnonzero((cluster == of_cluster) & (exchange == of_exchange))
-        candidates = Candidates(
-            workload,
-            uses,
-            CLUSTER_NAMES[of_cluster],
-            EXCHANGE_NAMES[of_exchange],
-            table[alike],
-            row_shards[alike],
-            column_shards[alike],
-        )
+    for of_cluster, name in enumerate(CLUSTER_NAMES):
+        alike = np.flatnonzero(cluster == of_cluster)
+        of_alike = table[alike], row_shards[alike], column_shards[alike]
+        candidates = Candidates(workload, uses, name, *of_alike)
         everywhere_ms[alike] = model.everywhere_ms(candidates)
         everywhere_bytes[alike] = memory.everywhere_bytes(candidates)
-        kinds.update(zip(alike.tolist(), candidates.storages, strict=True))
         if not candidates.of_cluster.replicated:
             flat = first[alike][candidates.candidate] + candidates.row_shard
             loads[:, flat] = _shard_loads(candidates, model, memory)
-    storages = tuple(sorted(set(kinds.values())))
+    different, of_different = np.unique(
+        layouts[:, [0, 1, 2, 4]], axis=0, return_inverse=True
+    )
+    kinds = [
+        StorageKind.of(
+            uses[t].table,
+            CLUSTER_NAMES[of_cluster],
+            columns,
+            EXCHANGE_NAMES[of_exchange],
+            uses[t].weighted,
+        )
+        for t, of_cluster, of_exchange, columns in different.tolist()
+    ]
+    storages = tuple(sorted(set(kinds)))
     numbers = {kind: s for s, kind in enumerate(storages)}
+    of_kinds = np.array([numbers[kind] for kind in kinds], np.int64)
     return PricedCandidates(
         uses=uses,
         table=table,
@@ -170,7 +174,7 @@ def price_candidates(
         hot_rows=np.zeros(number, np.int64),
         slots=np.array([use.table.slots or 0 for use in uses], np.int64)[table],
         storages=storages,
-        storage=np.array([numbers[kinds[i]] for i in range(number)], np.int64),
+        storage=of_kinds[of_different.reshape(-1)],
         hot_storage=np.full(number, -1),
         everywhere_ms=everywhere_ms,
         everywhere_bytes=everywhere_bytes,
