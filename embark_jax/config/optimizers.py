@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from embark_kernels.optimizers import ROW_OPTIMIZERS, WeightDecayMode, parameters
+from embark_kernels.optimizers import ROW_OPTIMIZERS, parameters
 from pydantic import (
     ConfigDict,
     Field,
@@ -85,11 +85,8 @@ class EmbeddingOptimizerConfig(Config):
     learning_rate: PositiveFloat = 0.01
     """Rate of the rows of all tables, before the schedule."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decay of touched rows; rows that no id of a batch touches stay as they are."""
-    weight_decay_mode: WeightDecayMode = "decoupled"
-    """With ``decoupled``, a touched row first loses ``weight_decay`` times the learning
-    rate of itself; with ``l2``, ``weight_decay`` times the row is added to its
-    gradient."""
+    """A touched row first loses ``weight_decay`` times the learning rate of itself;
+    rows that no id of a batch touches stay as they are."""
     schedule: ScheduleConfig = ConstantScheduleConfig()
     """Change of the rate from step to step."""
 

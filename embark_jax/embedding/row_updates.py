@@ -17,7 +17,7 @@ from embark_kernels import (
 )
 from embark_kernels.rounding import column_noise
 
-from embark_jax.embedding.cluster import Cluster, Route, RowGradients, pick
+from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.initial import locate, row_key
 from embark_jax.plans.layout import Storage
 
@@ -62,8 +62,7 @@ def update_block(
     rows = cluster.row_gradients(by_block, route)
     mean_square = None
     if optimizer.row_wise:
-        full = _full_gradients(rows, block, optimizer)
-        mean_square = cluster.mean_square(full, route)
+        mean_square = cluster.mean_square(rows, route)
     return update_rows(
         block,
         dict(state),
@@ -75,16 +74,6 @@ def update_block(
         noise=noise_of_slots and noise_of_slots(rows.slot, keys),
         implementation=cluster.implementation,
     )
-
-
-def _full_gradients(
-    rows: RowGradients, block: jax.Array, optimizer: RowOptimizer
-) -> RowGradients:
-    """Returns the gradients with the terms of the rows themselves, if there are any."""
-    old = None
-    if optimizer.reads_row:
-        old = pick(block, rows.slot).astype(jnp.float32)
-    return rows._replace(gradient=optimizer.full_gradient(old, rows.gradient))
 
 
 @jax.named_scope("gradients")

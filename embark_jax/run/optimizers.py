@@ -64,7 +64,6 @@ def build_embedding_optimizer(
         **{name: getattr(config, name) for name in parameters(rule)},
         schedule=build_schedule(config.schedule, steps),
         weight_decay=config.weight_decay,
-        weight_decay_mode=config.weight_decay_mode,
     )
 
 

@@ -35,7 +35,7 @@ RULES = {rule: BETAS if rule is LazyAdam else {} for rule in ROW_OPTIMIZERS.valu
 OPTIMIZERS = (
     *(rule(0.1, **options) for rule, options in RULES.items()),
     LazyAdam(0.1, **BETAS, schedule=lambda steps: 0.5**steps, weight_decay=0.3),
-    RowwiseAdagrad(0.1, weight_decay=0.3, weight_decay_mode="l2"),
+    RowwiseAdagrad(0.1, weight_decay=0.3),
 )
 STEP = 3
 ROWS = 997
@@ -420,5 +420,5 @@ def _update_limit(optimizer: RowOptimizer, width: int, dtype: str) -> float:
 
 def name_of(optimizer: RowOptimizer) -> str:
     """Tells it apart from others."""
-    decay = f", {optimizer.weight_decay_mode} decay" if optimizer.weight_decay else ""
+    decay = ", decay" if optimizer.weight_decay else ""
     return type(optimizer).__name__ + decay

@@ -176,13 +176,12 @@ def update_segments(
         old, *old_states = loaded
         noise_refs, factor_refs = read_refs[: len(noises)], read_refs[len(noises) :]
         factor = tuple(factor_refs[0][i] for i in range(len(factors)))
-        gradient = optimizer.full_gradient(old, total)
         mean_square = None
         if optimizer.row_wise:
-            mean_square = jnp.sum(gradient * gradient) * (1 / rows.width)
+            mean_square = jnp.sum(total * total) * (1 / rows.width)
         old_states = dict(zip(names, old_states, strict=True))
         left, change, new = optimizer.update(
-            old, old_states, gradient, mean_square, factor, math
+            old, old_states, total, mean_square, factor, math
         )
         new_row = rows.rounded(left - change, noise_refs, index)
         rows.store(updated_refs[0], row, new_row)

@@ -78,7 +78,7 @@ def update_rows_mosaic_gpu(
                 left, change, new_states = optimizer.update(
                     old[i],
                     old_states[i],
-                    optimizer.full_gradient(old[i], gradient[i]),
+                    gradient[i],
                     square[i],
                     factor,
                     math,

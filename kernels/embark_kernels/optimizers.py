@@ -20,9 +20,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Literal,
     NamedTuple,
-    get_args,
 )
 
 from annotated_types import Ge, Gt, Lt
@@ -46,7 +44,6 @@ IfTaken = Any
 """A float32 array, or None for rules that do not take it."""
 Rate = Any
 """A float or, if it follows a schedule, a ``[]`` array."""
-WeightDecayMode = Literal["decoupled", "l2"]
 
 
 class RowMath(NamedTuple):
@@ -72,34 +69,20 @@ class RowOptimizer(abc.ABC):
       learning_rate: above 0.
       schedule: maps the ``[]`` float32 number of earlier steps to a factor of the
         learning rate; None is always 1.
-      weight_decay: 0 or more.
-      weight_decay_mode: "decoupled": a row first loses ``rate * weight_decay`` of
-        itself, as in AdamW (https://arxiv.org/abs/1711.05101); "l2": ``weight_decay *
-        row`` is added to its gradient, as in FBGEMM.
-
-    Raises:
-      ValueError: if there is no such mode.
+      weight_decay: 0 or more: a row first loses ``rate * weight_decay`` of itself, as
+        in AdamW (https://arxiv.org/abs/1711.05101).
     """
 
     learning_rate: float
     _: dataclasses.KW_ONLY
     schedule: Callable[[Any], Any] | None = None
     weight_decay: float = 0.0
-    weight_decay_mode: WeightDecayMode = "decoupled"
 
     row_wise: ClassVar[bool] = False
     """Whether the rule takes the mean of gradient² over the *whole* row, even if its
     columns lie in several tables."""
     rule_reads_row: ClassVar[bool] = False
     """Whether the rule takes the row."""
-
-    def __post_init__(self):
-        modes = get_args(WeightDecayMode)
-        if self.weight_decay_mode not in modes:
-            raise ValueError(
-                f"weight_decay_mode is {self.weight_decay_mode!r}, must be one of "
-                f"{', '.join(modes)}"
-            )
 
     @property
     def initial_state(self) -> float:
@@ -140,12 +123,6 @@ class RowOptimizer(abc.ABC):
             return factors
         return self.schedule(step.astype("float32") - 1), *factors
 
-    def full_gradient(self, row: IfTaken, gradient: jax.Array) -> jax.Array:
-        """Returns the gradient with the term of the row itself, if there is one."""
-        if not self.weight_decay or self.weight_decay_mode != "l2":
-            return gradient
-        return gradient + self.weight_decay * row
-
     def update(
         self,
         row: IfTaken,
@@ -160,7 +137,7 @@ class RowOptimizer(abc.ABC):
         Args:
           row: the rows, for optimizers that read them.
           states: their states.
-          gradient: what ``full_gradient`` returned.
+          gradient: their gradients, summed over the batch.
           mean_square: its mean square over whole rows, for row-wise rules.
           factors: what ``step_factors`` returned.
           math: operations for rules.
@@ -172,7 +149,7 @@ class RowOptimizer(abc.ABC):
         rate: Rate = self.learning_rate
         if self.schedule is not None:
             rate, factors = rate * factors[0], factors[1:]
-        if self.weight_decay and self.weight_decay_mode == "decoupled":
+        if self.weight_decay:
             row = row - math.fill(rate * self.weight_decay) * row
         change, states = self.rule(
             row, states, gradient, mean_square, rate, factors, math

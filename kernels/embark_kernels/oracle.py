@@ -7,7 +7,6 @@ Rounding errors are held against these.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -73,8 +72,8 @@ def update(
       rows: ``[k]`` rows, each once.
       gradients: ``[k, width]`` gradients of these rows.
       step: number of this step, from 1.
-      mean_square: ``[k]`` mean of gradient² over whole rows, with the term of the row
-        itself if there is one; None takes it from ``gradients``.
+      mean_square: ``[k]`` mean of gradient² over whole rows; None takes it from
+        ``gradients``.
 
     Returns:
       The new table and states.
@@ -86,10 +85,7 @@ def update(
     row, rate = table[rows], optimizer.learning_rate
     if optimizer.schedule is not None:
         rate *= float(optimizer.schedule(step - 1))
-    if optimizer.weight_decay_mode == "l2":
-        gradient = gradient + optimizer.weight_decay * row
-    else:
-        row = row * (1 - rate * optimizer.weight_decay)
+    row = row * (1 - rate * optimizer.weight_decay)
     match optimizer:
         case SGD():
             row = row - rate * gradient
@@ -138,9 +134,6 @@ def update_magnitudes(
     # Of one sign, row and change only add up.
     table = -np.abs(np.asarray(table, np.float64))
     gradients = np.abs(np.asarray(gradients, np.float64))
-    if optimizer.weight_decay_mode == "l2":
-        gradients = gradients - optimizer.weight_decay * table[np.asarray(rows)]
-        optimizer = dataclasses.replace(optimizer, weight_decay=0.0)
     new, new_states = update(optimizer, table, states, rows, gradients, step)
     untouched = np.ones(len(new), bool)
     untouched[np.asarray(rows)] = False

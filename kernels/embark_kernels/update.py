@@ -49,8 +49,8 @@ def update_rows(
       gradients: ``[listed, width]`` float32, summed over the batch.
       optimizer: the rule.
       step: ``[]`` number of this step, from 1.
-      mean_square: ``[listed]`` mean of ``full_gradient``² over whole rows, for a
-        row-wise rule whose rows continue in other tables; None means that the table has
+      mean_square: ``[listed]`` mean of gradient² over whole rows, for a row-wise rule
+        whose rows continue in other tables; None means that the table has
         whole rows.
       noise: ``[listed]`` uint32 random number of each row, for stochastic rounding to a
         table of 16 bits; None rounds to the nearest.
@@ -71,8 +71,7 @@ def update_rows(
         from embark_kernels._update_kernel import update_rows_mosaic_gpu
 
         if optimizer.row_wise and mean_square is None:
-            old = take(table, rows) if optimizer.reads_row else None
-            mean_square = _mean_square(optimizer.full_gradient(old, gradients))
+            mean_square = _mean_square(gradients)
         return update_rows_mosaic_gpu(
             table,
             states,
@@ -86,7 +85,6 @@ def update_rows(
 
     def all_at_once(table, states, rows, gradients, mean_square, factors, noise):
         old = take(table, rows) if optimizer.reads_row else None
-        gradients = optimizer.full_gradient(old, gradients)
         if optimizer.row_wise and mean_square is None:
             mean_square = _mean_square(gradients)
         old, change, new_states = optimizer.update(

@@ -42,7 +42,6 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     },
     "initial accumulator": Adagrad(0.1, initial_accumulator=0.1),
     "decay": RowwiseAdagrad(1.0, 1.0, schedule=halved, weight_decay=0.2),
-    "l2": RowwiseAdagrad(1.0, 1.0, weight_decay=0.2, weight_decay_mode="l2"),
     "ftrl, decay": FTRL(0.5, l1=0.1, schedule=halved, weight_decay=0.2),
 }
 STEPS = 2

@@ -104,7 +104,7 @@ def test_plain_xla_writes_no_gathered_rows(on_h100):
     "optimizer",
     [
         *(rule(0.1) for rule in ROW_OPTIMIZERS.values()),
-        ej.LazyAdam(0.1, weight_decay=0.3, weight_decay_mode="l2"),
+        ej.LazyAdam(0.1, weight_decay=0.3),
     ],
     ids=check_cases.name_of,
 )

@@ -37,8 +37,8 @@ HALVED = {"schedule": lambda steps: 0.5**steps}
 OPTIMIZERS = [
     *(rule(0.1) for rule in ROW_OPTIMIZERS.values()),
     LazyAdam(0.1, **HALVED, weight_decay=0.3),
-    RowwiseAdagrad(0.1, weight_decay=0.3, weight_decay_mode="l2"),
-    FTRL(0.1, l1=1.0, l2=0.5, **HALVED, weight_decay=0.3, weight_decay_mode="l2"),
+    RowwiseAdagrad(0.1, weight_decay=0.3),
+    FTRL(0.1, l1=1.0, l2=0.5, **HALVED, weight_decay=0.3),
 ]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
