@@ -1,6 +1,7 @@
-"""A new model, row optimizer, cluster, exchange, row store and kernel need so few files
-of the packages, which a copy of them changes: help, planning, training, exports and
-scoring follow, and the parts train what those train that they stand for."""
+"""A new model, source of data, row optimizer, cluster, exchange, row store and kernel
+need so few files of the packages, which a copy of them changes: help, planning,
+training, exports and scoring follow, and the parts train what those train that they
+stand for."""
 
 import os
 import shutil
@@ -81,7 +82,55 @@ class Sign(RowOptimizer):
 
 
 '''
+SOURCE = """\
+import numpy as np
+
+from embark_jax.data.batch import Batch
+from embark_jax.data.source import Description
+from embark_jax.plans.tables import FeatureSpec
+
+
+class Counting:
+    table_rows, features, dense_features = {"n": 10}, (FeatureSpec("n"),), 0
+
+    def __init__(self, samples):
+        self.train_samples = samples
+
+    def train_batch(self, step, batch_size):
+        ids = (step * batch_size + np.arange(batch_size)) % 10
+        labels = (ids % 2).astype(np.float32)
+        return Batch(np.zeros((batch_size, 0), np.float32), {"n": ids[:, None]}, labels)
+
+
+class CountingSource:
+    def __init__(self, section, embedding):
+        self._samples = section.samples
+
+    def open(self, seed):
+        dataset = Counting(self._samples)
+        return dataset, Description.of(dataset, order={"samples": self._samples})
+
+    def absent(self):
+        return None
+"""
 PATCHES = {
+    "source of data": {
+        "data/counting.py": {"": SOURCE},
+        "config/data.py": {
+            "SOURCES: dict[type[Config], str] = {\n": '''\
+class CountingConfig(Config):
+    """Samples that are counted."""
+
+    kind: Literal["counting"] = "counting"
+    samples: PositiveInt = 8
+    """Samples of an epoch."""
+
+
+SOURCES: dict[type[Config], str] = {
+    CountingConfig: "embark_jax.data.counting:CountingSource",
+'''
+        },
+    },
     "model": {
         "models/toy.py": {"": MODEL},
         "config/models.py": {
@@ -204,6 +253,16 @@ scored = load_id_scorer("export").logits(batch.dense, batch.ids)
 np.testing.assert_allclose(scored, logits, rtol=1e-5, atol=1e-6)
 assert np.mean(scored) > 1
 """
+OF_SOURCE = """
+from pathlib import Path
+from tests import runs
+
+config = "data: {kind: counting, samples: 30}\\ntrain: {batch_size: 8}\\n"
+Path("counting.yaml").write_text(config)
+assert "Bags of 24 samples" in runs.done("data", "stats", "counting.yaml").out
+unknown = runs.embark("data", "stats", "counting.yaml", "data.kind=countng")
+assert "kind is 'counting' or 'synthetic' or" in unknown.err
+"""
 SIGN = """\
 data: {kind: synthetic, dense_features: 2, train_samples: 64, test_samples: 32}
 model: {kind: dlrm, bottom: [4], top: [1]}
@@ -299,7 +358,9 @@ def copy(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [OF_MODEL, OF_RULE, OF_PARTS], ids=["model", "row optimizer", "parts"]
+    "program",
+    [OF_MODEL, OF_SOURCE, OF_RULE, OF_PARTS],
+    ids=["model", "source of data", "row optimizer", "parts"],
 )
 def test_they_work_in_a_copy_of_the_package(program, copy):
     done = subprocess.run(

@@ -194,8 +194,9 @@ def _hashed(options: Iterable[str]) -> dict[str, int | None]:
     from embark_jax._base.config import ConfigError
 
     hashed: dict[str, int | None] = {}
-    for name, rows in map(_halves, options):
-        if rows is None:
+    for option in options:
+        name, equals, rows = option.partition("=")
+        if not equals:
             hashed[name] = None
         elif rows == KEYS:
             hashed[name] = HASHED_KEYS
@@ -222,8 +223,3 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
     except ConfigError as error:
         raise ConfigError(f"{file}, {error}") from None
     return validated(Columns, described, overrides, str(file or "columns"))
-
-
-def _halves(text: str) -> tuple[str, str | None]:
-    name, equals, value = text.partition("=")
-    return name, value if equals else None

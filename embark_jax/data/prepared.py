@@ -183,10 +183,8 @@ class PreparedData:
                 return {name: matrix[first:stop] for name, matrix in matrices.items()}
             rows = np.asarray(rows)
         file = np.searchsorted(starts, rows, side="right") - 1
-        whole_rows = {name: t.itemsize * n for name, (t, n) in self._types.items()}
         gathered = {
-            name: np.empty(len(rows), np.dtype((np.void, size)))
-            for name, size in whole_rows.items()
+            name: np.empty((len(rows), n), t) for name, (t, n) in self._types.items()
         }
 
         def copy(part: tuple[int, int]) -> None:
@@ -194,9 +192,8 @@ class PreparedData:
             number = int(file[begin])
             inside = rows[begin:end] - starts[number]
             for name, matrix in self._open(split, number).items():
-                values = matrix.view(gathered[name].dtype)[:, 0]
                 # "clip": NumPy buffers the whole result if it checks indices.
-                values.take(inside, out=gathered[name][begin:end], mode="clip")
+                matrix.take(inside, 0, gathered[name][begin:end], "clip")
 
         share = -(-len(rows) // self._threads)
         cuts = np.flatnonzero(np.diff(file)) + 1
@@ -204,10 +201,7 @@ class PreparedData:
         parts = itertools.pairwise([*cuts.tolist(), len(rows)])
         for _ in self._pool.map(copy, parts):  # raises a thread's exception
             pass
-        return {
-            name: values.view(self._types[name][0]).reshape(len(rows), -1)
-            for name, values in gathered.items()
-        }
+        return gathered
 
     def _open_file(self, split: str, number: int) -> dict[str, np.ndarray]:
         return self.manifest.files[split][number].mapped(self.folder, self._types)

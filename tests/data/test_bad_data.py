@@ -61,12 +61,6 @@ def train(folder, tmp_path):
     return train
 
 
-def test_a_table_that_is_too_small_is_refused_before_any_step(train, tmp_path):
-    rule = f"embedding.tables.user.rows: is {ROWS}, the data need {USERS}; leave it out"
-    assert_refused(train(), rule)
-    assert not (tmp_path / "run").exists()
-
-
 def bad_ids(batches) -> int:
     return sum(int((batch.ids["user"] >= ROWS).sum()) for batch in batches)
 

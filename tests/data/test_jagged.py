@@ -85,13 +85,6 @@ def test_a_checked_batch_is_that_of_padded_arrays(on_bad_id, packs_weights):
     assert check.bad_ids == {"past": 1, "t": 0}
 
 
-def test_values_and_lengths_are_enough():
-    jagged = Jagged(np.array([4, 5, 6]), np.array([1, 0, 2]))
-    checked = checker()(batch_of(jagged))
-    padded = [[4, -1, -1, -1], [-1] * 4, [5, 6, -1, -1]]
-    np.testing.assert_array_equal(checked.ids["past"], padded)
-
-
 def jagged(values=(4, 5, 6), length=(1, 0, 2), **spans):
     spans = {name: np.array(counts) for name, counts in spans.items()}
     return Jagged(np.array(values), np.array(length), longest=LONGEST, **spans)

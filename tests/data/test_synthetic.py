@@ -174,13 +174,3 @@ def test_memory_does_not_grow_with_the_table():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20e6
-
-
-def test_samples_without_dense_features_are_as_learnable():
-    tables = [TableSpec("a", 50, 4), TableSpec("b", 20, 4)]
-    features = [FeatureSpec("a"), FeatureSpec("b")]
-    data = SyntheticClicks(tables, features, dense_features=0, test_samples=8192)
-    batch = data.train_batch(0, 64)
-    assert batch.dense.shape == (64, 0)
-    assert 0.2 < data.train_batch(0, 8192).labels.mean() < 0.35
-    assert data.bayes_auc() > 0.75

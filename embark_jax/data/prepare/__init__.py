@@ -8,8 +8,8 @@ has those of a user's own files, whose ``columns`` the user describes.
 - ``raw_files``, ``values``, ``reading``: text or Parquet becomes a table of typed
   values, by one rule for what values are the same. ``samples``: tables of all files,
   and the split of each sample.
-- ``count``, ``vocabulary``, ``numbers``: ids and transforms. ``extension``: rows and
-  transforms of earlier data are kept.
+- ``count``, ``vocabulary``, ``numbers``: ids and transforms; those of earlier data are
+  kept.
 - ``encode``: files of samples; ``raw_rows`` makes the same of rows that are scored
   later.
 """

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow as pa
 
 from embark_jax._base.config import nearest
 from embark_jax._base.errors import DataError
@@ -15,11 +16,11 @@ from embark_jax.data.manifest import Manifest, PreparedFeature, Table
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.encode import vocabulary_table
-from embark_jax.data.prepare.extension import Earlier
 from embark_jax.data.prepare.numbers import FittedNumber
 from embark_jax.data.prepare.recipe import ROW, TRAIN, Options, Recipe, Work
 from embark_jax.data.prepare.samples import Samples
 from embark_jax.data.prepare.vocabulary import FIRST_ID, vocabulary_file
+from embark_jax.data.table_values import TableValues
 from embark_jax.plans.tables import FeatureSpec
 
 SAMPLED = 2**17
@@ -28,7 +29,7 @@ many, whose quantiles are off by about a thousandth of the samples."""
 
 
 def known_tables(
-    recipe: Recipe, options: Options, earlier: Earlier | None
+    recipe: Recipe, options: Options, earlier: TableValues | None
 ) -> dict[str, Table]:
     """Returns the tables whose rows no count of values decides: hashed ones, and those
     whose row numbers the data have themselves.
@@ -135,35 +136,64 @@ def _values_of(name: str, types: Mapping[str, str]) -> str:
 
 
 def _counted(work: Work, name: str, values: str) -> Table:
-    """Makes and writes the vocabulary of a table; of one with too many values none, and
-    they are hashed."""
-    database, max_rows = work.database, work.options.max_rows
+    """Makes and writes the vocabulary of a table: earlier values in their rows, with
+    counts of all days, then those that are new and frequent enough. Of one with too
+    many values there is none, and they are hashed.
+
+    Raises:
+      DataError: if earlier data have other rows: there are more values than rows, or
+        they are of other types.
+    """
+    database, earlier, max_rows = work.database, work.earlier, work.options.max_rows
     database.run(
         "CREATE OR REPLACE TABLE counted AS SELECT key, count(*) AS count "
         f"FROM ({values}) WHERE key IS NOT NULL GROUP BY key"
     )
-    ((values_there,),) = database.rows("SELECT count(*) FROM counted")
-    if values_there > max_rows:
-        if work.earlier is not None:
-            work.earlier.refuse(name, max_rows)
+    ((there,),) = database.rows("SELECT count(*) FROM counted")
+    if earlier is None and there > max_rows:
         return Table(rows=max_rows, kind="hashes")
-    if work.earlier is not None:
-        work.earlier.extend(database, name, work.options.min_count, max_rows)
-    else:
-        database.run(
-            "CREATE OR REPLACE TABLE kept AS SELECT key, count, row_number() OVER "
-            "(ORDER BY count DESC, key) AS place FROM counted "
-            f"WHERE count >= {work.options.min_count}"
-        )
-    database.run(
-        f"CREATE TABLE {vocabulary_table(name)} AS SELECT key, place + "
-        f"{FIRST_ID - 1} AS id FROM kept"
+    before = database.table("FROM counted LIMIT 0")
+    if earlier is not None:
+        before = earlier.vocabulary(name)
+        _make_alike(database, name, before["key"])
+    kept = database.table(
+        "SELECT coalesce(before.key, counted.key) AS key, "
+        "coalesce(before.count, 0) + coalesce(counted.count, 0) AS count "
+        "FROM before FULL JOIN counted ON before.key = counted.key "
+        f"WHERE before.key IS NOT NULL OR counted.count >= {work.options.min_count} "
+        "ORDER BY before.place NULLS LAST, 2 DESC, 1",
+        before=before.append_column("place", pa.array(np.arange(len(before)))),
     )
-    kept = database.table("SELECT key, count FROM kept ORDER BY place")
-    database.run("DROP TABLE counted; DROP TABLE kept")
+    if max(there, len(kept)) > max_rows:
+        raise DataError(
+            f"table {name!r}: has more values than --max-rows {max_rows:,}, so it "
+            "would be hashed, which gives those of the earlier data other rows; raise "
+            "--max-rows, or prepare anew without --extend"
+        )
+    ids = pa.array(np.arange(FIRST_ID, FIRST_ID + len(kept)))
+    database.run(
+        f"CREATE TABLE {vocabulary_table(name)} AS SELECT key, id FROM kept",
+        kept=kept.append_column("id", ids),
+    )
+    database.run("DROP TABLE counted")
     write_arrow(work.out / vocabulary_file(name), kept)
     file = HashedFile.of(work.out, vocabulary_file(name))
     return Table(rows=FIRST_ID + len(kept), kind="values", file=file)
+
+
+def _make_alike(database: sql.Database, table: str, earlier: pa.ChunkedArray) -> None:
+    """Makes the values of ``counted`` of the type that earlier ones have."""
+    (kind,) = database.rows("SELECT any_value(key) FROM counted")[0]
+    known = earlier[0].as_py() if len(earlier) else kind
+    if kind is None:  # a column without values is of any kind
+        database.run("ALTER TABLE counted ALTER key TYPE VARCHAR")
+    elif type(kind) is not type(known):
+        words = {str: "text", int: "whole numbers"}
+        raise DataError(
+            f"table {table!r}: values are {words[type(kind)]}, but {earlier.type} in "
+            "the earlier data; write the column as it was, or prepare anew without "
+            "--extend"
+        )
 
 
 def _longest_bag(work: Work, feature: FeatureSpec, type_: str) -> int:

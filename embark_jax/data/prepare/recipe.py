@@ -12,10 +12,10 @@ from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.columns import Columns, NumberColumn
-from embark_jax.data.prepare.extension import Earlier
 from embark_jax.data.prepare.raw_files import RawFile, TextFile
 from embark_jax.data.prepare.reading import GOOD
 from embark_jax.data.prepare.values import Column
+from embark_jax.data.table_values import TableValues
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import FeatureSpec
 
@@ -239,4 +239,4 @@ class Work:
     out: Path
     made_from: Mapping[str, Any]
     progress: Progress = silent
-    earlier: Earlier | None = None
+    earlier: TableValues | None = None

@@ -6,22 +6,26 @@ The folder appears when all is done. What exceeds the memory of queries goes to 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embark_jax._base.agreement import EXTENSION, differences, parts
 from embark_jax._base.files import new_folder
+from embark_jax._base.storage import local
+from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.count import describe, known_tables
 from embark_jax.data.prepare.encode import encode
-from embark_jax.data.prepare.extension import EXTENDS, Earlier
 from embark_jax.data.prepare.recipe import Options as Options
 from embark_jax.data.prepare.recipe import Recipe, Work
 from embark_jax.data.prepare.samples import make_samples
 from embark_jax.data.prepare.values import define
+from embark_jax.data.table_values import EXTENDS, TableValues
 
 
 def prepare(
@@ -53,9 +57,7 @@ def prepare(
     made_from = {**made_from, **dataclasses.asdict(options), "raw": raw}
     earlier = None
     if extend is not None:
-        features = [feature.name for feature in recipe.features]
-        names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
-        earlier = Earlier.open(extend, made_from, names)
+        earlier = _earlier(extend, recipe, made_from)
         made_from[EXTENDS] = earlier.manifest.digest()
     known = known_tables(recipe, options, earlier)
     with new_folder(out) as folder, sql.Database(folder / ".work") as database:
@@ -79,3 +81,24 @@ def prepare(
         manifest = manifest.model_copy(update={"files": in_order})
         manifest.save(folder)
     return manifest, samples.told
+
+
+def _earlier(folder: Path, recipe: Recipe, made_from: Mapping[str, Any]) -> TableValues:
+    """Opens prepared data that new ones extend: a value that has a row there keeps it.
+
+    Raises:
+      DataError: if they are not wholly prepared, or otherwise than the new ones.
+    """
+    manifest = manifests.load(local(folder))
+    features = [feature.name for feature in recipe.features]
+    names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
+    now = json.loads(json.dumps({**made_from, **names}))
+    before = {**manifest.made_from, **manifest.column_names}
+    theirs, ours = parts(before, EXTENSION), parts(now, EXTENSION)
+    if changed := differences(theirs, ours, "there"):
+        raise DataError(
+            f"--extend {folder}: was prepared otherwise ({'; '.join(changed)}), must "
+            f"agree in {', '.join(EXTENSION)}, so that its rows keep their meaning; "
+            "prepare with its options, or anew without --extend"
+        )
+    return TableValues(local(folder), manifest)

@@ -1,21 +1,16 @@
 """Criteo's files to samples, against the same written line by line."""
 
-import csv
 import gzip
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embark_jax.data import BatchChecker, PreparedData
-from embark_jax.data import manifest as manifests
 from embark_jax.data.prepare import criteo, encode
 from embark_jax.data.prepare.run import Options, prepare
 from tests.data.prepare.raw_files import criteo_lines
-
-SAMPLE = Path(__file__).parents[4] / "shared" / "data" / "criteo_kaggle_sample.csv"
 
 
 def oracle(lines: list[str], train: range, min_count: int):
@@ -121,21 +116,3 @@ def test_terabyte_by_files_and_its_bags(tmp_path):
     # MLPerf's bag of C21 is 100 uniform ids: about all of the table's 30 are seen.
     others = np.unique(batch.ids["C21"][:, 1:])
     assert len(others) > 0.9 * bags.table_rows["C21"]
-
-
-def test_the_real_sample(tmp_path):
-    if not SAMPLE.exists():
-        pytest.skip(f"{SAMPLE} is not here: samples of the real data are not ours")
-    with SAMPLE.open(newline="") as file:
-        lines = ["\t".join(row[1:]) for row in list(csv.reader(file))[1:]]
-    (tmp_path / "train.txt").write_text("".join(f"{line}\n" for line in lines))
-    prepare(criteo.kaggle(tmp_path), tmp_path / "out", Options("time", 2), {})
-    data = PreparedData(tmp_path / "out")
-    train = len(lines) - len(lines) // 7
-    expected = oracle(lines, range(train), 2)
-    assert list(data.table_rows.values()) == expected[3]
-    assert_holds(data, "train", expected, range(train))
-    check = BatchChecker(data.features, data.table_rows, data.dense_features)
-    check(data.train_batch(0, 512))
-    assert data.manifest.rows("test") + data.manifest.rows("validation") == 285
-    assert manifests.load(tmp_path / "out") == data.manifest

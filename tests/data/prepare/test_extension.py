@@ -124,7 +124,7 @@ def test_a_bag_does_not_become_shorter(tmp_path):
         ({"max_rows": 30}, r"table 'user': has more values than --max-rows 30.*raise"),
         (
             {"rows": [row | {"user": 7} for row in rows_of_day(1)]},
-            r"table 'user': values are whole numbers, but string in .*user\.arrow",
+            "table 'user': values are whole numbers, but string in the earlier",
         ),
     ],
 )

@@ -199,34 +199,6 @@ def test_quantiles_of_a_sample_are_near_those_of_all(tmp_path, monkeypatch):
     np.testing.assert_allclose(shares, np.arange(1, 10) / 10, atol=0.02)
 
 
-def test_arguments_and_a_file_say_the_same(rows, tmp_path):
-    path = write_table(tmp_path / "rows.tsv", rows)
-    path.write_text(path.read_text().replace(",", "\t"))
-    command = ("data", "prepare", "csv", "--raw", path)
-    arguments = [
-        "label=stars",
-        "positive_from=4",
-        "time=when",
-        "dense={price: {transform: log, missing: mean}}",
-        "dense.age={transform: quantiles, quantiles: 4, missing: mean}",
-        'features.genres={separator: "|", longest: 3}',
-        'features.seen={separator: ";", sequence: true, longest: 3, table: film}',
-        "ignore=[fold]",
-    ]
-    done(*command, "--out", tmp_path / "a", *arguments)
-    file = tmp_path / "columns.yaml"
-    file.write_text(
-        "label: stars\npositive_from: 4\ntime: when\nignore: [fold]\n"
-        "dense:\n  price: {transform: log, missing: mean}\n"
-        "  age: {transform: quantiles, quantiles: 4, missing: mean}\n"
-        "features:\n  genres: {separator: '|', longest: 3}\n"
-        "  seen: {separator: ;, sequence: true, longest: 3, table: film}\n"
-    )
-    done(*command, "--out", tmp_path / "b", "--columns", file)
-    made = [(tmp_path / name / "data.json").read_text() for name in "ab"]
-    assert made[0] == made[1]
-
-
 def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):
     path, out = write_table(tmp_path / "rows.csv", rows), tmp_path / "out"
     data = of(
