@@ -31,6 +31,7 @@ from embark_jax.data.table_values import TableValues
 GROUP_BLOCKS = 64
 """Number of blocks that are shuffled together: 64 MiB, from all over the epoch."""
 MAX_THREADS = 16
+"""A batch is gathered by as many threads as there are cores, up to so many."""
 OPEN_GROUPS = 8
 
 Rows = range | np.ndarray
@@ -55,8 +56,6 @@ class PreparedData:
       seed: determines the order of the training samples, anew in each epoch; None
         keeps that of the files.
       window: begin of the time window whose samples alone are read; None reads all.
-      threads: number of threads that gather a batch together; None takes one per core,
-        up to MAX_THREADS.
 
     Raises:
       DataError: if the folder is not wholly prepared, or was damaged since. Methods
@@ -69,7 +68,6 @@ class PreparedData:
         *,
         seed: int | None = 0,
         window: int | None = None,
-        threads: int | None = None,
     ):
         self.folder = local_copy(folder)
         self.manifest = manifests.load(self.folder)
@@ -96,7 +94,7 @@ class PreparedData:
         self._epoch = functools.lru_cache(maxsize=2)(self._order_of_epoch)
         self._group = functools.lru_cache(maxsize=OPEN_GROUPS)(self._order_of_group)
         self._open = functools.cache(self._open_file)
-        self._threads = threads or min(MAX_THREADS, cores())
+        self._threads = min(MAX_THREADS, cores())
         self._pool = ThreadPoolExecutor(self._threads, "gather")
         events = self.manifest.events
         self._histories = Histories(self.folder, events) if events else None

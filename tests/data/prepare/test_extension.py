@@ -15,8 +15,7 @@ from embark_jax.data.prepare import own_files
 from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.data.table_values import TableValues
-from tests.data.prepare.raw_files import everything, write_table
-from tests.runs import done
+from tests.data.prepare.raw_files import everything
 
 COLUMNS = Columns(dense={"price": "standardize", "age": {"transform": "quantiles"}})
 
@@ -168,17 +167,3 @@ def test_hashed_tables_keep_their_rows(tmp_path):
     first = prepare_day(tmp_path, 0, hash_columns={"user": 50})
     second = prepare_day(tmp_path, 1, first.folder, hash_columns={"user": 50})
     assert first.table_rows["user"] == second.table_rows["user"] == 50
-
-
-def test_the_command_extends(tmp_path):
-    for day in (0, 1):
-        write_table(tmp_path / f"{day}.csv", rows_of_day(day))
-    first, second = (tmp_path / f"prepared {day}" for day in (0, 1))
-    command = "data", "prepare", "csv", "dense.price=log", "--raw"
-    done(*command, tmp_path / "0.csv", "--out", first)
-    done(*command, tmp_path / "1.csv", "--out", second, "--extend", first)
-    yesterday, today = PreparedData(first), PreparedData(second)
-    for column in ("user", "item", "age"):
-        values = vocabulary(yesterday, column)
-        assert vocabulary(today, column)[: len(values)] == values
-    assert today.manifest.made_from["extends"] == yesterday.manifest.digest()

@@ -70,26 +70,6 @@ def test_taobao(tmp_path):
     assert data.validation_batches(4) is None
 
 
-def test_parquet_with_bags(tmp_path):
-    table = pa.table(
-        {
-            "label": [0.0, 1.0, 1.0, 0.0, 1.0],
-            "x": [1, None, 3, 4, 5],
-            "one": ["a", "b", None, "a", "a"],
-            "bag": [[5, 6], [], None, [7], [5, 5, 6]],
-        }
-    )
-    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
-    columns = Columns(dense={"x": {}})
-    out = tmp_path / "out"
-    data = prepared(own_files.parquet(tmp_path, columns), out, split="time")
-    found = samples(data, "train")
-    assert [s["dense x"] for s in found] == [1, 0, 3, 4, 5]
-    assert [s["one"] for s in found] == ["a", "b", None, "a", "a"]
-    assert [s["bag"] for s in found] == [[5, 6], [], [], [7], [5, 5, 6]]
-    assert [(f.hotness, f.pooling) for f in data.features] == [(1, "mean"), (3, "mean")]
-
-
 def test_columns_that_are_not_there_or_are_fractions(tmp_path):
     write_rows(tmp_path / "a.csv", ["label", "word"], [(1, "x")])
     with pytest.raises(DataError, match=r"no column 'wrod'; did you mean word\?"):

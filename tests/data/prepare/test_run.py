@@ -95,39 +95,14 @@ def test_bad_lines_stop_the_command_or_are_counted(raw, tmp_path):
     assert manifests.load(out).skipped_lines == 2
 
 
-def test_a_model_trains_on_what_the_command_prepared(raw, tmp_path):
-    out = tmp_path / "out"
-    command = ("data", "prepare", "criteo-kaggle", "--raw", raw, "--out", out)
-    done(*command)
-    config = runs.write_config(
-        tmp_path,
-        f"name: prepared\ndata: {{kind: prepared, path: {out}}}\n"
-        "model: {kind: dlrm, bottom: [8, 4], top: [1]}\n"
-        "mesh: {nodes: 2, gpus_per_node: 4}\n"
-        "embedding: {dim: 4}\n"
-        "train: {batch_size: 16, steps: 4}\n",
-    )
-    every = "train.eval_every=2"
-    trained = done("train", config, every, "--workdir", tmp_path / "run")
-    # The validation set is looked at on the way, and the test set once.
-    validation = [
-        (each["step"], each["validation_samples"])
-        for each in runs.records(tmp_path / "run")
-        if "validation_auc" in each
-    ]
-    assert validation == [(2, 14), (4, 14)]
-    tested = [each for each in runs.records(tmp_path / "run") if "test_auc" in each]
-    assert tested == [runs.final(tmp_path / "run")]
-    assert tested[0]["test_samples"] == 14
-    assert "step 2: validation loss 0." in trained.out
-    stats = done("data", "stats", config)
-    assert "Bags of 160 samples" in stats.out
-    plot = tmp_path / "plot.png"
+def test_statistics_of_a_folder_and_a_file_that_is_missing(raw, tmp_path):
+    out, plot = tmp_path / "out", tmp_path / "plot.png"
+    done("data", "prepare", "criteo-kaggle", "--raw", raw, "--out", out)
     stats = done("data", "stats", out, "--plot", plot)
     assert "Bags of 172 samples" in stats.out
     assert plot.read_bytes().startswith(b"\x89PNG")
     shutil.rmtree(out / "test")
-    refused = embark("train", config, "--workdir", tmp_path / "run2")
+    refused = embark("data", "stats", out)
     assert refused.code == 1
     assert re.search(r"test/000-\d+\.arrow: is missing, must have", refused.err)
 
