@@ -182,15 +182,13 @@ def test_a_bucket_that_fails_is_told_before_any_work(config, server, tmp_path):
     ):
         refused = embark("train", config, *other.split())
         assert_refused(refused, "cannot be used (The specified bucket does not exist)")
-        assert "make the bucket, or correct its name" in refused.err
     with denied():
         refused = embark("train", config, "--workdir", where)
-        assert_refused(refused, "its credentials must have the right to list, read")
+        assert_refused(refused, "the bucket cannot be used (")
     assert not objects("run")
     server.stop()
     refused = embark("train", config, "--workdir", where)
     assert_refused(refused, f"{where}: the bucket cannot be used (Could not connect")
-    assert "check the network, and AWS_ENDPOINT_URL" in refused.err
     assert_refused(embark("predict", where, "--in", config), "Could not connect")
 
 

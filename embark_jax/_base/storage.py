@@ -75,15 +75,11 @@ def reached(path: str | os.PathLike[str]) -> Iterator[None]:
         is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         if not in_bucket(path) or is_own or is_full:
             raise
-        remedy = "check the network, and AWS_ENDPOINT_URL if it is set"
+        remedy = ""
         if isinstance(error, ImportError):
-            remedy = f"pip install 'embark_jax[{os.fspath(path)[:2]}]'"
-        elif isinstance(error, PermissionError):
-            remedy = "its credentials must have the right to list, read and write there"
-        elif isinstance(error, FileNotFoundError):
-            remedy = "make the bucket, or correct its name"
+            remedy = f"; pip install 'embark_jax[{os.fspath(path)[:2]}]'"
         raise StorageError(
-            f"{os.fspath(path)}: the bucket cannot be used ({error}); {remedy}"
+            f"{os.fspath(path)}: the bucket cannot be used ({error}){remedy}"
         ) from None
 
 
