@@ -11,7 +11,13 @@ from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
-from embark_jax.plans.storage import row_ranges
+from embark_jax.plans.storage import RowRange, StorageKind, row_ranges
+
+
+def storage_of(placed: RowRange, candidate: Candidates) -> StorageKind:
+    """The storage of a row range."""
+    split = placed.cluster, placed.column_shards, placed.exchange
+    return StorageKind.of(placed.table, *split, bool(candidate.weighted[0]))
 
 
 def step_ms(placements, features, workload):
@@ -39,7 +45,7 @@ def times_ms(placements, features, workload):
     for placed in row_ranges(placements):
         uses = uses_of([placed], features, workload)
         candidate = Candidates.of_ranges([placed], uses, workload)
-        (storage,) = candidate.storages
+        storage = storage_of(placed, candidate)
         storages.add(storage)
         everywhere_ms += float(model.everywhere_ms(candidate)[0])
         if placed.cluster == "dp":
@@ -115,7 +121,7 @@ def ids_travel_ms(placements, features, workload):
     for placed in row_ranges(placements):
         uses = uses_of([placed], features, workload)
         candidate = Candidates.of_ranges([placed], uses, workload)
-        (storage,) = candidate.storages
+        storage = storage_of(placed, candidate)
         if devices > 1 and placed.cluster == "dp":
             # A flag for each row, or each id if these are fewer.
             values = min(placed.rows, workload.batch_size * int(candidate.hotness[0]))
