@@ -28,11 +28,6 @@ def test_products_of_a_small_network():
     assert network.top == ((12, 5), (5, 1))
     # 12 + 8; 4 · 36; 60 + 5.
     assert network.parameters == 20 + 144 + 65
-    beside = dlrm_dcnv2(
-        10, 3, (4, 2), (5, 1), cross_layers=2, cross_rank=3, parallel=True
-    )
-    assert (beside.bottom, beside.cross) == (network.bottom, network.cross)
-    assert beside.top == ((12, 5), (12 + 5, 1))
     # Two embeddings and the bottom's output make three pairs.
     assert dlrm(2, 4, 3, (4, 2), (5, 1)).top == ((5, 5), (5, 1))
 
