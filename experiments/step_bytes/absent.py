@@ -73,6 +73,7 @@ def compile_step(
     mesh: Mesh,
     optimizer: str,
     implementation: Implementation = "xla",
+    compute_dtype: str = "bfloat16",
 ) -> tuple[jax.stages.Compiled, TrainState]:
     """The compiled train step of a table list's model, and the shapes of its state.
 
@@ -82,9 +83,10 @@ def compile_step(
       mesh: the plan's mesh.
       optimizer: the row optimizer; the dense layers use the same rule.
       implementation: the implementation of lookups and updates.
+      compute_dtype: dtype of the dense layers' matrix products.
     """
     collection = EmbeddingCollection(plan, mesh, implementation=implementation)
-    described = experiment_of(listed)["model"]
+    described = experiment_of(listed)["model"] | {"compute_dtype": compute_dtype}
     config = ModelConfig.model_validate(described)
     assert listed.dense is not None
     features = listed.dense.features

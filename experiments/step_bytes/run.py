@@ -187,12 +187,13 @@ def _sort_bytes(ids: float) -> float:
     return ids * SORT_KEY_BYTES * (4 * SORT_KEY_BYTES + 1)
 
 
-def audit(case: str, kernels: Implementation) -> dict[str, Any]:
+def audit(case: str, kernels: Implementation, compute_dtype: str) -> dict[str, Any]:
     """Plans and compiles the step of a case, and counts its bytes.
 
     Returns:
       ``bytes`` and ``least_bytes`` per device, with the milliseconds that both take at
-      90 % of its memory bandwidth; the same for each phase; the terms of the least.
+      90 % of its memory bandwidth; the same for each phase; the terms of the least; and
+      the bytes of temporaries that XLA plans.
     """
     model, gpus = case.split()
     text = (MODELS / f"{model}.yaml").read_text()
@@ -203,11 +204,13 @@ def audit(case: str, kernels: Implementation) -> dict[str, Any]:
     workload = listed.workload(machines, **CASES[case], overlap=False)
     plan = plan_for(workload, *listed.specs())
     mesh = absent_mesh(machines, AMPLE_MEMORY_BYTES)
-    compiled, _ = compile_step(listed, plan, mesh, workload.optimizer, kernels)
+    compiled, _ = compile_step(
+        listed, plan, mesh, workload.optimizer, kernels, compute_dtype
+    )
     moved = Program(compiled.as_text() or "").moved()
     assert listed.dense is not None
     network = listed.dense.network(*listed.specs())
-    value_bytes = jnp.dtype("float32").itemsize
+    value_bytes = jnp.dtype(compute_dtype).itemsize
     features = listed.dense.features
     least = least_bytes(plan, workload, network, features, value_bytes)
     rate = COPY_SHARE * machines.device.memory_bytes_per_s
@@ -215,6 +218,7 @@ def audit(case: str, kernels: Implementation) -> dict[str, Any]:
     return {
         "batch_size": plan.batch_size,
         "bytes": total,
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
         "least_bytes": least_total,
         "ms": 1e3 * total / rate,
         "least_ms": 1e3 * least_total / rate,
@@ -241,14 +245,16 @@ def an_eighth(rows: re.Match) -> str:
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     lines = [
-        "| model, GPUs, kernels | GB moved | at least | ratio | ms | at least |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| model, GPUs, kernels | GB moved | at least | ratio | ms | at least "
+        "| GB of temporaries |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for case, result in found.items():
         moved, least = result["bytes"] / 1e9, result["least_bytes"] / 1e9
         lines.append(
             f"| {case} | {moved:.1f} | {least:.1f} | {moved / least:.2f} "
-            f"| {result['ms']:.1f} | {result['least_ms']:.1f} |"
+            f"| {result['ms']:.1f} | {result['least_ms']:.1f} "
+            f"| {result['temporary_bytes'] / 1e9:.2f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -257,6 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--kernels", nargs="*", default=KERNELS, choices=KERNELS)
+    parser.add_argument("--compute-dtype", default="float32", help="of dense layers")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     parser.add_argument("--here", action="store_true", help="in this process")
     asked = parser.parse_args()
@@ -264,11 +271,12 @@ def main() -> None:
     for case in asked.cases:
         for kernels in asked.kernels:
             if asked.here:
-                print(json.dumps(audit(case, kernels)))
+                print(json.dumps(audit(case, kernels, asked.compute_dtype)))
                 return
             # In a process of its own: compilers keep memory.
             command = [sys.executable, "-m", "experiments.step_bytes.run", "--here"]
             command += ["--cases", case, "--kernels", kernels]
+            command += ["--compute-dtype", asked.compute_dtype]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{case} {kernels}: {done.stderr[-2000:]}")
