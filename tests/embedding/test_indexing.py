@@ -61,25 +61,6 @@ def test_a_device_updates_no_more_rows_than_samples_can_touch():
     assert max_rows == [2 * 5 * (4 + 1), 167 + 166]
 
 
-@pytest.mark.parametrize("rows", [50, BILLIONS])
-def test_rows_go_in_turn(rows):
-    """Each on one device, where its slot leads back to its id: first and last ones."""
-    table = ej.TableSpec("t", rows, 8)
-    placement = Placement(table, "rb", 8, devices=tuple(range(8)))
-    features = [ej.FeatureSpec("f", "t", hotness=64)]
-    (storage,) = lay_out([placement], features, 8)
-    (block,) = index_storage(storage, features, 8, 32).blocks
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, rows, (32, 64))
-    ids[:16] = np.minimum(rng.zipf(1.2, (16, 64)) - 1, rows - 1)
-    ids[16:20] = rows - 1 - ids[16:20] % min(rows, 100)
-    with jax.enable_x64(True):
-        _, owner, slot = jax.jit(block.expand)(jnp.asarray(ids))
-    np.testing.assert_array_equal(owner, ids % 8)
-    np.testing.assert_array_equal(slot, ids // 8)
-    assert (np.asarray(slot) < [[-(-rows // 8)]]).all()
-
-
 def billions_of_rows(cluster):
     """A table on 8 devices, read by one feature."""
     planned = ej.plan(

@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from embark_kernels import SGD, Adagrad
-from embark_kernels._mosaic import interpreted
 from embark_kernels.rounding import round_stochastically
 
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -145,23 +144,6 @@ def test_no_plan_or_mesh_changes_the_rounding():
         assert results[-1].dtype == jnp.bfloat16
     for each in results[1:]:
         np.testing.assert_array_equal(each, results[0])
-
-
-@pytest.mark.slow
-def test_kernels_round_alike():
-    """In Pallas' interpreter."""
-    a, c = tables("bfloat16")
-    placed = [Placement(a, "ub", 2, 1, (0, 0)), Placement(c, "dp")]
-    results = []
-    with interpreted():
-        for implementation in ("xla", "mosaic_gpu"):
-            collection, storages, state, step = stepper(
-                placed, (1, 1), SGD(0.25), implementation
-            )
-            batch = whole_gradients(next(batches(collection.plan, 1)))
-            storages, *_ = step(storages, state, batch, 1)
-            results.append(tables_of(collection, storages)["a"])
-    np.testing.assert_array_equal(*results)
 
 
 def test_kernels_refuse_what_they_cannot_read():

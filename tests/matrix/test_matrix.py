@@ -102,7 +102,6 @@ CASES = [
     for j, event in enumerate(EVENTS)
 ]
 QUICK = {
-    ("hot", "a refused batch"),
     ("hot, 16 bits, on host", "resumed"),
     ("dynamic in RB", "resumed"),
 }
