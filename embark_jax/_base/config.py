@@ -43,6 +43,11 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
 
+DESCRIBED = {"use_attribute_docstrings": False}
+"""Of a section that is made by ``create_model``, whose fields have their descriptions:
+Pydantic looks for docstrings in the sources of all callers, which takes long."""
+
+
 class Config(BaseModel):
     """Base of all sections: immutable, and closed to keys it does not know.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, Field, ValidationInfo, create_model, model_validator
 
-from embark_jax._base.config import Config
+from embark_jax._base.config import DESCRIBED, Config
 from embark_jax.config.own import OWN_KIND, OwnConfig
 
 MODELS = {
@@ -111,6 +111,7 @@ def section_of(kind: str) -> Any:
         f"{model.__name__}Config",
         __base__=ModelConfig,
         __doc__=summary,
+        __cls_kwargs__=DESCRIBED,
         **fields,
     )
 

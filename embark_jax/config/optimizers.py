@@ -20,7 +20,7 @@ from pydantic import (
 )
 from typing_extensions import Doc
 
-from embark_jax._base.config import Config, is_named
+from embark_jax._base.config import DESCRIBED, Config, is_named
 from embark_jax._base.validation import problems_of
 from embark_jax.config.own import NAMED, OWN_KIND, OwnConfig, one_of
 from embark_jax.plans.options import DENSE_OPTIMIZERS
@@ -157,7 +157,9 @@ def _section(
         annotation = Annotated[(annotation.__origin__, *rules)]
         fields[name] = annotation, Field(defaults[name], description=doc.documentation)
     name = f"{kind}_{base.__name__}"
-    return create_model(name, __base__=base, __doc__=about, **fields)
+    return create_model(
+        name, __base__=base, __doc__=about, __cls_kwargs__=DESCRIBED, **fields
+    )
 
 
 def _defaults(rule: type) -> dict[str, Any]:
