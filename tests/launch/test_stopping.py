@@ -90,7 +90,9 @@ def test_a_run_ends_with_a_checkpoint(config, whole, tmp_path, signal_at):
     assert runs.losses(workdir) == runs.losses(whole)
 
 
-@pytest.mark.parametrize(("key", "step"), [("loss", 6), ("test_auc", 12)])
+@pytest.mark.parametrize(
+    ("key", "step"), [("loss", 6), pytest.param("test_auc", 12, marks=pytest.mark.slow)]
+)
 def test_an_evaluation_is_made_later(config, whole, tmp_path, signal_at, key, step):
     """The evaluation at step 6, and the one at the end, after that at step 12."""
     workdir = tmp_path / "run"

@@ -28,7 +28,7 @@ def whole(query, key, value, position, valid, weights, bias):
 
 
 @pytest.mark.parametrize("weights", ["silu", "softmax"])
-@pytest.mark.parametrize("queries_at_once", thorough([1, 3, 8, 20], [3, 20]))
+@pytest.mark.parametrize("queries_at_once", thorough([1, 3, 8, 20], [3]))
 def test_blocks_of_queries_are_exact(weights, queries_at_once, monkeypatch):
     monkeypatch.setattr(sequence, "QUERIES_AT_ONCE", queries_at_once)
     keys = jax.random.split(jax.random.key(0), 4)
@@ -52,7 +52,7 @@ def test_blocks_of_queries_are_exact(weights, queries_at_once, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["hstu", "sasrec"])
+@pytest.mark.parametrize("kind", thorough(["hstu", "sasrec"], ["hstu"]))
 def test_whole_tiles_of_events_are_exact(kind, monkeypatch):
     """Eleven events go through layers as sixteen."""
     model = SequenceEncoder(

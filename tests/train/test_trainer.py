@@ -31,7 +31,7 @@ TIGHT_ROWS = AMPLE | {rows_of("rb_2_split"): 1, rows_of("ub_4"): 3}
     ("capacities", "wide_from"),
     thorough(
         [(TIGHT, 0), (TIGHT, 4), (TIGHT_ROWS, 4)],
-        [(TIGHT, 4), (TIGHT_ROWS, 4)],
+        [(TIGHT, 4)],
         unpack=True,
     ),
 )
