@@ -182,6 +182,27 @@ def toy(table, ids, *, implementation=None):
             '    "flat": Flat': '    "toy": Toy,\n    "flat": Flat',
         },
     },
+    "table property": {
+        "plans/tables.py": {
+            '"float32"\n\n    @': '"float32"\n    toy: float = 1.0\n\n    @'
+        },
+        "config/embedding.py": {
+            "    optimizer: Mapping[": "    toy: float = 1.0\n    optimizer: Mapping["
+        },
+        "embedding/initial.py": {"[table.scale": "[table.toy * table.scale"},
+    },
+    "planner move": {
+        "planner/search/local_search.py": {
+            "    def fill(": """    def toy(self, assignment):
+        LocalSearch.toys = getattr(LocalSearch, "toys", 0) + 1
+        for table, candidate in enumerate(assignment.candidate.tolist()):
+            self._change(assignment, table, candidate)
+
+    def fill(""",
+            "            self._pass(": "            self.toy(assignment)\n"
+            "            self._pass(",
+        }
+    },
     "cluster": {
         "plans/clusters.py": {
             'Literal["dp", ': 'Literal["toy", "dp", ',
@@ -219,6 +240,17 @@ def toy(table, ids, *, implementation=None):
             '    "disk": RowLog,\n}': '    "disk": RowLog,\n    "toy": Toy,\n}',
         },
     },
+}
+FILES = {
+    "source of data": 2,
+    "model": 2,
+    "row optimizer": 1,
+    "kernel": 3,
+    "exchange": 2,
+    "table property": 3,
+    "planner move": 1,
+    "cluster": 4,
+    "row store": 3,
 }
 TOY = """\
 data: {kind: synthetic, dense_features: 2, train_samples: 64, test_samples: 32}
@@ -301,6 +333,8 @@ for name, rows in trainer.state.storages.items():
 OF_PARTS = """
 import numpy as np
 import embark_jax as ej
+from embark_jax.config.embedding import EmbeddingConfig
+from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, make_trainer, losses
 
@@ -322,6 +356,19 @@ for toy in (
     for found, one in zip(trained(*toy), expected, strict=True):
         np.testing.assert_array_equal(found, one)
 
+def initial(**properties):
+    section = EmbeddingConfig(tables={"t": {"dim": 4, **properties}})
+    placement = Placement(section.table("t", 60), "ub", 1, 1, (0,))
+    plan = make_plan([ej.FeatureSpec("t")], [placement], 1, 1, 8)
+    return make_trainer(plan).table("t")
+
+np.testing.assert_array_equal(initial(toy=2.0).rows, 2 * initial().rows)
+
+tables = [ej.TableSpec(f"t{i}", 1000 * (i + 1), 16) for i in range(4)]
+features = [ej.FeatureSpec(table.name, hotness=5) for table in tables]
+ej.plan(tables, features, ej.fleets.dgx_h100(), 8192)
+assert LocalSearch.toys > 0
+
 import embark_kernels
 import jax
 from embark_kernels import check
@@ -333,6 +380,10 @@ np.testing.assert_array_equal(rows, expected["toy"][0])
 checked = jax.eval_shape(program, *arguments)["toy"]
 assert checked.shape == rows.shape, checked
 """
+
+
+def test_they_need_so_many_files():
+    assert {kind: len(files) for kind, files in PATCHES.items()} == FILES
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
-
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-@pytest.mark.slow
 def test_the_example_trains(capsys):
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     namespace = {}

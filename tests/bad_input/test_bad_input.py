@@ -1,6 +1,8 @@
 """Many kinds of bad input: each is told of, and nothing is lost."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from tests import runs
 from tests.bad_input.case import Case, inside, make_world, message_of, read_cases
 
+PAGE = Path(__file__).parents[2] / "docs" / "pages" / "reference" / "bad_input.md"
 CASES = [
     pytest.param(case, id=f"{entrance}: {case.given}")
     for entrance, cases in read_cases().items()
@@ -42,3 +45,10 @@ def test_bad_input(case: Case, world, tmp_path):
         new = folder / case.leaves
         after = {p: d for p, d in after.items() if not p.is_relative_to(new)}
     assert after == before
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_is_said():
+    command = [sys.executable, "-m", "tests.bad_input"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout == PAGE.read_text()
