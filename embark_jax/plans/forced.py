@@ -37,11 +37,6 @@ class ForcedPlacement:
         fixed = self.row_shards, self.column_shards, self.devices, self.exchange
         return fixed != (None,) * 4 or bool(self.hot_rows)
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the user fixes anything."""
-        return self.cluster is not None or self.sharded
-
 
 FREE = ForcedPlacement()
 """The placement in which nothing is fixed."""

@@ -152,11 +152,10 @@ def _slots(use: TableUse, tier: Tier, workload: Workload) -> Sequence[int | None
 
 def _hot_rows(use: TableUse, force: ForcedPlacement, devices: int) -> list[int]:
     """Returns the numbers of hot rows that are worth a try: none, and as many as take
-    certain shares of the ids, if those are few and rows are numbered by frequency. A
-    table whose shards are forced in any way has as many as are forced."""
+    certain shares of the ids, if those are few and rows are numbered by frequency."""
     if force.hot_rows is not None:
         return [force.hot_rows]
-    if devices == 1 or force.is_fixed or not use.skew.in_order:
+    if devices == 1 or force.cluster == REPLICATED or not use.skew.in_order:
         return [0]
 
     def share_of(hot_rows: int) -> float:
