@@ -89,7 +89,7 @@ def table_file(name: str) -> str:
 
 
 def read_description(folder: Path) -> Description:
-    """Reads ``model.json``, and every file that it lists, to compare their SHA-256.
+    """Reads ``model.json``, and every file that it lists, to compare their checksums.
 
     Raises:
       DataError: if one is missing, damaged, or outside the folder.

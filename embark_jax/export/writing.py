@@ -40,7 +40,7 @@ def export_run(
     in ascending order. ``dense.safetensors`` holds the other parameters by dotted path.
     ``model.onnx`` is the graph of the dense layers with these parameters, from
     embeddings to logits; ``dense.jax`` is the same, as ``jax.export`` serializes it,
-    with the parameters as arguments. ``model.json`` describes all, with the SHA-256 of
+    with the parameters as arguments. ``model.json`` describes all, with the checksum of
     every file, and is written last, so that an export that has it is complete. Nothing
     of an export is code of the user's own.
 
