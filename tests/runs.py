@@ -21,6 +21,7 @@ import jax
 from tensorboardX.proto.event_pb2 import Event
 
 from embark_jax import cli
+from embark_jax.launch.one_host import FAILED, USER_ERROR
 
 OWN = Path(__file__).parent.parent / "experiments" / "own"
 """A folder with a model and data of a user's own, and a config."""
@@ -182,7 +183,7 @@ def end_by_sigterm(
 
 def assert_refused(outcome: Outcome, *expected: str) -> None:
     """One message, which has all that is expected in it, and no traceback."""
-    assert outcome.code == 1
+    assert outcome.code in (FAILED, USER_ERROR)
     assert outcome.err.startswith("error: ")
     assert len(re.findall("^error: ", outcome.err, re.MULTILINE)) == 1
     for text in expected:

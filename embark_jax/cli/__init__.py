@@ -22,6 +22,7 @@ from embark_jax.cli import (
     simulate,
     train,
 )
+from embark_jax.launch.one_host import exit_status
 
 app = typer.Typer(
     help="Sharded embedding tables and recommendation models, in JAX.\n\n"
@@ -85,4 +86,4 @@ def main() -> None:
         if not isinstance(error, errors.FIXABLE):
             raise
         errors.show(error)
-        sys.exit(1)
+        sys.exit(exit_status(error))

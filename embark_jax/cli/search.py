@@ -27,7 +27,8 @@ def search(
         str,
         typer.Option(
             help="Metric of the validation set that decides which trial is best, such "
-            "as auc, log_loss or hr@10."
+            "as auc, log_loss or hr@10; of the test set where all combinations are "
+            "tried on data without a validation set."
         ),
     ] = "auc",
     workdir: Annotated[

@@ -14,10 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from embark_jax._base.errors import UserError
+
 FAILED = 1
 """Exit status of a process that may do better when it starts again."""
 USER_ERROR = 2
-"""Exit status of a process that would fail again: config or data are wrong."""
+"""Exit status of a process that would fail again: config, data or folder are wrong."""
 POLL_S = 0.1
 GRACE_S = 10
 """Time for the others to say why they end, after one has failed."""
@@ -37,7 +39,8 @@ def run(
       command: trains with ``--distributed`` and ``--workdir``; ``--resume`` is added
         when it starts again.
       processes: number of processes.
-      restarts: how often all start again after one has failed.
+      restarts: how often all start again after one has failed, unless it would fail
+        again.
       say: shows a message to the user.
 
     Returns:
@@ -61,14 +64,29 @@ def run(
             processes,
         )
         failed, status = _wait(running)
-        if status == 0 or interrupts or status == USER_ERROR or attempt == restarts:
+        if status == 0 or interrupts or attempt == restarts:
             return status if status >= 0 else 128 - status
+        if status == USER_ERROR:
+            say(
+                f"process {failed} would fail again (exit status {status}): none starts"
+            )
+            return status
         why = f"exit status {status}" if status > 0 else signal.Signals(-status).name
         say(
             f"process {failed} ended by {why}: all start again from the last "
             f"checkpoint ({attempt + 1} of {restarts})"
         )
     raise AssertionError("the last attempt is not followed by another")
+
+
+def exit_status(error: Exception) -> int:
+    """Returns the exit status of a process that an error ends. A bucket may be there
+    again when the process starts again."""
+    from embark_jax._base.storage import StorageError  # slow, as it needs Pydantic
+
+    is_of_input = isinstance(error, UserError | FileExistsError)
+    is_passing = isinstance(error, StorageError)
+    return USER_ERROR if is_of_input and not is_passing else FAILED
 
 
 def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen]:
@@ -107,7 +125,13 @@ def _wait(running: Sequence[subprocess.Popen]) -> tuple[int, int]:
     if not failed:
         return 0, 0
     # Who ended by itself is the cause: JAX aborts those whose peer is gone.
-    first = max(failed, key=lambda number: statuses[number] != -signal.SIGABRT)
+    first = max(
+        failed,
+        key=lambda number: (
+            statuses[number] == USER_ERROR,
+            statuses[number] != -signal.SIGABRT,
+        ),
+    )
     deadline = time.monotonic() + GRACE_S
     while None in [process.poll() for process in running]:
         if time.monotonic() > deadline:

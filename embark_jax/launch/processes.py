@@ -13,10 +13,9 @@ from jax._src import distributed  # JAX has no public name for its service
 
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError
-from embark_jax._base.errors import UserError
 from embark_jax.config import ExperimentConfig
 from embark_jax.launch.agreement import of_process_0
-from embark_jax.launch.one_host import FAILED, USER_ERROR
+from embark_jax.launch.one_host import exit_status
 
 HEARTBEAT_S = 30
 """A process that is silent for this long is lost, and the others end."""
@@ -97,7 +96,7 @@ def ending_at_once(show: Callable[[Exception], None]) -> Iterator[None]:
         show(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(USER_ERROR if isinstance(error, UserError) else FAILED)
+        os._exit(exit_status(error))
 
 
 def _bind_address(coordinator: str | None) -> str | None:

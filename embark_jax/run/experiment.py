@@ -289,6 +289,11 @@ def build(
                 f"train.{key}: the data have no validation set; prepare them with one, "
                 "or leave it out"
             )
+    if config.train.eval_every and not _has_held_out(dataset):
+        raise ConfigError(
+            "train.eval_every: the data have neither a validation nor a test set; "
+            "leave it out"
+        )
     if plan_file is None:
         if config.embedding.hot_budget is not None and not statistics.samples:
             statistics = sample_accesses(config, COUNTED_SAMPLES)
@@ -300,6 +305,12 @@ def build(
     in_training_order(dataset, config, planned)  # raises now, not when training begins
     parts = config, description, tables, features, planned
     return Experiment(*parts, dataset, first_step)
+
+
+def _has_held_out(dataset: Dataset) -> bool:
+    """Returns whether there are samples that a run can be evaluated on."""
+    batches = dataset.validation_batches(1) or dataset.test_batches(1)
+    return next(batches, None) is not None
 
 
 def plan_model(

@@ -11,6 +11,7 @@ import itertools
 import json
 import statistics
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.files import replacing
 from embark_jax._base.storage import local
 from embark_jax.config import ExperimentConfig, SearchedConfig, reading
+from embark_jax.data import WindowsData
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.pointwise import NonFiniteLogitError
 from embark_jax.metrics.ranking import DECIDING
 from embark_jax.run import training
+from embark_jax.run.dataset import source_of
 from embark_jax.run.folder import RunFolder
 from embark_jax.run.logs import read_metrics
 from embark_jax.train.loop import NonFiniteLossError
@@ -57,8 +60,8 @@ def search(
 
     Where the config lists all values and no number of trials is given, each combination
     is tried. Else Optuna's TPE (https://arxiv.org/abs/2304.11127) prefers what did well
-    before. The metric is that of the validation set's best evaluation: the test set
-    decides nothing, but orders the table of a grid whose data have no validation set.
+    before. The metric is that of the validation set's best evaluation. The test set
+    decides nothing but a grid whose data have no validation set.
 
     Args:
       path, overrides: as in ``reading.load``; the config has ``search``.
@@ -73,7 +76,7 @@ def search(
 
     Raises:
       ConfigError: if the config has nothing to search, a value makes no valid config,
-        or the folder holds another search.
+        the validation set is never evaluated, or the folder holds another search.
       DataError, CheckpointError: as in ``training.train``.
     """
     if metric not in DECIDING:
@@ -88,15 +91,15 @@ def search(
     # As texts, since a value may be a list.
     lists = {k: [*map(json.dumps, v.choose or ())] for k, v in searched.items()}
     is_grid = all(lists.values()) and trials is None
-    if not is_grid and config.train.eval_every is None:
-        raise ConfigError(
-            f"{path}: train.eval_every is not set, but a search compares metrics of "
-            "the validation set: set it"
-        )
     combinations = [*itertools.product(*lists.values())] if is_grid else []
-    for texts in combinations:  # each must be a config, before any is trained
-        values = map(json.loads, texts)
-        reading.load(path, overrides, dict(zip(searched, values, strict=True)))
+    tried = [config]
+    if is_grid:  # each must be a config, before any is trained
+        points = (
+            dict(zip(searched, map(json.loads, texts), strict=True))
+            for texts in combinations
+        )
+        tried = [reading.load(path, overrides, point) for point in points]
+    deciding = f"{_deciding_split(tried, is_grid)}_{metric}"
     make_host_devices(config.mesh.devices)
     study = _open(config, metric, workdir)
     for texts in combinations:  # GridSampler would give two commands the same ones
@@ -124,7 +127,7 @@ def search(
             raise optuna.TrialPruned
         for key in TEST_METRICS:
             trial.set_user_attr(key, record.get(key))
-        return _best_evaluation(folder, metric, or_test=is_grid)
+        return _best_evaluation(folder, deciding, metric)
 
     wanted = len(combinations) or trials or DEFAULT_TRIALS
     if len(study.get_trials(deepcopy=False, states=FINISHED)) < wanted:
@@ -134,14 +137,41 @@ def search(
             callbacks=[optuna.study.MaxTrialsCallback(wanted, FINISHED)],
         )
     ended = study.get_trials(states=(TrialState.COMPLETE,))
-    console.print(_summary(ended, metric))
+    console.print(_summary(ended, deciding, metric))
+    if deciding.startswith("test"):
+        console.print("the test set decided, as the data have no validation set")
     if ended:
         best = workdir / study.best_trial.user_attrs["folder"] / "config.yaml"
         console.print(f"the best config: {best}", soft_wrap=True, markup=False)
     return study
 
 
-def _summary(ended: list[FrozenTrial], metric: str) -> Table:
+def _deciding_split(tried: Sequence[ExperimentConfig], is_grid: bool) -> str:
+    """Returns the name of the set that decides, as records have it.
+
+    Raises:
+      ConfigError: if that would be the validation set, but there is none, or it is
+        never evaluated.
+    """
+    dataset, _ = source_of(tried[0]).open(tried[0].seed)
+    if isinstance(dataset, WindowsData):
+        return "validation"
+    if dataset.validation_batches(1) is None:
+        if is_grid:
+            return "test"
+        raise ConfigError(
+            "a search needs data with a validation set, unless its "
+            "values are all listed and --trials is left out"
+        )
+    if any(config.train.eval_every is None for config in tried):
+        raise ConfigError(
+            "train.eval_every is not set, but a search compares metrics of the "
+            "validation set: set it"
+        )
+    return "validation"
+
+
+def _summary(ended: list[FrozenTrial], deciding: str, metric: str) -> Table:
     """Returns a table of the best trials, the best one first; several seeds of the same
     values share a line, with mean ± standard deviation."""
     lines: dict[tuple[str, ...], list[FrozenTrial]] = {}
@@ -150,7 +180,7 @@ def _summary(ended: list[FrozenTrial], metric: str) -> Table:
         values = (trial.params.get(key) for key in keys)
         texts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
         lines.setdefault(tuple(texts), []).append(trial)
-    table = Table("trial", *keys, metric, *TEST_METRICS)
+    table = Table("trial", *keys, f"best {deciding}", *TEST_METRICS)
     sign = -1 if DECIDING[metric].higher_is_better else 1
     means = {k: statistics.fmean(t.values[0] for t in ts) for k, ts in lines.items()}
     for texts in sorted(lines, key=lambda texts: sign * means[texts])[:SHOWN]:
@@ -218,15 +248,13 @@ def _suggest(trial: optuna.Trial, key: str, searched: SearchedConfig) -> Any:
     return trial.suggest_float(key, low, high, log=searched.log)
 
 
-def _best_evaluation(folder: Path, metric: str, or_test: bool) -> float:
-    """Best value of a metric in the evaluations of a run."""
+def _best_evaluation(folder: Path, key: str, metric: str) -> float:
+    """Best value in the evaluations of a run, by its key in their records."""
     records = read_metrics(folder)
-    for split in ("validation", "test")[: 1 + or_test]:
-        key = f"{split}_{metric}"
-        values = [record[key] for record in records if record.get(key) is not None]
-        if values:
-            return max(values) if DECIDING[metric].higher_is_better else min(values)
-    raise ConfigError(
-        f"{folder}: its evaluations have no validation_{metric}; a search needs data "
-        "with a validation set, whose labels are 0 and 1"
-    )
+    values = [record[key] for record in records if record.get(key) is not None]
+    if not values:
+        raise ConfigError(
+            f"{folder}: its evaluations have no {key}: labels must be 0 and 1, and "
+            "train.eval_every at most the number of steps"
+        )
+    return max(values) if DECIDING[metric].higher_is_better else min(values)

@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from embark_kernels import RowOptimizer
 
 from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.data import Batch, BatchChecker, Dataset, prefetch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import TableRows, export_table
-from embark_jax.embedding.rules import AnyRule
+from embark_jax.embedding.rules import AnyRule, RowRules
 from embark_jax.metrics.pointwise import EvalAccumulator, Metrics
 from embark_jax.models.function import Model
 from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
@@ -69,6 +70,12 @@ class Trainer(Loop):
         on_bad_id: OnBadId = "error",
         scratch: Path | None = None,
     ):
+        if not isinstance(embedding_optimizer, RowOptimizer | RowRules):
+            raise ValueError(
+                f"embedding_optimizer is a {type(embedding_optimizer).__name__}, must "
+                "be a row optimizer such as ej.RowwiseAdagrad(0.05); optimizers of "
+                "optax are for dense_optimizer"
+            )
         super().__init__(
             step_model(model),
             embeddings,

@@ -116,7 +116,7 @@ def message_of(case: Case) -> str:
     if outcome.code == 0:
         raise AcceptedError(outcome.out[-200:])
     assert outcome.code in (1, 2)
-    if outcome.code == 2:  # of the parser of options: a frame around the message
+    if "╭" in outcome.err:  # of the parser of options: a frame around the message
         (framed,) = re.findall(r"╭.*?╮(.*)╰", outcome.err, re.DOTALL)
         return " ".join(framed.replace("│", " ").split())
     assert outcome.err.startswith("error: ")

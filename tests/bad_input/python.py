@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax  # noqa: F401 of cases
 from flax import nnx
 
 import embark_jax as ej

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from embark_jax._base.errors import UserError
+from embark_jax._base.storage import StorageError
 from embark_jax.config import reading
+from embark_jax.launch.one_host import FAILED, USER_ERROR
 from embark_jax.plans.plan import Plan
 from embark_jax.run import training
 from embark_jax.train.loop import NonFiniteLossError
@@ -155,8 +157,10 @@ def test_a_message_is_printed_as_it_is_and_a_bug_keeps_its_traceback(
         monkeypatch.setattr(training, "train", train)
         return embark("train", config)
 
-    for error in (UserError, FileExistsError, PermissionError, NonFiniteLossError):
-        assert fail(error) == (1, "", f"error: {shown}\n")
+    for error in (UserError, FileExistsError, NonFiniteLossError):
+        assert fail(error) == (USER_ERROR, "", f"error: {shown}\n")
+    for error in (PermissionError, StorageError):
+        assert fail(error) == (FAILED, "", f"error: {shown}\n")
     for error in (RuntimeError, ValueError, KeyError):
         with pytest.raises(error, match="long long"):
             fail(error)

@@ -9,6 +9,7 @@ import pytest
 
 from embark_jax.cli.arguments import console
 from embark_jax.config import reading
+from embark_jax.data import SyntheticClicks
 from embark_jax.run import training
 from embark_jax.train.loop import NonFiniteLossError
 from tests import runs
@@ -46,6 +47,12 @@ class Trained(list):
     ends_at: int | None = None
 
 
+def has_validation(monkeypatch, is_there: bool) -> None:
+    """Gives the data a validation set, or none."""
+    batches = iter([]) if is_there else None
+    monkeypatch.setattr(SyntheticClicks, "validation_batches", lambda *_: batches)
+
+
 @pytest.fixture
 def trained(monkeypatch) -> Trained:
     """Puts something in the place of training that leaves a run's folder at once: its
@@ -71,6 +78,7 @@ def trained(monkeypatch) -> Trained:
         return last
 
     monkeypatch.setattr(training, "train", train)
+    has_validation(monkeypatch, True)
     return folders
 
 
@@ -88,6 +96,8 @@ def test_a_grid_tries_each_combination_once(config, trained, tmp_path, monkeypat
     expected = [(seed, rate) for seed in (0, 1) for rate in (0.5, 1e-3)]
     assert sorted(values_of(workdir)) == sorted(expected)
     assert "0.68010 ± 0.07071" in outcome.out, "two seeds share a line"
+    assert "best validation_auc" in outcome.out
+    assert "the test set decided" not in outcome.out
     best = re.search(r"the best config: (.*)", outcome.out)
     assert best is not None
     assert reading.load(best[1]).seed == 1
@@ -124,6 +134,21 @@ def test_a_folder_of_another_search_is_refused(config, trained, tmp_path):
         other = embark("search", config, *GRID, change, "--workdir", workdir)
         runs.assert_refused(other, "is of another search")
     assert runs.snapshot(workdir) == before
+
+
+def test_the_test_set_decides_only_where_no_other_is(
+    config, trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(console, "width", 120)
+    search = ("search", config, *GRID, "train.eval_every=null", "--workdir")
+    refused = embark(*search, tmp_path / "refused")
+    runs.assert_refused(refused, "train.eval_every is not set")
+    assert not trained
+    has_validation(monkeypatch, False)
+    outcome = done(*search, tmp_path / "grid")
+    assert len(trained) == 4
+    assert "best test_auc" in outcome.out
+    assert "the test set decided, as the data have no validation set" in outcome.out
 
 
 def test_nor_is_a_search_one_run_or_without_a_validation_set(ranges, tmp_path):

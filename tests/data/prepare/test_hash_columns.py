@@ -60,7 +60,7 @@ def test_a_table_of_keys_must_be_dynamic(raw, tmp_path):
         tmp_path, f"name: a\ndata: {{kind: prepared, path: {tmp_path / 'out'}}}\n"
     )
     refused = embark("plan", path)
-    assert refused.code == 1
+    assert refused.code == 2
     assert "table 'user': its ids are keys of 63 bits, so it must be dynamic" in (
         refused.err
     )

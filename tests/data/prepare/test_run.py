@@ -81,7 +81,7 @@ def test_bad_lines_stop_the_command_or_are_counted(raw, tmp_path):
     (raw / "train.txt").write_text("".join(f"{line}\n" for line in lines))
     command = ("data", "prepare", "criteo-kaggle", "--raw", raw)
     strict = embark(*command, "--out", tmp_path / "strict")
-    assert (strict.code, strict.out) == (1, "")
+    assert (strict.code, strict.out) == (2, "")
     assert re.match(
         r"error: .*train\.txt, line 18: has 39 columns, must have 40", strict.err
     )
@@ -103,7 +103,7 @@ def test_statistics_of_a_folder_and_a_file_that_is_missing(raw, tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
     shutil.rmtree(out / "test")
     refused = embark("data", "stats", out)
-    assert refused.code == 1
+    assert refused.code == 2
     assert re.search(r"test/000-\d+\.arrow: is missing, must have", refused.err)
 
 
