@@ -160,8 +160,8 @@ def _deciding_split(tried: Sequence[ExperimentConfig], is_grid: bool) -> str:
         if is_grid:
             return "test"
         raise ConfigError(
-            "a search needs data with a validation set, unless its "
-            "values are all listed and --trials is left out"
+            "a search needs data with a validation set, unless all of its values are "
+            "listed and --trials is left out"
         )
     if any(config.train.eval_every is None for config in tried):
         raise ConfigError(
@@ -254,7 +254,8 @@ def _best_evaluation(folder: Path, key: str, metric: str) -> float:
     values = [record[key] for record in records if record.get(key) is not None]
     if not values:
         raise ConfigError(
-            f"{folder}: its evaluations have no {key}: labels must be 0 and 1, and "
-            "train.eval_every at most the number of steps"
+            f"{folder}: its evaluations have no {key}: the set must have samples, "
+            "whose labels are 0 and 1, and train.eval_every be at most the number of "
+            "steps"
         )
     return max(values) if DECIDING[metric].higher_is_better else min(values)
