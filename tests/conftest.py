@@ -17,15 +17,6 @@ import pytest
 CPU_DEVICES = 8
 
 
-def cache_folder(config) -> str:
-    """Pytest's own, which is kept for the next run, or a temporary one."""
-    if hasattr(config, "cache"):
-        return str(config.cache.mkdir("compiled"))
-    cache = tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)
-    config.add_cleanup(cache.cleanup)
-    return cache.name
-
-
 def compile_cheaply(config) -> None:
     """In this process and in those that it starts: nothing is optimized, and one cache
     holds the programs of all. Most of the tests' time is compilation, and their
@@ -44,9 +35,10 @@ def compile_cheaply(config) -> None:
     os.environ.setdefault("XLA_FLAGS", flags)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # of the process that started this
         return
+    cache = tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)
+    config.add_cleanup(cache.cleanup)
     for option, value in (
-        ("jax_compilation_cache_dir", cache_folder(config)),
-        ("jax_compilation_cache_max_size", 2**30),
+        ("jax_compilation_cache_dir", cache.name),
         ("jax_persistent_cache_min_compile_time_secs", 0.1),
         ("jax_persistent_cache_min_entry_size_bytes", -1),
     ):

@@ -161,6 +161,7 @@ def emulated() -> Iterator[Emulator]:
 
 def _compiled(operands: Any, results: Any, params: dict[str, Any]) -> Launch:
     """Compiles a kernel for an H100."""
+    from jax._src import compilation_cache
     from jax._src.pallas import mpmd
 
     device = absent_mesh(fleet.dgx_h100(1, 1)).devices.item()
@@ -173,7 +174,13 @@ def _compiled(operands: Any, results: Any, params: dict[str, Any]) -> Launch:
     text = lowered.as_text()
     if text not in _launches:
         with tempfile.TemporaryDirectory() as folder:
-            with mock.patch.dict("os.environ", MOSAIC_GPU_DUMP_TO=folder):
+            with (
+                mock.patch.dict("os.environ", MOSAIC_GPU_DUMP_TO=folder),
+                # What a cache of programs has is not compiled, and writes nothing.
+                mock.patch.object(
+                    compilation_cache, "is_cache_used", return_value=False
+                ),
+            ):
                 lowered.compile()
             (code,) = Path(folder).glob("*.ptx")
             (passes,) = Path(folder).glob("*.mlir-passes.log")
