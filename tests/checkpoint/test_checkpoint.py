@@ -215,7 +215,7 @@ def save_and_wait(checkpoints, trainer, step):
 def full(patch):
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     patch.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (hard, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # no file is larger
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))  # no file is larger
 
 
 def read_only(patch):

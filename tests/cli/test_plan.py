@@ -91,8 +91,15 @@ def test_a_list_takes_the_keys_of_a_config(tmp_path):
     assert (a.cluster, a.table.tier) == ("rb", "host")
 
 
+SHORT = (
+    *("fleet=dgx-h100", "embedding.memory_gb=2e-5"),
+    *("embedding.tables.user.hot_rows=0", "embedding.tables.item.hot_rows=0"),
+)
+"""Memory that tables fill."""
+
+
 def test_where_memory_is_short_the_planner_chooses_tiers_and_says_so(config):
-    words = ("plan", config, "fleet=dgx-h100", "embedding.memory_gb=2e-5")
+    words = ("plan", config, *SHORT)
     shown = " ".join(done(*words).out.split())
     assert "memory is short with all rows on devices" in shown
     assert "in another tier, as with embedding.tables.NAME.tier=auto" in shown
@@ -103,13 +110,12 @@ def test_where_memory_is_short_the_planner_chooses_tiers_and_says_so(config):
 @pytest.mark.slow
 def test_a_plan_with_chosen_tiers_trains(config, tmp_path):
     out = tmp_path / "plan.json"
-    keys = ("fleet=dgx-h100", "embedding.memory_gb=2e-5")
-    shown = done("plan", config, *keys, "--out", out)
+    shown = done("plan", config, *SHORT, "--out", out)
     assert "memory is short with all rows on devices" in " ".join(shown.out.split())
     found = [table.tier for table in Plan.from_json(out.read_text()).tables]
     assert "host" in found
-    done("train", config, *keys, "--plan", out, "--workdir", tmp_path / "given")
-    done("train", config, *keys, "--workdir", tmp_path / "planned")
+    done("train", config, *SHORT, "--plan", out, "--workdir", tmp_path / "given")
+    done("train", config, *SHORT, "--workdir", tmp_path / "planned")
     given, planned = (runs.losses(tmp_path / name) for name in ("given", "planned"))
     assert given == planned
 
