@@ -36,7 +36,7 @@ def step(
 ) -> None:
     """Time the train step of an experiment, and its lookups and updates alone."""
     config = load(config_file, overrides)
-    set_up_jax()
+    set_up_jax(say)
     from embark_jax.bench.step import draw_batches, measure_step
     from embark_jax.launch.processes import make_host_devices
     from embark_jax.run import experiment
@@ -62,7 +62,7 @@ def input_pipeline(
 ) -> None:
     """Time the input pipeline alone, to compare with the train step."""
     config = load(config_file, overrides)
-    set_up_jax()
+    set_up_jax(say)
     from embark_jax.bench.input import measure_input
 
     with Console(stderr=True).status("reading"):
@@ -91,7 +91,7 @@ def calibrate(
     ] = 1.0,
 ) -> None:
     """Measure the cost model's figures: memory, links, matrix products, sorts."""
-    set_up_jax()
+    set_up_jax(say)
     import jax
 
     with contextlib.suppress(RuntimeError):  # JAX was used already

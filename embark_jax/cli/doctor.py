@@ -20,7 +20,7 @@ def doctor() -> None:
         versions.add_row(package, importlib.metadata.version(package))
     console.print(versions)
 
-    set_up_jax()
+    set_up_jax(say)
     import embark_kernels
     import jax
 

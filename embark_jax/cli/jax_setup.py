@@ -7,6 +7,8 @@ import ctypes
 import hashlib
 import os
 import platform
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +25,34 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 NEVER = 2**31 - 1
 
 
-def set_up_jax() -> None:
+def set_up_jax(say: Callable[[str], None]) -> None:
     """Sets what JAX reads at its start. Call it before using JAX, and before any thread
     starts.
 
     The user's settings stay: any flag in ``XLA_FLAGS``, the folder that
     ``JAX_COMPILATION_CACHE_DIR`` names, and ``JAX_ENABLE_COMPILATION_CACHE=false``,
     which disables the cache.
+
+    Args:
+      say: called with the reason if there is no cache.
     """
     if has_gpu():
         os.environ["XLA_FLAGS"] = xla_flags()
     else:
         keep_freed_memory()
+    import absl.logging
     import jax
 
+    absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax logs each of its steps
     settings: Any = jax.config  # type checkers do not know its attributes
     if settings.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(program_folder()))
+        folder = program_folder()
+        try:
+            _make_private(folder)
+        except OSError as error:
+            say(f"warning: compiled programs are not cached in {folder}: {error}")
+        else:
+            jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def keep_freed_memory() -> None:
@@ -76,3 +89,15 @@ def program_folder() -> Path:
     cpu = f"{platform.system()} {platform.machine()} {able}"
     name = hashlib.sha256(cpu.encode()).hexdigest()[:16]
     return Path.home() / ".cache" / "embark_jax" / "programs" / name
+
+
+def _make_private(folder: Path) -> None:
+    """Creates a folder that nobody else can write to, since its programs are executed.
+
+    Raises:
+      OSError: if it cannot be created, belongs to others, or others can write to it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("others can write to it")

@@ -53,7 +53,7 @@ def search(
         )
     config = load(config_file, overrides)
     workdir = workdir or Path("runs") / f"{config.name}-search"
-    set_up_jax()
+    set_up_jax(say)
     from embark_jax.run import search as searching
 
     searching.search(config_file, overrides or [], trials, metric, workdir, console)

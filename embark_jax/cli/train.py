@@ -95,7 +95,7 @@ def train(
             f"search has values of {', '.join(config.search)}: run embark search, or "
             "add search=null to train without them"
         )
-    set_up_jax()
+    set_up_jax(say)
     from embark_jax.run import training
 
     if workdir is None:
@@ -149,7 +149,7 @@ def evaluate(
     trust_code: TrustCode = False,
 ) -> None:
     """Evaluate a checkpoint on the test set; KEY=VALUE may name another mesh."""
-    set_up_jax()
+    set_up_jax(say)
     from embark_jax.report.display import show_result
     from embark_jax.run import evaluation
     from embark_jax.run.loading import load_run

@@ -21,7 +21,7 @@ from embark_jax.run.saved import SavedRun, undamaged
 
 
 class TrainedModel:
-    """A model in a checkpoint of a run, without mesh, plan or data, and without its
+    """A model in a checkpoint of a run, without mesh or data, and without its
     optimizers' state.
 
     Args:

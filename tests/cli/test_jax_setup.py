@@ -1,6 +1,7 @@
 """Flags of XLA, memory on CPU, and the folder of compiled programs."""
 
 import os
+import stat
 from pathlib import Path
 
 import jax
@@ -62,21 +63,35 @@ def test_flags_are_for_gpus_and_freed_memory_is_kept_without(
         (tmp_path / device).touch()
     kept = []
     monkeypatch.setattr(jax_setup, "keep_freed_memory", lambda: kept.append(True))
-    set_up_jax()
+    set_up_jax(pytest.fail)
     assert bool(kept) is not gpu
     assert os.environ["XLA_FLAGS"] == (f"{SCHEDULER}=true" if gpu else "")
 
 
-def test_programs_are_kept_in_the_home_of_the_user(home):
-    set_up_jax()
-    assert Path(jax.config.jax_compilation_cache_dir) == program_folder()
-    assert home in program_folder().parents
+def test_programs_are_kept_in_a_folder_that_is_private(home):
+    set_up_jax(pytest.fail)
+    folder = Path(jax.config.jax_compilation_cache_dir)
+    assert folder == program_folder()
+    assert home in folder.parents
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_not_in_a_folder_that_others_can_write_to(home):
+    program_folder().mkdir(parents=True)
+    program_folder().chmod(0o777)
+    said = []
+    set_up_jax(said.append)
+    assert jax.config.jax_compilation_cache_dir is None
+    assert said == [
+        "warning: compiled programs are not cached in "
+        f"{program_folder()}: others can write to it"
+    ]
 
 
 def test_a_folder_of_the_user_stays(home):
     mine = str(home / "mine")
     jax.config.update("jax_compilation_cache_dir", mine)
-    set_up_jax()
+    set_up_jax(pytest.fail)
     assert jax.config.jax_compilation_cache_dir == mine
 
 
