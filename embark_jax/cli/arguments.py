@@ -140,3 +140,25 @@ def end_like_ctrl_c(context: typer.Context) -> None:
 def say(text: str) -> None:
     """Prints text on one line, without interpreting brackets as markup."""
     console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
+
+
+def check_outputs(inputs: Iterable[str | Path | None], **outputs: Path | None) -> None:
+    """Raises ``ConfigError`` if a file to write is a folder, or that of another option,
+    or is read: itself, by a link, or as a file of a folder."""
+    from embark_jax._base.config import ConfigError
+
+    files = [out.resolve() for out in outputs.values() if out is not None]
+    if len(files) > len({*files}):
+        raise ConfigError(f"--{' and --'.join(outputs)}: must name different files")
+    for name, out in outputs.items():
+        if out is None or not out.exists():
+            continue
+        if out.is_dir():
+            raise ConfigError(f"--{name} {out}: is a folder, must be a file")
+        for path in map(Path, filter(None, inputs)):
+            if not path.exists():
+                continue
+            if out.samefile(path) or path.resolve() in out.resolve().parents:
+                raise ConfigError(
+                    f"--{name} {out}: is read, as {path}; name another file"
+                )

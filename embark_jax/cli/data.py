@@ -11,6 +11,7 @@ import typer
 from embark_jax.cli import prepare
 from embark_jax.cli.arguments import (
     Overrides,
+    check_outputs,
     console,
     end_like_ctrl_c,
     load,
@@ -77,6 +78,7 @@ def stats(
 ) -> None:
     """Show how often rows are looked up, how long bags are, and how many samples need
     hot rows alone."""
+    check_outputs([config_file], out=out, plot=plot)
     from rich.progress import track
 
     from embark_jax.config import ExperimentConfig, PreparedConfig

@@ -13,6 +13,7 @@ from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     ConfigOrList,
     Overrides,
+    check_outputs,
     console,
     say,
 )
@@ -52,6 +53,7 @@ def plan(
     from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
     config, listed = reading.load_with_list(config_file, overrides or ())
+    check_outputs([config_file, config.fleet, stats], out=out, html=html)
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(

@@ -12,6 +12,7 @@ import typer
 from embark_jax.cli.arguments import (
     Step,
     TrustCode,
+    check_outputs,
     end_like_ctrl_c,
     say,
 )
@@ -44,6 +45,7 @@ def predict(
 ) -> None:
     """Score raw rows: print the probability of label 1 (of each label), one line per
     row."""
+    check_outputs([rows], out=out)
     end_like_ctrl_c(context)  # it may have files of the machine's temporary folder
     from embark_jax._base.config import ConfigError
     from embark_jax.export import load_scorer

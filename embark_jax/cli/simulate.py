@@ -14,6 +14,7 @@ from embark_jax.cli.arguments import (
     WITHOUT_DATA,
     ConfigOrList,
     Overrides,
+    check_outputs,
     console,
     say,
 )
@@ -55,6 +56,7 @@ def simulate(
     from embark_jax.report.summary import assumptions
 
     config, listed = reading.load_with_list(config_file, overrides or ())
+    check_outputs([config_file, config.fleet], trace=trace)
     notes = []
     with Console(stderr=True).status("planning"):
         if listed is not None:
