@@ -31,7 +31,8 @@ def placement_of(table: ej.TableSpec, devices: int) -> ej.ForcedPlacement:
     """By size alone, so that what is compiled does not change with the planner."""
     if table.rows < 2_000:
         return ej.ForcedPlacement("dp")
-    return ej.ForcedPlacement("rb", devices if table.rows > 1_000_000 else 1)
+    shards = devices if table.rows > 1_000_000 else 1
+    return ej.ForcedPlacement("rb", shards, hot_rows=0)
 
 
 @pytest.mark.parametrize("implementation", ["xla", "mosaic_gpu"])
@@ -45,7 +46,10 @@ def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
         ej.fleets.dgx_h100(nodes),
         BATCH_PER_DEVICE * 8 * nodes,
         forced={t.name: placement_of(t, 8 * nodes) for t in tables}
-        | {"t0": ej.ForcedPlacement("ub", 8), "t9": ej.ForcedPlacement("rb", 4, 2)},
+        | {
+            "t0": ej.ForcedPlacement("ub", 8, hot_rows=0),
+            "t9": ej.ForcedPlacement("rb", 4, 2, hot_rows=0),
+        },
         zipf_exponent=1.1,
     )
     clusters = {storage.kind.cluster for storage in planned.storages}
