@@ -73,7 +73,11 @@ def _by_storage(axes: Axes, records: Records, prefix: str) -> None:
 
 
 def _line(axes: Axes, records: Records, key: str, **style: Any) -> None:
-    """Draws values where there are any; NaN and infinities leave a gap."""
+    """Draws values where there are any; NaN and infinities leave a gap. One value has
+    no line, it is a dot."""
     points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
     values = [value if math.isfinite(value) else math.nan for _, value in points]
-    axes.plot([step for step, _ in points], values, **{"lw": 1, **style})
+    marker = "." if len(points) == 1 else ""
+    axes.plot(
+        [step for step, _ in points], values, **{"lw": 1, "marker": marker, **style}
+    )

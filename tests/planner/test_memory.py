@@ -163,6 +163,16 @@ def test_what_does_not_fit_for_its_dense_layers_fits_in_smaller_batches():
     plan_for(smaller, tables, features)
 
 
+def test_a_forced_placement_that_does_not_fit_is_named():
+    tables = [ej.TableSpec("large", 10**9, 64), ej.TableSpec("small", 100, 64)]
+    features = [ej.FeatureSpec(table.name, hotness=1) for table in tables]
+    model = tables, features, ej.fleets.dgx_h100(), 1024
+    ej.plan(*model)
+    whole = {"large": ej.ForcedPlacement("dp")}
+    with pytest.raises(ValueError, match="the placement that is forced of large"):
+        ej.plan(*model, forced=whole)
+
+
 def test_a_target_for_memory_is_kept_and_costs_time():
     model = (*published.model("DLRM-DCNv2"), ej.fleets.dgx_h100(), 65_536)
     free = ej.plan(*model).prediction

@@ -15,6 +15,7 @@ from embark_jax.planner.search.layouts import fewest_slots
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.relaxation import Relaxation, Solution
 from embark_jax.planner.search.spread import Spread
+from embark_jax.plans.forced import FREE
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.wire import VALUE_BYTES
 
@@ -67,7 +68,8 @@ def solve(instance: Instance) -> SearchResult:
         ):
             best = found
     if best is None:
-        raise DoesNotFitError(instance.memory.shortage(least_bytes(instance)))
+        short = instance.memory.shortage(least_bytes(instance))
+        raise DoesNotFitError(short + _with_what_is_forced(instance))
     return best._replace(bound_ms=starts[0][0])
 
 
@@ -218,6 +220,16 @@ def _least_rows(instance: Instance, use: TableUse) -> int:
     if not use.table.cached:
         return use.rows
     return use.table.slots or fewest_slots(use, instance.workload)
+
+
+def _with_what_is_forced(instance: Instance) -> str:
+    """Says which tables have a forced placement; "" if none have."""
+    pairs = zip(instance.tables, instance.group, strict=True)
+    names = [table.name for table, group in pairs if instance.forced[group] != FREE]
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f", with the placement that is forced of {', '.join(names[:3])}{more}"
 
 
 def _lacking(instance: Instance) -> str:
