@@ -4,15 +4,35 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from embark_jax._base.files import read_arrow
 from embark_jax.data import BatchChecker, PreparedData
+from embark_jax.data.prepare import own_files
+from embark_jax.data.prepare.columns import Columns
 from embark_jax.data.prepare.run import Options, prepare
 
 
-def prepared(recipe, out: Path, split: str = "random", **options) -> PreparedData:
-    prepare(recipe, out, Options(split=split, **options), {})
+def prepared(
+    raw: Path, out: Path, columns=None, extend: Path | None = None, **options
+) -> PreparedData:
+    """A user's own file or folder; the name of what is not Parquet ends in .csv."""
+    columns = Columns.model_validate(columns or {})
+    read = own_files.csv if raw.suffix == ".csv" else own_files.parquet
+    made_from = {"columns": columns.model_dump(mode="json")}
+    prepare(read(raw, columns), out, Options(**options), made_from, extend=extend)
     return PreparedData(out)
+
+
+def prepared_by(recipe, out: Path, **options) -> PreparedData:
+    prepare(recipe, out, Options(**options), {})
+    return PreparedData(out)
+
+
+def sizes(data: PreparedData) -> list[int]:
+    """The numbers of samples for training, validation and test."""
+    return [data.manifest.rows(split) for split in ("train", "validation", "test")]
 
 
 def samples(data: PreparedData, split: str) -> list[dict]:
@@ -25,7 +45,7 @@ def samples(data: PreparedData, split: str) -> list[dict]:
     check = BatchChecker(data.features, data.table_rows, data.dense_features)
     for batch in map(check, data.in_file_order(split, 7)):
         for i in range(len(batch)):
-            sample = {"label": float(batch.labels[i])}
+            sample: dict = {"label": float(batch.labels[i])}
             for name, value in zip(data.manifest.dense, batch.dense[i], strict=True):
                 sample[f"dense {name}"] = float(value)
             for f in data.features:
@@ -46,7 +66,11 @@ def write_rows(path: Path, header, rows, separator=",", encoding="utf-8") -> Non
 
 
 def write_table(path: Path, rows: list[dict]) -> Path:
-    """A CSV file whose header are the keys of its rows."""
+    """A Parquet file, or a CSV file with a header, by the name; the keys of rows are
+    the columns."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -5,19 +5,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from embark_jax._base.files import read_arrow
 from embark_jax.data import DataError, PreparedData
-from embark_jax.data.prepare import own_files
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.data.table_values import TableValues
-from tests.data.prepare.raw_files import everything
-
-COLUMNS = Columns(dense={"price": "standardize", "age": {"transform": "quantiles"}})
+from tests.data.prepare.raw_files import everything, prepared, write_table
 
 
 def rows_of_day(day: int, count: int = 120) -> list[dict]:
@@ -30,21 +23,22 @@ def rows_of_day(day: int, count: int = 120) -> list[dict]:
             "item": int(rng.zipf(1.5) % 30 - 5 * day),
             "price": float(rng.normal(10 * day, 3)),
             "age": float(rng.integers(10 + day, 90)),
+            "liked": int(rng.integers(2)),
         }
         for _ in range(count)
     ]
 
 
+NUMBERS = {"dense": {"price": "standardize", "age": "none"}}
+
+
 def prepare_day(
-    folder: Path, day: int, extend: Path | None = None, rows=None, columns=COLUMNS, **kw
+    folder: Path, day: int, extend: PreparedData | None = None, rows=None, **options
 ) -> PreparedData:
-    raw, out = folder / f"{day}.parquet", folder / f"day {day}"
-    pq.write_table(pa.Table.from_pylist(rows or rows_of_day(day)), raw)
-    recipe = own_files.parquet(raw, columns)
-    options = Options(**kw)
-    made_from = {"dataset": "parquet", "columns": columns.model_dump(mode="json")}
-    prepare(recipe, out, options, made_from, extend=extend)
-    return PreparedData(out)
+    raw = write_table(folder / f"{day}.parquet", rows or rows_of_day(day))
+    earlier = extend and extend.folder
+    options = {"columns": NUMBERS} | options
+    return prepared(raw, folder / f"day {day}", extend=earlier, **options)
 
 
 def vocabulary(data: PreparedData, table: str, column: str = "key") -> list:
@@ -52,22 +46,20 @@ def vocabulary(data: PreparedData, table: str, column: str = "key") -> list:
     return read_arrow(path)[column].to_pylist()
 
 
-def training_values(day: int, column: str, splits) -> Counter:
-    rows = zip(rows_of_day(day), splits, strict=True)
-    return Counter(row[column] for row, split in rows if split == 0)
-
-
 @pytest.mark.parametrize("min_count", [1, 3])
 def test_values_keep_their_rows_and_new_ones_come_after_them(tmp_path, min_count):
     hashes = (hashlib.md5(str(i).encode()).digest()[8:] for i in range(120))
-    splits = [max(int.from_bytes(h, "little") % 10 - 7, 0) for h in hashes]
-    columns = Columns(dense={"price": "log"}, ignore=("age",))
+    is_training = [int.from_bytes(h, "little") % 10 < 8 for h in hashes]
     data, oracle = None, {"user": {}, "item": {}}
     for day in range(4):
-        extend = data.folder if data else None
-        data = prepare_day(tmp_path, day, extend, columns=columns, min_count=min_count)
+        data = prepare_day(tmp_path, day, data, min_count=min_count)
+        rows = rows_of_day(day)
         for column, values in oracle.items():
-            counts = training_values(day, column, splits)
+            counts = Counter(
+                row[column]
+                for row, is_in in zip(rows, is_training, strict=True)
+                if is_in
+            )
             new = [v for v, n in counts.items() if n >= min_count and v not in values]
             for value in values:  # however rare it is today
                 values[value] += counts[value]
@@ -76,51 +68,69 @@ def test_values_keep_their_rows_and_new_ones_come_after_them(tmp_path, min_count
             assert vocabulary(data, column) == list(values)
             assert vocabulary(data, column, "count") == list(values.values())
             assert data.table_rows[column] == 2 + len(values)
-            ids = {value: row for row, value in enumerate(values, 2)}
-            seen = Counter(s[column] for s in everything(data))
-            wanted = Counter(
-                row[column] if row[column] in ids else "rare"
-                for row in rows_of_day(day)
+            seen = Counter(sample[column] for sample in everything(data))
+            assert seen == Counter(
+                row[column] if row[column] in values else "rare" for row in rows
             )
-            assert seen == wanted
 
 
 def test_numbers_keep_their_transforms(tmp_path):
     first = prepare_day(tmp_path, 0)
-    second = prepare_day(tmp_path, 1, first.folder)
+    second = prepare_day(tmp_path, 1, first)
     assert second.manifest.numbers == first.manifest.numbers
-    prices = {round(row["price"], 6) for row in rows_of_day(1)}
     fitted = first.manifest.numbers["price"]
-    for batch in second.in_file_order("train", 50):
-        back = batch.dense[:, 0] * fitted.deviation + fitted.mean
-        for price in back:
-            assert min(abs(price - other) for other in prices) < 1e-4
+    found = [sample["dense price"] for sample in everything(second)]
+    expected = [
+        (row["price"] - fitted.mean) / fitted.deviation for row in rows_of_day(1)
+    ]
+    np.testing.assert_allclose(sorted(found), sorted(expected), rtol=1e-5, atol=1e-6)
 
 
 def test_a_bag_does_not_become_shorter(tmp_path):
-    columns = Columns(features={"words": {}}, others=False)
+    columns = {"features": {"words": {}}, "others": False}
+    first, second = (
+        [{"label": i % 2, "words": words} for i in range(20)]
+        for words in (["a", "b", "c"], ["a", "d"])
+    )
+    data = prepare_day(tmp_path, 0, rows=first, columns=columns)
+    data = prepare_day(tmp_path, 1, data, rows=second, columns=columns)
+    assert [f.hotness for f in data.features] == [3]
+    assert vocabulary(data, "words") == ["a", "b", "c", "d"]
 
-    def day(number, words, extend=None):
-        rows = [{"label": i % 2, "words": words} for i in range(20)]
-        return prepare_day(tmp_path, number, extend, rows, columns)
 
-    first = day(0, ["a", "b", "c"])
-    second = day(1, ["a", "d"], first.folder)
-    assert [f.hotness for f in (*first.features, *second.features)] == [3, 3]
-    assert vocabulary(second, "words") == ["a", "b", "c", "d"]
+def test_a_table_that_was_hashed_stays_so(tmp_path):
+    """Also where few values come later."""
+    first = prepare_day(tmp_path, 0, max_rows=10)
+    few = rows_of_day(1)[:8]
+    second = prepare_day(tmp_path, 1, first, few, max_rows=10)
+    for data in (first, second):
+        assert data.manifest.tables["user"].kind == "hashes"
+        assert data.table_rows["user"] == 10
+
+
+OF_TWO_LABELS = NUMBERS | {"labels": ["label", "liked"]}
+OTHER_ORDER = {"dense": {"age": "none", "price": "standardize"}}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"min_count": 2},
-            r"min_count is 1 there, 2 here.*must agree in dataset, columns",
-        ),
+        ({"min_count": 2}, "min_count is 1 there, 2 here.*must agree in dataset, col"),
         ({"hashed": True, "max_rows": 10}, "hashed is False there, True here"),
         ({"hash_columns": {"user": 10}}, "hash_columns.user is nothing there, 10 here"),
-        ({"columns": Columns(dense={"price": "log"})}, "columns.dense.age is"),
-        ({"max_rows": 30}, r"table 'user': has more values than --max-rows 30.*raise"),
+        (
+            {"columns": OF_TWO_LABELS | {"dense": {"price": "log"}}},
+            "columns.dense.age is",
+        ),
+        (
+            {"columns": OF_TWO_LABELS | OTHER_ORDER},
+            r"dense.* is \['price', 'age'\] there",
+        ),
+        (
+            {"columns": NUMBERS | {"labels": ["liked", "label"]}},
+            r"labels is \['label', 'liked'\] there",
+        ),
+        ({"max_rows": 30}, "table 'user': has more values than --max-rows 30.*raise"),
         (
             {"rows": [row | {"user": 7} for row in rows_of_day(1)]},
             "table 'user': values are whole numbers, but string in the earlier",
@@ -128,42 +138,12 @@ def test_a_bag_does_not_become_shorter(tmp_path):
     ],
 )
 def test_what_was_prepared_otherwise_is_refused(tmp_path, options, message):
-    first = prepare_day(tmp_path, 0)
+    first = prepare_day(tmp_path, 0, columns=OF_TWO_LABELS)
     with pytest.raises(DataError, match=message):
-        prepare_day(tmp_path, 1, first.folder, **options)
+        prepare_day(tmp_path, 1, first, **{"columns": OF_TWO_LABELS} | options)
 
 
-def of_dense(*names: str) -> dict:
-    """A day whose dense columns are named in an order."""
-    rows = [
-        {"label": i % 2, "user": i % 5, "price": i % 7, "age": i % 3, "weight": 1.0}
-        for i in range(40)
-    ]
-    return {"rows": rows, "columns": Columns(dense=dict.fromkeys(names, "none"))}
-
-
-@pytest.mark.parametrize("names", [("age", "price"), ("price", "age", "weight")])
-def test_days_agree_in_names_and_order_of_dense_columns(tmp_path, names):
-    first = prepare_day(tmp_path, 0, **of_dense("price", "age"))
-    with pytest.raises(DataError, match=r"dense.* is \['price', 'age'\] there"):
-        prepare_day(tmp_path, 1, first.folder, **of_dense(*names))
-    other = prepare_day(tmp_path, 2, **of_dense(*names))
-    yesterday, today = (TableValues(d.folder, d.manifest) for d in (first, other))
+def test_the_order_of_dense_columns_tells_days_apart(tmp_path):
+    days = prepare_day(tmp_path, 0), prepare_day(tmp_path, 1, columns=OTHER_ORDER)
+    yesterday, today = (TableValues(day.folder, day.manifest) for day in days)
     assert "['price', 'age'] there" in " ".join(yesterday.changes(today, "there"))
-
-
-def test_days_agree_in_the_order_of_labels(tmp_path):
-    rows = [{"bought": i % 2, "liked": i % 3 // 2, "user": i % 5} for i in range(40)]
-
-    def day(number, *labels, extend=None):
-        return prepare_day(tmp_path, number, extend, rows, Columns(labels=labels))
-
-    first = day(0, "liked", "bought")
-    with pytest.raises(DataError, match=r"labels is \['liked', 'bought'\] there"):
-        day(1, "bought", "liked", extend=first.folder)
-
-
-def test_hashed_tables_keep_their_rows(tmp_path):
-    first = prepare_day(tmp_path, 0, hash_columns={"user": 50})
-    second = prepare_day(tmp_path, 1, first.folder, hash_columns={"user": 50})
-    assert first.table_rows["user"] == second.table_rows["user"] == 50

@@ -1,4 +1,4 @@
-"""Names stay inside their folder, and what is read is what was written."""
+"""Vocabularies that are read are those that were written."""
 
 from pathlib import Path
 
@@ -6,20 +6,9 @@ import pytest
 
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare import own_files, raw_rows
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.prepare import raw_rows
 from embark_jax.data.table_values import TableValues
 from tests.data.prepare.raw_files import prepared, write_rows
-
-
-def test_a_column_may_read_a_table_of_another_name(tmp_path):
-    write_rows(tmp_path / "a.csv", ["label", "price/kg"], [(1, "a"), (0, "b")] * 5)
-    columns = Columns.model_validate({"features": {"price/kg": {"table": "price"}}})
-    data = prepared(
-        own_files.csv(tmp_path / "a.csv", columns), tmp_path / "out", "time"
-    )
-    assert [(f.name, f.table) for f in data.features] == [("price/kg", "price")]
 
 
 @pytest.fixture
@@ -27,8 +16,7 @@ def folder(tmp_path) -> Path:
     """Data of two tables, whose vocabularies have equally many bytes."""
     rows = [(i % 2, f"a{i % 5}", f"b{i % 5}") for i in range(40)]
     write_rows(tmp_path / "rows.csv", ["label", "a", "b"], rows)
-    prepared(own_files.csv(tmp_path / "rows.csv", Columns()), tmp_path / "out", "time")
-    return tmp_path / "out"
+    return prepared(tmp_path / "rows.csv", tmp_path / "out").folder
 
 
 def exchange(vocabulary: Path) -> None:
@@ -58,8 +46,7 @@ def encoded(folder: Path, run: Path) -> None:
 
 
 def extended(folder: Path, out: Path) -> None:
-    recipe = own_files.csv(folder.parent / "rows.csv", Columns())
-    prepare(recipe, out, Options("time"), {}, extend=folder)
+    prepared(folder.parent / "rows.csv", out, extend=folder)
 
 
 def known(folder: Path, out: Path) -> None:

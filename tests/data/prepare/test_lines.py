@@ -1,18 +1,16 @@
 """Strange lines: each becomes what is said here, or is named, with its column."""
 
-import csv
 import gzip
-from pathlib import Path
 
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import own_files, sql
-from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.prepare import sql
 from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.reading import read
 from embark_jax.data.prepare.values import Column, define
-from tests.data.prepare.raw_files import prepared
+from embark_jax.plans.options import OnBadLine
+from tests.data.prepare.raw_files import prepared, write_table
 
 COLUMNS = (
     Column("label", "integer", required=True, bounds=(0, 1)),
@@ -32,10 +30,6 @@ STRANGE = [
     (b"0\t\t\t\t\n", (0, None, None, None, None)),
     (b"1\t007\t00000000\t1e3\t007\n", (1, 7, 0, 1000.0, "7")),
     (b"1\t-0\t00000000\t.5\t-0\n", (1, 0, 0, 0.5, "0")),
-    (b"1\t1\t00000000\tNaN\tNaN\n", (1, 1, 0, None, None)),
-    (b"1\t1\t00000000\tNULL\t N/A \n", (1, 1, 0, None, None)),
-    (b"1\t1\t00000000\t 2.5 \t+7.00\n", (1, 1, 0, 2.5, "7")),
-    (b"1\t1\t00000000\t-3\tTRUE\n", (1, 1, 0, -3.0, "true")),
     (b'1\t1\t00000000\t1\t"a\n', (1, 1, 0, 1.0, '"a')),
     (b"1\t1\t00000000\t1\ta\0b\n", (1, 1, 0, 1.0, "a\0b")),
     (
@@ -58,14 +52,12 @@ STRANGE = [
     (b"1\t7\t+1234567\t1\ta\n", BAD_HEX.format("+1234567")),
     (b"1\t7\t0000_00f\t1\ta\n", BAD_HEX.format("0000_00f")),
     (b"1\t7\t\t1_0\ta\n", "column price: value is '1_0', must be a number, fin"),
-    (b"1\t7\t\tinf\ta\n", "column price: value is 'inf', must be a number, fin"),
     (b"1\t7\t\t1e39\ta\n", "column price: value is '1e39', must be a number, fin"),
-    (b"1\t7\t\tcheap\ta\n", "column price: value is 'cheap', must be a number, fin"),
     (b"1\t7\tdeadbeef\t1\t\xff\n", "is no UTF-8 text"),
 ]
 
 
-def rows_of(database, file: TextFile, columns, on_bad_line="error"):
+def rows_of(database, file: TextFile, columns, on_bad_line: OnBadLine = "error"):
     """What was read, and the values in the order of the file."""
     define(database)
     found = read(database, "rows", file, columns, on_bad_line)
@@ -100,41 +92,33 @@ def test_strange_lines_between_good_ones(database, tmp_path, monkeypatch, ends):
     assert told.keys() == bad.keys()
     for where, each in bad.items():
         assert told[where].startswith(each)
-    with pytest.raises(DataError, match=r"some\.txt, line 36: has 4 columns, must"):
+    with pytest.raises(DataError, match=r"some\.txt, line 24: has 4 columns, must"):
         rows_of(database, TextFile(path, NAMES), COLUMNS)
 
 
 QUOTED = [
-    # Lines of two columns with quotes, and their values; None where one is refused.
-    ([b'"a,b",c'], [("a,b", "c")]),
-    ([b'"a""b",c'], [('a"b', "c")]),
-    ([b'a"b,c'], [('a"b', "c")]),
-    ([b'"a', b'b",c', b"d,e"], [("a\nb", "c"), ("d", "e")]),
-    ([b'"a"b,c', b"d,e"], [("d", "e")]),
-    ([b',""a""', b"d,e"], [("d", "e")]),
-    ([b"d,e", b'x,"a'], [("d", "e")]),
-    ([b"d,e", b'"a', b"b,c", b'd"', b"f,g"], [("d", "e"), ("f", "g")]),
+    # Text, the line where a quote is wrong, and how many lines are refused for it.
+    ('"a"b,c\n1,2\n', 1, 1),
+    (',""a""\n1,2\n', 1, 1),
+    ('1,2\nx,"a\n', 2, 1),
+    ('1,2\n"a\nb,c\nd"\n1,2\n', 2, 3),
 ]
 
 
-@pytest.mark.parametrize(("lines", "expected"), QUOTED)
-def test_quotes(database, tmp_path, lines, expected):
+@pytest.mark.parametrize(("text", "line", "refused"), QUOTED)
+def test_a_quote_that_is_not_closed_is_refused(database, tmp_path, text, line, refused):
     """What is refused counts all of its lines."""
     path = tmp_path / "a.csv"
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    path.write_text(text)
     file = TextFile(path, ("a", "b"), ",", quotes=True)
     columns = (Column("a", "category"), Column("b", "category"))
     found, rows = rows_of(database, file, columns, "skip")
-    assert rows == expected
-    used = sum(1 + a.count("\n") for a, _ in expected)
-    assert found.bad == len(lines) - used
-    if found.bad:
-        first = next(n for n, line in enumerate(lines, 1) if b'"' in line)
-        assert found.told[0].startswith(f"{path}, line {first}: a quote is not closed")
+    assert rows == [("1", "2")] * text.count("1,2")
+    assert found.bad == refused
+    assert found.told[0].startswith(f"{path}, line {line}: a quote is not closed")
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_rows_are_in_the_order_of_the_file(tmp_path, threads):
+def test_rows_are_in_the_order_of_the_file(tmp_path):
     """Also those of many buffers that several threads read, and their numbers."""
     path, bad = tmp_path / "a.csv", {77_777, 200_000, 390_001}
     with path.open("w") as file:
@@ -142,21 +126,11 @@ def test_rows_are_in_the_order_of_the_file(tmp_path, threads):
             file.write(f"{i}\n" if i in bad else f"{i},{'x' * (i * 7919 % 60)}\n")
     file = TextFile(path, ("a", "b"), ",", quotes=True)
     columns = (Column("a", "integer"), Column("b", "category"))
-    with sql.Database(threads=threads) as database:
+    with sql.Database(threads=4) as database:
         found, rows = rows_of(database, file, columns, "skip")
     assert [a for a, _ in rows] == [i for i in range(400_000) if i not in bad]
     lines = [int(line.split("line ")[1].split(":")[0]) for line in found.told]
     assert lines == [i + 1 for i in sorted(bad)]
-
-
-@pytest.mark.parametrize("text", [b"1,a\n0,b\r\n1,c\n", b"1,a\n0,b\rc\n1,d\n"])
-def test_line_ends_of_two_kinds_are_refused(database, tmp_path, text):
-    path = tmp_path / "a.csv"
-    path.write_bytes(text)
-    columns = (Column("a", "integer"), Column("b", "category"))
-    for on_bad_line in ("error", "skip"):
-        with pytest.raises(DataError, match=r"a.csv, line 2: a carriage return is in"):
-            rows_of(database, TextFile(path, ("a", "b"), ","), columns, on_bad_line)
 
 
 def test_a_damaged_compressed_file_is_refused(database, tmp_path):
@@ -179,15 +153,14 @@ def test_a_damaged_compressed_file_is_refused(database, tmp_path):
 
 def test_names_and_paths_of_any_characters(tmp_path):
     path = tmp_path / "a[1]*?'.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["label", "size, in cm", "A", 'a"'])
-        writer.writerows([[i % 2, f"{i},{i}", "x", i] for i in range(20)])
-    recipe = own_files.csv(path, Columns(ignore=('a"',)))
-    assert [feature.name for feature in recipe.features] == ["size, in cm", "A"]
-    data = prepared(recipe, tmp_path / "out", "none")
-    assert data.table_rows == {"size, in cm": 22, "A": 3}
+    rows = [
+        {"label": i % 2, "size, in cm": f"{i},{i}", "A": "x", 'a"': i, "price/kg": i}
+        for i in range(20)
+    ]
+    write_table(path, rows)
+    columns = {"ignore": ['a"'], "features": {"price/kg": {"table": "price"}}}
+    data = prepared(path, tmp_path / "out", columns, split="none")
+    assert data.table_rows == {"price": 22, "size, in cm": 22, "A": 3}
     path.write_text('label,"size\n1,7\n')
     with pytest.raises(DataError, match=r"line 1: is 'label,\"size' \(unexpected end"):
-        own_files.csv(path, Columns())
-    assert Path(path).exists()
+        prepared(path, tmp_path / "bad")

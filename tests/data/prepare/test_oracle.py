@@ -6,21 +6,15 @@ import gzip
 import io
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embark_jax._base.files import read_arrow
-from embark_jax.data.prepare import own_files
-from embark_jax.data.prepare.columns import Columns
 from tests.data.prepare.raw_files import prepared
 
 HEADER = "label,a,b,price,tags\n"
-COLUMNS = {
-    "dense": {"price": {}},
-    "features": {"tags": {"separator": "|"}},
-}
+COLUMNS = {"dense": {"price": {}}, "features": {"tags": {"separator": "|"}}}
 MISSING = {"", "NULL", "null", "NaN", "nan", "None", "\\N", "NA", "N/A", "<NA>"}
 CASES = {
     "plain": "1,x,y,1.5,p|q\n0,y,x,2,q\n",
@@ -88,12 +82,10 @@ def number(text: str) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_values_ids_and_numbers_are_those_of_python(tmp_path, case, form):
     text = HEADER + CASES[case]
-    path = Path(tmp_path / "rows.csv")
+    path = tmp_path / "rows.csv"
     path.write_bytes(FORMS[form](text))
-    columns = Columns.model_validate(COLUMNS)
-    data = prepared(
-        own_files.csv(path, columns), tmp_path / "out", "none", on_bad_line="skip"
-    )
+    out = tmp_path / "out"
+    data = prepared(path, out, COLUMNS, split="none", on_bad_line="skip")
     text = text.replace("\n", "\r\n") if form == "CRLF" else text
     _, *lines = csv.reader(io.StringIO(text, newline=""))
     rows = [line for line in lines if len(line) == 5]

@@ -3,7 +3,6 @@ them, against what plain Python makes of the same rows."""
 
 import math
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,23 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import count, encode, own_files, raw_rows
-from embark_jax.data.prepare.columns import Columns
-from tests.data.prepare.raw_files import (
-    prepared,
-    samples,
-    write_rows,
-    write_table,
-)
+from embark_jax.data.prepare import count, encode, raw_rows
+from tests.data.prepare.raw_files import prepared, samples, write_table
 from tests.runs import done
 
-
-def of(path: Path, out: Path, **columns):
-    return prepared(own_files.csv(path, Columns.model_validate(columns)), out, "time")
+FOLDS = (("train", "train"), ("valid", "validation"), ("test", "test"))
+ONE_FEATURE = {"features": {"film": {}}, "others": False, "split": "fold"}
 
 
 @pytest.fixture
-def rows() -> list[dict]:
+def rows(monkeypatch) -> list[dict]:
+    """Rows of a file that is encoded in ten chunks."""
+    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
     rng = np.random.default_rng(0)
     return [
         {
@@ -44,34 +38,29 @@ def rows() -> list[dict]:
     ]
 
 
-def test_lists_and_sequences_of_one_table(rows, tmp_path, monkeypatch):
+def test_lists_and_sequences_of_one_table(rows, tmp_path):
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
+    seen = {"separator": ";", "sequence": True, "longest": 4, "table": "film"}
     columns = {
         "label": "stars",
         "positive_from": 4,
         "features": {
             "genres": {"separator": "|"},
             "film": {},
-            "seen": {
-                **{"separator": ";", "sequence": True},
-                **{"longest": 4, "table": "film"},
-            },
+            "seen": seen,
         },
         "others": False,
         "split": "fold",
     }
-    data = of(path, tmp_path / "out", **columns)
+    data = prepared(path, tmp_path / "out", columns, split="time")
     assert [(f.table, f.hotness, f.pooling) for f in data.features] == [
         ("genres", 3, "mean"),
         ("film", 1, "mean"),
         ("film", 4, "none"),
     ]
-    for fold, split in (("train", "train"), ("valid", "validation"), ("test", "test")):
+    for fold, split in FOLDS:
         mine = [row for row in rows if row["fold"] == fold]
-        found = samples(data, split)
-        assert len(found) == len(mine)
-        for sample, row in zip(found, mine, strict=True):
+        for sample, row in zip(samples(data, split), mine, strict=True):
             assert sample["label"] == (row["stars"] >= 4)
             assert sample["genres"] == [g for g in row["genres"].split("|") if g]
             assert sample["film"] == row["film"]
@@ -79,106 +68,77 @@ def test_lists_and_sequences_of_one_table(rows, tmp_path, monkeypatch):
             assert sample["seen"] == seen[-4:]
     # The padding of a sequence is in front.
     (batch,) = data.in_file_order("test", 1000)
-    sequence = batch.ids["seen"]
+    sequence = np.asarray(batch.ids["seen"])
     assert (np.diff((sequence >= 0).astype(int), axis=1) >= 0).all()
 
 
-def test_several_labels_and_weights(rows, tmp_path, monkeypatch):
+def test_several_labels_and_weights(rows, tmp_path):
     for i, row in enumerate(rows):
-        row["like"] = i % 3
-        row["stars"] = int(row["stars"] >= 4) * 3
-        row["w"] = f"{i / 8}"
+        row |= {"like": i % 3, "w": f"{i / 8}"}
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
-    columns = {"labels": ["stars", "like"], "positive_from": 2, "split": "fold"}
-    columns["weight"] = "w"
-    data = of(path, tmp_path / "out", features={"film": {}}, others=False, **columns)
+    columns = {"labels": ["stars", "like"], "positive_from": 2, "weight": "w"}
+    columns |= ONE_FEATURE
+    data = prepared(path, tmp_path / "out", columns, split="time")
     assert data.manifest.labels == ("stars", "like")
-    for fold, split in (("train", "train"), ("valid", "validation"), ("test", "test")):
+    for fold, split in FOLDS:
         mine = [row for row in rows if row["fold"] == fold]
         (batch,) = data.in_file_order(split, 1000)
         expected = [[row["stars"] >= 2, row["like"] >= 2] for row in mine]
-        np.testing.assert_array_equal(batch.labels, np.float32(expected))
+        np.testing.assert_array_equal(batch.labels, np.array(expected, np.float32))
         expected = [float(row["w"]) for row in mine]
-        np.testing.assert_array_equal(batch.sample_weights, np.float32(expected))
-    (batch,) = (data.train_batch(0, 16),)
-    assert batch.labels.shape == (16, 2)
-    rows[5] |= {"like": 1, "w": "-2"}
+        np.testing.assert_array_equal(
+            batch.sample_weights, np.array(expected, np.float32)
+        )
+    assert data.train_batch(0, 16).labels.shape == (16, 2)
+    rows[5]["w"] = "-2"
     path = write_table(tmp_path / "bad.csv", rows)
-    with pytest.raises(
-        DataError, match="line 7: column w: value is '-2', must be 0 or"
-    ):
-        of(path, tmp_path / "worse", features={"film": {}}, others=False, **columns)
-
-
-def test_the_latest_are_held_out(rows, tmp_path):
-    path = write_table(tmp_path / "rows.csv", rows)
-    columns = {"label": "stars", "positive_from": 4, "time": "when", "others": False}
-    data = of(path, tmp_path / "out", features={"film": {}}, **columns)
-    # Ten samples a day, which are in one split.
-    counts = {split: data.manifest.rows(split) for split in data.manifest.files}
-    assert sum(counts.values()) == 280
-    late = sorted(row["when"] for row in rows)
-    cut, later = late[math.ceil(0.9 * 279)], late[math.ceil(0.95 * 279)]
-    assert counts == {
-        "train": sum(row["when"] < cut for row in rows),
-        "validation": sum(cut <= row["when"] < later for row in rows),
-        "test": sum(later <= row["when"] for row in rows),
-    }
+    message = "line 7: column w: value is '-2', must be 0 or"
+    with pytest.raises(DataError, match=message):
+        prepared(path, tmp_path / "worse", columns, split="time")
 
 
 def test_files_say_the_split(tmp_path):
     for name, word in (("train", "a"), ("valid", "b"), ("test", "c")):
-        write_rows(tmp_path / f"{name}.csv", ["label", "w"], [(1, word), (0, "a")])
-    out = tmp_path / "out"
-    outcome = done("data", "prepare", "csv", "--raw", tmp_path, "--out", out)
+        (tmp_path / f"{name}.csv").write_text(f"label,w\n1,{word}\n0,a\n")
+    command = "data", "prepare", "csv", "--raw", tmp_path
+    outcome = done(*command, "--out", tmp_path / "out")
     assert "2 train, 2 validation, 2 test samples" in outcome.out
+    (tmp_path / "valid.csv").unlink()
+    outcome = done(*command, "--out", tmp_path / "of two")
+    assert "2 train, 0 validation, 2 test samples" in outcome.out
 
 
 @pytest.mark.parametrize("transform", ["none", "log", "standardize", "quantiles"])
 @pytest.mark.parametrize("missing", ["zero", "mean"])
-def test_numbers(rows, tmp_path, monkeypatch, transform, missing):
+def test_numbers(rows, tmp_path, transform, missing):
     path = write_table(tmp_path / "rows.csv", rows)
-    monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
-    column = {"transform": transform, "missing": missing, "quantiles": 5}
-    data = of(
-        path,
-        tmp_path / "out",
-        label="stars",
-        positive_from=4,
-        dense={"price": column},
-        features={"film": {}},
-        others=False,
-        split="fold",
-    )
-    mine = [row for row in rows if row["fold"] == "train"]
-    prices = sorted(float(row["price"]) for row in mine if row["price"])
-    edges = [prices[math.ceil(k / 5 * (len(prices) - 1))] for k in range(1, 5)]
-    log = transform == "log"
-    values = [math.log1p(price) for price in prices] if log else prices
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-    for fold, split in (("train", "train"), ("test", "test")):
+    price = {"transform": transform, "missing": missing, "quantiles": 5}
+    columns = {"label": "stars", "positive_from": 4, "dense": {"price": price}}
+    data = prepared(path, tmp_path / "out", columns | ONE_FEATURE, split="time")
+    in_training = [row["price"] for row in rows if row["fold"] == "train"]
+    values = np.sort([float(price) for price in in_training if price])
+    edges = [values[math.ceil(k / 5 * (len(values) - 1))] for k in range(1, 5)]
+    if transform == "log":
+        values = np.log1p(values)
+    mean, deviation = values.mean(), values.std()
+    for fold, split in FOLDS:
         (batch,) = data.in_file_order(split, 1000)
         for place, row in enumerate(r for r in rows if r["fold"] == fold):
             price = float(row["price"]) if row["price"] else None
             if transform == "quantiles":
                 # Ranges from id 2 on, that have a fifth of the samples each.
-                found = batch.ids["price"][place, 0]
-                if price is None:
-                    assert found == 0
-                    continue
-                assert found == 2 + sum(edge <= price for edge in edges)
+                expected = 0 if price is None else 2 + sum(e <= price for e in edges)
+                assert batch.ids["price"][place, 0] == expected
                 continue
             if price is None:
-                expected = mean if missing == "mean" else 0.0
-                expected = 0.0 if transform == "standardize" else expected
-            elif log:
+                is_mean = missing == "mean" and transform != "standardize"
+                expected = mean if is_mean else 0.0
+            elif transform == "log":
                 expected = math.log1p(price)
+            elif transform == "standardize":
+                expected = (price - mean) / deviation
             else:
                 expected = price
-                if transform == "standardize":
-                    expected = (price - mean) / deviation
             assert batch.dense[place, 0] == pytest.approx(expected, rel=1e-5, abs=1e-6)
     if transform == "quantiles":
         (batch,) = data.in_file_order("train", 1000)
@@ -192,45 +152,42 @@ def test_quantiles_of_a_sample_are_near_those_of_all(tmp_path, monkeypatch):
     monkeypatch.setattr(count, "SAMPLED", 10_000)
     table = pa.table({"label": np.arange(40_000) % 2, "x": values})
     pq.write_table(table, tmp_path / "a.parquet")
-    columns = Columns(dense={"x": {"transform": "quantiles", "quantiles": 10}})
-    recipe = own_files.parquet(tmp_path, columns)
-    numbers = prepared(recipe, tmp_path / "out", "none").manifest.numbers
-    shares = [(values < edge).mean() for edge in numbers["x"].edges]
+    columns = {"dense": {"x": {"transform": "quantiles", "quantiles": 10}}}
+    raw = tmp_path / "a.parquet"
+    data = prepared(raw, tmp_path / "out", columns, split="none")
+    shares = [(values < edge).mean() for edge in data.manifest.numbers["x"].edges]
     np.testing.assert_allclose(shares, np.arange(1, 10) / 10, atol=0.02)
 
 
 def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):
     path, out = write_table(tmp_path / "rows.csv", rows), tmp_path / "out"
-    data = of(
-        path,
-        out,
-        label="stars",
-        positive_from=4,
-        time="when",
-        ignore=["fold"],
-        dense={
-            "price": {"transform": "standardize"},
-            "age": {"transform": "quantiles"},
-        },
-        features={
+    columns = {
+        "label": "stars",
+        "positive_from": 4,
+        "time": "when",
+        "ignore": ["fold"],
+        "dense": {"price": "standardize", "age": "quantiles"},
+        "features": {
             "genres": {"separator": "|"},
             "seen": {"separator": ";", "sequence": True, "longest": 3},
         },
-    )
+    }
+    data = prepared(path, out, columns, split="time")
     raw_rows.save_encoding(out, data.manifest, tmp_path / "run" / raw_rows.FOLDER)
     shutil.rmtree(out / "vocabulary")
     encoder = raw_rows.RowEncoder(tmp_path / "run")
-    kept = ("train", "validation", "test")
-    whole = [next(iter(data.in_file_order(split, 1000))) for split in kept]
     ((batch, labelled),) = encoder.batches(path)
     assert labelled
-    late = np.array([row["when"] for row in rows])
-    cuts = [np.sort(late)[math.ceil(share * 279)] for share in (0.9, 0.95)]
-    split = (late >= cuts[0]).astype(int) + (late >= cuts[1])
-    for number, expected in enumerate(whole):
-        np.testing.assert_array_equal(batch.dense[split == number], expected.dense)
-        np.testing.assert_array_equal(batch.labels[split == number], expected.labels)
+    # The latest twentieth is the test set; ten samples of one day are in one split.
+    days = np.array([row["when"] for row in rows])
+    cuts = [np.sort(days)[math.ceil(share * 279)] for share in (0.9, 0.95)]
+    split_of_row = np.searchsorted(cuts, days, side="right")
+    for number, split in enumerate(("train", "validation", "test")):
+        mine = split_of_row == number
+        (expected,) = data.in_file_order(split, 1000)
+        np.testing.assert_array_equal(batch.dense[mine], expected.dense)
+        np.testing.assert_array_equal(batch.labels[mine], expected.labels)
         for name, ids in expected.ids.items():
-            np.testing.assert_array_equal(batch.ids[name][split == number], ids)
+            np.testing.assert_array_equal(batch.ids[name][mine], ids)
     lengths = [len(row["seen"].split(";")) for row in rows if row["seen"]]
     assert encoder.cut["seen"] == sum(max(0, length - 3) for length in lengths)

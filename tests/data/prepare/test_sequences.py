@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from embark_jax.config.reading import load
-from embark_jax.data import PreparedData
 from embark_jax.data.prepare import encode, taobao
-from embark_jax.data.prepare.run import Options, prepare
 from embark_jax.run import experiment
-from tests.data.prepare.raw_files import samples, write_rows
+from tests.data.prepare.raw_files import prepared_by, samples, write_rows
 
 CONFIGS = sorted(
     Path(__file__).parents[3].glob("configs/experiments/taobao_ads/*.yaml")
@@ -24,17 +22,11 @@ def raw(tmp_path):
     folder, rng = tmp_path / "raw", np.random.default_rng(0)
     folder.mkdir()
     day = 86_400
-    clicks = rng.integers(0, 2, 300)
-    times = taobao.LAST_DAY_S - 3 * day + rng.integers(0, 4 * day // 600, 300) * 600
-    rows = zip(
-        rng.integers(1, 8, 300),
-        times,
-        rng.integers(1, 31, 300),
-        ["430548_1007"] * 300,
-        1 - clicks,
-        clicks,
-        strict=True,
-    )
+    rows = []
+    for _ in range(300):
+        user, ad, click = rng.integers([1, 1, 0], [8, 31, 2])
+        time = taobao.LAST_DAY_S - 3 * day + 600 * rng.integers(4 * day // 600)
+        rows.append((user, time, ad, "430548_1007", 1 - click, click))
     header = [column.name for column in taobao.SAMPLES]
     write_rows(folder / "raw_sample.csv", header, rows)
     # An ad's category is its number + 100; every third has no brand.
@@ -51,49 +43,37 @@ def raw(tmp_path):
 
 def test_taobao_has_the_ads_that_were_shown_before(raw, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "CHUNK_ROWS", 30)
-    out = tmp_path / "out"
-    prepare(taobao.taobao(raw), out, Options(split="time"), {})
-    data = PreparedData(out)
+    data = prepared_by(taobao.taobao(raw), tmp_path / "out", split="time")
     assert [f.hotness for f in data.features if f.pooling == "none"] == [20, 20]
 
-    shown: dict[int, list[tuple[int, int]]] = {}
-    text = (raw / "raw_sample.csv").read_text()
-    for line in text.splitlines()[1:]:
-        user, time, ad, *_ = line.split(",")
-        shown.setdefault(int(user), []).append((int(time), int(ad)))
-    # The last day is the test set.
-    remaining = {
-        user: sorted(events, key=lambda event: event[0] >= taobao.LAST_DAY_S)
-        for user, events in shown.items()
-    }
-    for events in shown.values():
-        events.sort(key=lambda event: event[0])  # those of one time as in the file
+    lines = (raw / "raw_sample.csv").read_text().splitlines()[1:]
+    shown = [tuple(map(int, line.split(",")[:3])) for line in lines]
+    by_time = sorted(shown, key=lambda event: event[1])  # of one time as in the file
     lengths = []
-    for split, late in (("train", False), ("test", True)):
-        for sample in samples(data, split):
-            user = sample["user"]
-            time, ad = remaining[user].pop(0)  # samples are in the order of the file
-            assert sample["adgroup_id"] == ad
-            assert (time >= taobao.LAST_DAY_S) == late
-            before = [ad for when, ad in shown[user] if when < time][-20:]
+    for split, is_last_day in (("train", False), ("test", True)):
+        mine = [s for s in shown if (s[1] >= taobao.LAST_DAY_S) == is_last_day]
+        for sample, (user, time, ad) in zip(samples(data, split), mine, strict=True):
+            assert (sample["user"], sample["adgroup_id"]) == (user, ad)
+            before = [a for who, when, a in by_time if who == user and when < time][
+                -20:
+            ]
             assert sample["past_cate_id"] == [ad + 100 for ad in before]
             assert sample["past_brand"] == [
                 None if ad % 3 == 0 else ad + 200 for ad in before
             ]
             lengths.append(len(before))
-    assert not any(remaining.values())
     assert {0, 20} < set(lengths)
 
     # Padding is in front: the latest event is always in the last place.
     (batch,) = data.test_batches(300)
-    ids = batch.ids["past_cate_id"]
+    ids = np.asarray(batch.ids["past_cate_id"])
     assert (np.diff((ids >= 0).astype(int), axis=1) >= 0).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_fit_what_is_prepared(raw, tmp_path, path):
-    prepare(taobao.taobao(raw), tmp_path / "out", Options(split="time"), {})
+    data = prepared_by(taobao.taobao(raw), tmp_path / "out", split="time")
     config = load(path, [f"data.path={tmp_path}/out", "train.batch_size=16"])
     setup = experiment.build(config)
     sequences = [f for f in setup.features if f.name.startswith("past_")]
@@ -106,4 +86,4 @@ def test_shipped_configs_fit_what_is_prepared(raw, tmp_path, path):
             batches = setup.dataset.test_batches(16)
             tested = trainer.evaluate(batches)
         assert np.isfinite([result.loss for result in results]).all()
-        assert tested.samples == setup.dataset.manifest.rows("test")
+        assert tested.samples == data.manifest.rows("test")
