@@ -1,32 +1,49 @@
-"""Names of files that come from a file are confined to the folder."""
+"""Names of files that come from a file are confined to the folder, and a file that
+cannot be written is named."""
+
+import errno
+import re
 
 import pytest
 
 from embark_jax._base.errors import DataError
-from embark_jax._base.files import confined
+from embark_jax._base.files import confined, replacing
 
 
-@pytest.mark.parametrize("name", ["a.npy", "train/a.npy", "train/../a.npy", "new.npy"])
-def test_names_in_the_folder_are_paths(tmp_path, name):
-    (tmp_path / "train").mkdir()
-    assert confined(tmp_path, name) == tmp_path / name
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a link to another one, and a link to it."""
+    for path in ("folder/train", "outside"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "outside" / "a").touch()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "link").symlink_to("folder")
+    return tmp_path / "folder"
+
+
+@pytest.mark.parametrize("name", ["a.npy", "train/a.npy", "train/../a.npy"])
+def test_names_in_the_folder_are_paths(folder, name):
+    for each in (folder, folder.parent / "link"):
+        assert confined(each, name) == each / name
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["../a.npy", "train/../../a.npy", "/etc/passwd", "", ".", "a\0b", "link/a"],
+    "name", ["../a.npy", "train/../../a.npy", "/etc/passwd", "", ".", "a\0b", "link/a"]
 )
-def test_names_that_lead_out_of_the_folder_are_refused(tmp_path, name):
-    folder, outside = tmp_path / "folder", tmp_path / "outside"
-    for each in (folder, outside):
-        each.mkdir()
-    (outside / "a").touch()
-    (folder / "link").symlink_to(outside)
+def test_names_that_lead_out_of_the_folder_are_refused(folder, name):
     with pytest.raises(DataError, match="must lie in this folder"):
         confined(folder, name)
 
 
-def test_the_folder_itself_may_be_a_link(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("folder")
-    assert confined(tmp_path / "link", "a") == tmp_path / "link" / "a"
+def test_a_full_disk_is_said_with_the_file(tmp_path):
+    path = tmp_path / "part.arrow"
+    path.with_name("part.arrow.part").symlink_to("/dev/full")
+
+    def write() -> None:
+        with replacing(path) as scratch, scratch.open("wb", buffering=0) as file:
+            file.write(bytes(100))
+
+    with pytest.raises(OSError, match=re.escape(str(path))) as found:
+        write()
+    assert found.value.errno == errno.ENOSPC
+    assert not path.exists()

@@ -21,16 +21,18 @@ item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq
 RATINGS = 30
 
 
-def folder_of(tmp_path, **changes):
-    rng = np.random.default_rng(0)
-    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
-    for _ in range(RATINGS):
-        user, item, stars = rng.integers([11, 5, 1], [14, 8, 6])
-        lines.append(f"{user}\t{item}\t{stars}\t{881250949 + rng.integers(10**6)}")
-    texts = {"inter": "\n".join(lines) + "\n", "user": USERS, "item": ITEMS} | changes
+HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+
+
+def folder_of(tmp_path, ratings=RATINGS, **changes):
+    first = [11, 5, 1, 881250949]
+    rows = np.random.default_rng(0).integers(
+        first, [14, 8, 6, first[3] + 10**6], (ratings, 4)
+    )
+    lines = ("\t".join(map(str, row)) + "\n" for row in rows)
+    texts = {"inter": HEADER + "".join(lines), "user": USERS, "item": ITEMS} | changes
     for kind, text in texts.items():
-        data = text if isinstance(text, bytes) else text.encode()
-        (tmp_path / f"ml-100k.{kind}").write_bytes(data)
+        (tmp_path / f"ml-100k.{kind}").write_text(text, "utf-8")
     return tmp_path
 
 
@@ -61,7 +63,9 @@ def test_every_sample_says_what_its_line_says(tiny, tmp_path):
     item_ids = {"5": [0, 0], "6": [1, 0], "7": [2, 1]}
     genres = {"5": [0, 1, 2], "6": [3, -1, -1], "7": [4, 2, -1]}
     words = {"5": [0, -1, -1], "6": [1, 2, -1], "7": [1, 0, 2]}  # toy, four, rooms
-    titles = dict(line.split("\t")[:2] for line in ITEMS.splitlines()[1:])
+    titles = {
+        line.split("\t")[0]: line.split("\t")[1] for line in ITEMS.splitlines()[1:]
+    }
     times = []
     for batch in (tiny.train_batch(0, 24), *tiny.test_batches(2)):
         for i in range(len(batch)):
@@ -93,14 +97,13 @@ def test_earlier_items_are_those_the_user_rated_before(tmp_path):
         (*rng.integers([11, 5], [14, 8]).tolist(), 881250949 + int(rng.integers(15)))
         for _ in range(RATINGS)
     ]
-    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
     lines = [f"{user}\t{item}\t3\t{time}\n" for user, item, time in rated]
-    folder = folder_of(tmp_path, inter=header + "".join(lines))
+    folder = folder_of(tmp_path, inter=HEADER + "".join(lines))
     data = MovieLens100K(folder, ratings=RATINGS, earlier_items=4)
     assert data.features[-1] == FeatureSpec("earlier_items", "item", 4, "none")
     lengths = []
     for batch in (data.train_batch(0, 24), *data.test_batches(2)):
-        for i, ids in enumerate(batch.ids["earlier_items"]):
+        for i, ids in enumerate(np.asarray(batch.ids["earlier_items"])):
             user, _, now = rated[line_of(batch, i) - 2]
             before = [(t, item) for u, item, t in rated if u == user and t < now]
             # Those of one moment may be in any order, but none may be missing.
@@ -141,7 +144,6 @@ def test_each_epoch_has_every_training_sample_once_in_its_own_order(tiny, tmp_pa
     assert both != lines(open_tiny(tmp_path, seed=1), 16)
 
 
-HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 LINE = "11\t5\t3\t881250949"
 
 

@@ -1,12 +1,10 @@
 """Prepared data as a dataset: every sample once an epoch, in an order of its own."""
 
 import itertools
-import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from embark_jax._base.files import write_arrow
 from embark_jax.data import Batch, DataError, PreparedData, prepared
 from embark_jax.data import manifest as manifests
-from embark_jax.data.hashed_file import checksum_of
 from embark_jax.data.manifest import Manifest, PreparedFeature, Table
 
 SAMPLES = {"train": (23, 41, 8), "validation": (5,), "test": (9, 17)}
@@ -56,8 +53,9 @@ def batch_of(numbers: np.ndarray, manifest: Manifest) -> Batch:
     batch = Batch.of(layout, layout.padding(len(numbers)))
     batch.labels[:] = numbers % 2
     batch.dense[:] = np.stack([numbers, -numbers], axis=1)
-    batch.ids["one"][:] = numbers[:, None]
-    batch.ids["bag"][:, :2] = np.stack([numbers, numbers + 1], axis=1)
+    ids: Any = batch.ids
+    ids["one"][:] = numbers[:, None]
+    ids["bag"][:, :2] = np.stack([numbers, numbers + 1], axis=1)
     return batch
 
 
@@ -122,24 +120,18 @@ def test_any_batch_is_found_without_those_before(folder, read, batch_size, draw)
         assert numbers(data.train_batch(step, batch_size)) == found
 
 
-def test_processes_read_parts_of_a_batch(folder):
-    data = PreparedData(folder)
-    for step in range(6):
-        parts = [numbers(data.train_batch(step * 4 + p, 5)) for p in range(4)]
-        whole = numbers(data.train_batch(step, 20))
-        assert sorted(itertools.chain(*parts)) == sorted(whole)
-
-
 def test_neighbours_are_torn_apart(folder):
-    taken = np.array(order(PreparedData(folder), 0))
+    data = PreparedData(folder)
+    taken, later = (np.array(order(data, epoch)) for epoch in (0, 1))
     together = np.mean(np.diff(taken) == 1)
     assert together < 0.15
-    # And blocks of one window come from all over the epoch.
-    first = taken[: GROUP_BLOCKS * BLOCK_ROWS]
-    assert len(set(first // BLOCK_ROWS)) >= GROUP_BLOCKS
+    # And blocks of one window come from all over the epoch, others in the next one.
+    first, of_later = ({*each[: GROUP_BLOCKS * BLOCK_ROWS]} for each in (taken, later))
+    assert len({number // BLOCK_ROWS for number in first}) >= GROUP_BLOCKS
+    assert first != of_later
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 7, 26, 100])
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
 def test_the_other_splits_are_in_order(folder, batch_size):
     data = PreparedData(folder)
     found = list(map(numbers, data.test_batches(batch_size)))
@@ -156,96 +148,6 @@ def test_samples_say_where_they_lie(folder):
         if number >= 64:
             part, row = 2, number - 64
         assert batch.locate(place) == f"{folder}/train/{part}.arrow, row {row}"
-
-
-def edit(folder: Path, **changes) -> None:
-    """Changes a manifest as a program would that knows of its checksum."""
-    path = folder / "data.json"
-    content = json.loads(path.read_text()) | changes
-    content["checksum"] = changes.get("checksum", checksum_of(content))
-    path.write_text(json.dumps(content))
-
-
-def edit_bag(folder: Path, **changes) -> None:
-    features = json.loads((folder / "data.json").read_text())["features"]
-    features["bag"] |= changes
-    edit(folder, features=features)
-
-
-def edit_part(folder: Path, rename: Callable[[str], str]) -> None:
-    """Moves the first file out of the folder, to where the manifest then says."""
-    files = json.loads((folder / "data.json").read_text())["files"]
-    first = files["train"][0]
-    name = rename(first["file"])
-    (folder / first["file"]).rename(Path(os.path.normpath(folder / name)))
-    first["file"] = name
-    edit(folder, files=files)
-
-
-def overwrite(path: Path, part: slice) -> None:
-    """Puts other bytes of the same number there."""
-    content = np.frombuffer(path.read_bytes(), np.uint8).copy()
-    content[part] = 99
-    path.write_bytes(content.tobytes())
-
-
-def link_outside(path: Path) -> None:
-    """Moves a file out of its folder, and leaves a link."""
-    outside = path.rename(path.parents[2] / "outside.arrow")
-    path.symlink_to(outside)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            lambda f: (f / "data.json").unlink(),
-            r"data\.json: no such file; `embark data prepare --out` makes",
-        ),
-        (
-            lambda f: overwrite(f / "train" / "0.arrow", slice(None)),
-            r"train/0\.arrow: is not as it was written; prepare",
-        ),
-        (
-            lambda f: overwrite(f / "train" / "1.arrow", slice(500, 501)),
-            r"train/1\.arrow: is not as it was written; prepare",
-        ),
-        (
-            lambda f: edit(f, dense=list("abcdef")),
-            r"arrow: column numbers has \d+ of .*\[3\], must have .*; prepare the data",
-        ),
-        (
-            lambda f: edit(f, dense=["y", "x"], checksum="0" * 32),
-            r"data\.json: is not as it was written; prepare the data again",
-        ),
-        (
-            lambda f: edit(f, tables={"u": {"rows": 9, "kind": "numbers"}}),
-            r"json: .*features\.one: has no table 't'; prepare the data again",
-        ),
-        (lambda f: edit(f, files={}), r"json: .*files: must be of train, validation, "),
-        (
-            lambda f: edit_bag(f, hotness=10**9),
-            r"json: features\.bag\.hotness: Input should be less than",
-        ),
-        (
-            lambda f: edit_part(f, lambda path: "../outside.arrow"),
-            r"names the file '\.\./outside\.arrow', which must lie in this folder",
-        ),
-        (
-            lambda f: edit_part(f, lambda path: str(f.parent / "outside.arrow")),
-            r"names the file '/.*/outside\.arrow', which must lie in this folder",
-        ),
-        (
-            lambda f: link_outside(f / "train" / "0.arrow"),
-            r"names the file 'train/0\.arrow', which must lie in this folder",
-        ),
-    ],
-)
-def test_damage_is_named(tmp_path, damage, message):
-    folder = write(tmp_path / "data")
-    damage(folder)
-    with pytest.raises(DataError, match=message):
-        PreparedData(folder).train_batch(0, 72)
 
 
 @settings(max_examples=30)
@@ -270,17 +172,14 @@ def numbers_or_error(folder: Path) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (-4, "ids of feature 'one', column 0: value is -4, must be from 0 to 999"),
-        (1001, "ids of feature 'one', column 0: value is 1001, must be from 0 to"),
-    ],
-)
-def test_bad_samples_are_not_written(tmp_path, number, message):
+@pytest.mark.parametrize("number", [-4, 1001])
+def test_bad_samples_are_not_written(tmp_path, number):
     manifest = PreparedData(write(tmp_path)).manifest
     batch = batch_of(np.array([5, number]), manifest)
-    with pytest.raises(DataError, match=rf"new\.arrow, row 1: {message}"):
+    message = f"'one', column 0: value is {number}, must be from 0 to 999"
+    with pytest.raises(
+        DataError, match=rf"new\.arrow, row 1: ids of feature {message}"
+    ):
         manifests.write_samples(tmp_path, "new.arrow", batch, manifest)
     assert not (tmp_path / "new.arrow").exists()
 
@@ -309,7 +208,7 @@ def test_ids_of_64_bits_have_a_matrix_of_their_own(tmp_path):
     )
     rng = np.random.default_rng(0)
     layout = manifest.layout()
-    batch = Batch.of(layout, layout.padding(50))
+    batch: Any = Batch.of(layout, layout.padding(50))
     batch.labels[:], batch.dense[:] = rng.random((50, 2)), rng.random((50, 1))
     batch.sample_weights[:] = rng.random(50)
     for name, hotness, rows in kinds:
