@@ -4,7 +4,7 @@ import pytest
 
 from embark_jax.data import DataError, MovieLens100K, SyntheticClicks
 from tests import runs
-from tests.data.test_movielens import folder_of
+from tests.data.movielens_files import folder_of
 from tests.runs import assert_refused, done, embark
 
 RATINGS, BATCH = 100_000, 500
