@@ -44,6 +44,7 @@ def test_mended_ids_are_counted_also_over_a_resume(tmp_path, on_bad_id):
         assert f"the test set: {test_set:,} bad ids of 'user'" in outcome.out
 
 
+@pytest.mark.slow
 def test_steps_before_bad_data_are_kept(tmp_path, monkeypatch):
     """Also where no checkpoint was due."""
     good = SyntheticClicks.train_batch
@@ -54,7 +55,11 @@ def test_steps_before_bad_data_are_kept(tmp_path, monkeypatch):
         return good(self, step, batch_size)
 
     config = runs.write_config(tmp_path)
-    changes = "train.checkpoint_every=50", "train.steps=5"
+    changes = (
+        "train.checkpoint_every=50",
+        "train.steps=5",
+        "mesh={nodes: 1, gpus_per_node: 1}",
+    )
     command = "train", config, *changes, "--workdir", tmp_path / "run"
     with monkeypatch.context() as damaged:
         damaged.setattr(SyntheticClicks, "train_batch", train_batch)
