@@ -90,9 +90,8 @@ def test_a_run_ends_with_a_checkpoint(config, whole, tmp_path, signal_at):
     assert runs.losses(workdir) == runs.losses(whole)
 
 
-@pytest.mark.parametrize(
-    ("key", "step"), [("loss", 6), pytest.param("test_auc", 12, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "step"), [("loss", 6), ("test_auc", 12)])
 def test_an_evaluation_is_made_later(config, whole, tmp_path, signal_at, key, step):
     """The evaluation at step 6, and the one at the end, after that at step 12."""
     workdir = tmp_path / "run"
@@ -112,6 +111,7 @@ def test_an_evaluation_is_made_later(config, whole, tmp_path, signal_at, key, st
     assert resumed == undisturbed
 
 
+@pytest.mark.slow
 def test_a_search_ends_with_a_run_that_had_just_finished(config, tmp_path, signal_at):
     signal_at(signal.SIGTERM, 12, "final")
     swept = ("search", config, "search.seed=[0, 1]", "--workdir", tmp_path / "all")
@@ -192,6 +192,7 @@ def test_a_run_in_another_thread_has_no_signals():
         assert not thread.submit(go_on).result()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_evaluated_again(config, whole, tmp_path):
     workdir = shutil.copytree(whole, tmp_path / "run")
     log = workdir / "metrics.jsonl"

@@ -101,7 +101,6 @@ CASES = [
     for i, kind in enumerate(KINDS)
     for j, event in enumerate(EVENTS)
 ]
-QUICK = {("dynamic in RB", "resumed")}
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +119,8 @@ def expected():
     return run
 
 
-@pytest.mark.parametrize(
-    ("kind", "option", "event"),
-    [
-        pytest.param(
-            *case, marks=() if (case[0], case[2]) in QUICK else pytest.mark.slow
-        )
-        for case in CASES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "option", "event"), CASES)
 def test_a_run_trains_as_if_nothing_had_been(kind, option, event, expected, tmp_path):
     def make(tier: str = "", **changes):
         resident = tier and "dynamic" not in kind and KINDS[kind].resident
