@@ -19,7 +19,7 @@ def free_memory_bytes() -> int:
         fields = dict(line.split(":") for line in lines)
         return 1024 * int(fields["MemAvailable"].split()[0])
     except (OSError, KeyError):  # not Linux
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return host_memory_bytes() // 2
 
 
 def byte_unit(largest_bytes: float) -> tuple[str, float]:

@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from embark_jax._base.errors import DataError
+from embark_jax._base.memory import host_memory_bytes
 from embark_jax._base.temporary import temporary_folder
 
 _SHARE_OF_MEMORY = 0.5
@@ -31,8 +32,7 @@ class Database:
     """
 
     def __init__(self, spill: Path | None = None, threads: int | None = None):
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = int(total * _SHARE_OF_MEMORY)
+        limit = int(host_memory_bytes() * _SHARE_OF_MEMORY)
         self.spill = spill or temporary_folder(self)
         self._threads = threads or os.cpu_count() or 1
         self._connection = duckdb.connect(
