@@ -5,7 +5,14 @@ from __future__ import annotations
 
 class UserError(Exception):
     """An error that a user can fix: its message says what is wrong, where, and what to
-    do. The command line shows it without a traceback."""
+    do. The command line shows it without a traceback.
+
+    Attributes:
+      may_pass: whether the same command may succeed later, with nothing changed, as
+        where a bucket cannot be reached.
+    """
+
+    may_pass = False
 
 
 class DataError(UserError, ValueError):

@@ -27,6 +27,8 @@ BUCKETS = {"gs": "gcs", "s3": "s3"}
 class StorageError(UserError, ValueError):
     """A path on storage that cannot be used."""
 
+    may_pass = True
+
 
 def local(path: str | os.PathLike[str]) -> Path:
     """Returns a path on a file system, local or on a network.

@@ -17,6 +17,12 @@ class CheckpointError(UserError, ValueError):
     """A checkpoint that is missing, damaged, of another model, or not written."""
 
 
+class NotWrittenError(CheckpointError):
+    """A checkpoint that could not be written: of a bucket or a disk."""
+
+    may_pass = True
+
+
 class OtherExperimentError(CheckpointError):
     """A checkpoint of another model or other data."""
 

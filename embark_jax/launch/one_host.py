@@ -80,13 +80,9 @@ def run(
 
 
 def exit_status(error: Exception) -> int:
-    """Returns the exit status of a process that an error ends. A bucket may be there
-    again when the process starts again."""
-    from embark_jax._base.storage import StorageError  # slow, as it needs Pydantic
-
-    is_of_input = isinstance(error, UserError | FileExistsError)
-    is_passing = isinstance(error, StorageError)
-    return USER_ERROR if is_of_input and not is_passing else FAILED
+    """Returns the exit status of a process that an error ends."""
+    is_of_input = isinstance(error, UserError) and not error.may_pass
+    return USER_ERROR if is_of_input or isinstance(error, FileExistsError) else FAILED
 
 
 def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen]:
