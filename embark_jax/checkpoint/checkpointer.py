@@ -27,7 +27,6 @@ from embark_jax.cache.stored_rows import StoredArray, StoredRows
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
 from embark_jax.checkpoint.errors import (
     CheckpointError,
-    NotWrittenError,
     OtherExperimentError,
     reason,
     together,
@@ -268,7 +267,7 @@ class Checkpointer:
             f"{size / seconds:.2f} GB/s; training waited {self._writer.copied_s:.2f} s"
         )
 
-    def _failed(self, error: Exception) -> NotWrittenError:
+    def _failed(self, error: Exception) -> CheckpointError:
         assert self._saving is not None
         (step, _), self._saving, newest = self._saving, None, "there is none yet"
         with contextlib.suppress(Exception):  # whatever a bucket's client raises
@@ -276,9 +275,10 @@ class Checkpointer:
                 self._folder.clear()
             if steps := self._folder.steps():
                 newest = f"the newest is that of step {steps[-1]}"
-        return NotWrittenError(
+        return CheckpointError(
             f"{self._folder.of_step(step)}: the checkpoint could not be written "
-            f"({reason(error)}); {newest}"
+            f"({reason(error)}); {newest}",
+            may_pass=True,
         )
 
 

@@ -14,13 +14,16 @@ Result = TypeVar("Result")
 
 
 class CheckpointError(UserError, ValueError):
-    """A checkpoint that is missing, damaged, of another model, or not written."""
+    """A checkpoint that is missing, damaged, of another model, or not written.
 
+    Args:
+      message: what is wrong.
+      may_pass: as in ``UserError``.
+    """
 
-class NotWrittenError(CheckpointError):
-    """A checkpoint that could not be written: of a bucket or a disk."""
-
-    may_pass = True
+    def __init__(self, message: str, may_pass: bool = False):
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class OtherExperimentError(CheckpointError):
@@ -53,10 +56,13 @@ def together(function: Callable[[], Result], topic: str = "checkpoint") -> Resul
     except Exception as caught:
         error = caught
     # An error without words is one, too.
-    problem = "" if error is None else reason(error) or type(error).__name__
-    problems = [text for text in tell_all(problem, topic) if text]
+    problem = None
+    if error is not None:
+        may_pass = not isinstance(error, UserError) or error.may_pass
+        problem = reason(error) or type(error).__name__, may_pass
+    problems = [each for each in tell_all(problem, topic) if each]
     if error is not None:
         raise error
     if problems:
-        raise CheckpointError(problems[0])
+        raise CheckpointError(*problems[0])
     return result  # pyright: ignore[reportReturnType]

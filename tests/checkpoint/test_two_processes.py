@@ -2,6 +2,10 @@
 
 import pytest
 
+from embark_jax._base.errors import DataError
+from embark_jax._base.storage import StorageError
+from embark_jax.checkpoint import CheckpointError, errors
+from embark_jax.launch.one_host import exit_status
 from tests.processes import outputs_of_two
 
 PROCESS = """
@@ -105,3 +109,25 @@ def test_two_processes_do_alike(tmp_path, what):
     outputs = outputs_of_two(PROCESS + what, tmp_path / "run", timeout_s=300)
     for output in outputs:
         assert output.strip().endswith("good"), "\n".join(outputs)
+
+
+def test_what_may_pass_in_one_process_may_in_the_others(monkeypatch):
+    """They end with the exit status of the one that failed, and start again with it."""
+    told = []
+
+    def as_the_other(problem, topic):
+        told.append(problem)
+        return [told[0], problem]
+
+    monkeypatch.setattr(errors, "tell_all", as_the_other)
+    for error in (StorageError("gone"), OSError("full"), DataError("other data")):
+        told.clear()
+
+        def fail(error=error):
+            raise error
+
+        with pytest.raises(type(error)):
+            errors.together(fail)
+        with pytest.raises(CheckpointError, match=str(error)) as theirs:
+            errors.together(lambda: None)
+        assert exit_status(theirs.value) == exit_status(error)
