@@ -17,8 +17,6 @@ item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq
 7\tFour Toy Boys (Rooms, The)\tunkonwn\tDrama Comedy
 """
 RATINGS = 30
-
-
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 
 

@@ -32,7 +32,7 @@ VALUES = [
     [[]] * 100,
     "\ud800",
 ]
-QUICK = [MISSING, -1, 10**400, {}]
+QUICK = [MISSING, -1, 10**400, float("nan"), {}]
 MOST_CHARACTERS = 20_000
 """Of an error: a person reads it."""
 

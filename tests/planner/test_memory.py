@@ -169,7 +169,9 @@ def test_a_forced_placement_that_does_not_fit_is_named():
     model = tables, features, ej.fleets.dgx_h100(), 1024
     ej.plan(*model)
     whole = {"large": ej.ForcedPlacement("dp")}
-    with pytest.raises(ValueError, match="the placement that is forced of large"):
+    with pytest.raises(
+        ValueError, match="found that fits, with the forced placement of large"
+    ):
         ej.plan(*model, forced=whole)
 
 
