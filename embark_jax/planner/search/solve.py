@@ -229,7 +229,7 @@ def _with_what_is_forced(instance: Instance) -> str:
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f", with the placement that is forced of {', '.join(names[:3])}{more}"
+    return f", with the forced placement of {', '.join(names[:3])}{more}"
 
 
 def _lacking(instance: Instance) -> str:
