@@ -171,8 +171,9 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
         if first.hot_rows:
             split += f", {short(first.hot_rows)} rows hot"
         if first.table.cached and first.table.slots:
-            slots = short(first.table.slots)
-            split += f", {slots} slots, rows in {first.table.tier}"
+            split += f", {short(first.table.slots)} slots"
+            if first.table.is_dynamic or first.table.slots < first.table.rows:
+                split += f", rows in {first.table.tier}"
         unsorted.append(
             Decision(
                 tables=names,
