@@ -155,7 +155,8 @@ class BatchChecker:
                     f"{feature.pooling!r}, not 'none'"
                 )
             column = column.checked(what, samples, hotness, batch.locate)
-            values = self._valid(batch, feature, column.values)
+            values = _whole_numbers(what, column.values)
+            values = self._valid(batch, feature, values)
             return dataclasses.replace(column, values=values)
         ids = _whole_numbers(what, column)
         if ids.ndim != 2 or len(ids) != samples:
@@ -173,12 +174,11 @@ class BatchChecker:
         return Jagged.of(ids, ids != PADDING_ID) if feature.sequence else ids
 
     def _valid(
-        self, batch: Batch, feature: FeatureSpec, values: np.ndarray
+        self, batch: Batch, feature: FeatureSpec, ids: np.ndarray
     ) -> np.ndarray:
         """Returns ids that are rows or padding, in the dtype of their table's."""
         name, rows = feature.name, self._rows[feature.name]
         what, column = f"ids of feature {name!r}", batch.ids[name]
-        ids = _whole_numbers(what, values)
         if rows == DYNAMIC_KEYS:
             if ids.dtype == np.uint64:
                 if (bad := ids == np.iinfo(np.uint64).max).any():
@@ -250,7 +250,8 @@ class BatchChecker:
 
 
 def _array(what: str, values: Any) -> np.ndarray:
-    if np.ma.is_masked(values):  # NumPy would take what lies behind the mask
+    # NumPy would take what lies behind the mask.
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         raise DataError(
             f"{what}: is a masked array, must be whole: write {PADDING_ID} for ids "
             "that are missing"
@@ -289,7 +290,7 @@ def _float32(
 
 def _whole_numbers(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
-    if not np.issubdtype(values.dtype, np.integer):
+    if values.dtype.kind not in "iu":
         raise DataError(f"{what}: dtype is {values.dtype}, must be an integer type")
     return values
 

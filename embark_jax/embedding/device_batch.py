@@ -174,12 +174,11 @@ def put_batch(batch: Batch, plan: Plan, mesh: Mesh, hot: bool = False) -> Device
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def put(matrices: Mapping[str, np.ndarray]) -> Matrices:
-        return {
-            name: jax.make_array_from_process_local_data(
-                sharding, matrix.view(np.int32) if name == LONG_IDS else matrix
-            )
+        as_sent = {
+            name: matrix.view(np.int32) if name == LONG_IDS else matrix
             for name, matrix in matrices.items()
         }
+        return jax.make_array_from_process_local_data(sharding, as_sent)
 
     layout, matrices = batch.matrices()
     # Whole files of prepared data have a matrix that no batch on the devices has.
