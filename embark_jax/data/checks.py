@@ -173,9 +173,7 @@ class BatchChecker:
         ids = _pad(self._valid(batch, feature, ids), hotness, PADDING_ID)
         return Jagged.of(ids, ids != PADDING_ID) if feature.sequence else ids
 
-    def _valid(
-        self, batch: Batch, feature: FeatureSpec, ids: np.ndarray
-    ) -> np.ndarray:
+    def _valid(self, batch: Batch, feature: FeatureSpec, ids: np.ndarray) -> np.ndarray:
         """Returns ids that are rows or padding, in the dtype of their table's."""
         name, rows = feature.name, self._rows[feature.name]
         what, column = f"ids of feature {name!r}", batch.ids[name]
