@@ -117,10 +117,13 @@ def make_train_step(
         )
         # On the links, ids of the next batch and sums over all devices come first, row
         # gradients last: so ids travel beside the dense layers, and the dense update,
-        # for which the rows' must wait, runs while their gradients travel.
-        dense_gradient, late_gradients, next_routes = lax.optimization_barrier(
-            (dense_gradient, gradients.embeddings, next_routes)
-        )
+        # for which the rows' must wait, runs while their gradients travel. Where there
+        # are no links, gradients that wait would only be written once more.
+        late_gradients = gradients.embeddings
+        if collection.mesh.size > 1:
+            dense_gradient, late_gradients, next_routes = lax.optimization_barrier(
+                (dense_gradient, late_gradients, next_routes)
+            )
         with jax.named_scope("dense_update"):
             updates, dense_state = optimizers.dense.update(
                 dense_gradient, state.dense_state, params
