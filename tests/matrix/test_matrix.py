@@ -96,8 +96,15 @@ EVENTS = {
     "a refused batch": a_refused_batch,
     "scored": scored,
 }
+QUICK = "dynamic", "resumed"
+"""The pair that other quick tests have least of; all others are slow."""
 CASES = [
-    (kind, list(OPTIONS)[(i + j) % len(OPTIONS)], event)
+    pytest.param(
+        kind,
+        list(OPTIONS)[(i + j) % len(OPTIONS)],
+        event,
+        marks=[] if (kind, event) == QUICK else pytest.mark.slow,
+    )
     for i, kind in enumerate(KINDS)
     for j, event in enumerate(EVENTS)
 ]
@@ -119,7 +126,6 @@ def expected():
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "option", "event"), CASES)
 def test_a_run_trains_as_if_nothing_had_been(kind, option, event, expected, tmp_path):
     def make(tier: str = "", **changes):

@@ -101,6 +101,7 @@ def on_eight(compiled) -> ej.Trainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_on_another_mesh_draws_the_same_masks(
     expected, on_eight, tmp_path
 ):
