@@ -47,16 +47,22 @@ def denied() -> Iterator[None]:
         _ask("reset-auth", "inf")
 
 
+def listed(prefix: str = "") -> list[str]:
+    """Returns the names of the bucket's objects."""
+    pages = boto3.client("s3").get_paginator("list_objects_v2")
+    return [
+        each["Key"]
+        for page in pages.paginate(Bucket="bucket", Prefix=prefix)
+        for each in page.get("Contents", [])
+    ]
+
+
 def objects(prefix: str = "") -> dict[str, bytes]:
-    """Returns the objects of the bucket, by name."""
+    """Returns the objects of the bucket, by name; none may go meanwhile."""
     client = boto3.client("s3")
-    pages = client.get_paginator("list_objects_v2").paginate(
-        Bucket="bucket", Prefix=prefix
-    )
-    names = [each["Key"] for page in pages for each in page.get("Contents", [])]
     return {
         name: client.get_object(Bucket="bucket", Key=name)["Body"].read()
-        for name in names
+        for name in listed(prefix)
     }
 
 

@@ -102,15 +102,21 @@ class StateWriter(ocp.type_handlers.TypeHandler):
 
         def write(part: Part, values: np.ndarray, buffer: np.ndarray) -> None:
             try:
+                if failures:  # for each part a bucket that is gone is asked a minute
+                    raise failures[0]
                 # Nobody reads the array: it needs the copy until it is written.
                 stores[part.name][part.index].write(
                     values, can_reference_source_data_indefinitely=True
                 ).result()
+            except BaseException as error:
+                failures.append(error)
+                raise
             finally:
                 buffers.put(buffer)
             if part.file and not in_bucket(folder):
                 _write_back(folder / part.name / part.file)
 
+        failures: list[BaseException] = []
         writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
         copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
         try:

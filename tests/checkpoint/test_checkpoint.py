@@ -1,5 +1,6 @@
 """Checkpoints: what is read is what was written, or a message says why not."""
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -8,7 +9,9 @@ import os
 import re
 import resource
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -17,6 +20,8 @@ import pytest
 
 from embark_jax import checkpoint
 from embark_jax.checkpoint import Checkpointer, CheckpointError
+from embark_jax.checkpoint.layout import SavedArray
+from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.data.hashed_file import checksum_of
 from tests import runs
 from tests.builders import tables_and_states
@@ -316,3 +321,19 @@ def test_json_and_tensorstore_read_a_table(saved, readme):
         np.testing.assert_array_equal(
             example["table"](folder / "3", name), expected[name, "weights"]
         )
+
+
+def test_after_a_write_that_failed_no_other_is_tried(monkeypatch, tmp_path):
+    """A bucket that is gone is asked for a minute, once and not for each array."""
+    store = mock.MagicMock()
+    write = store.__getitem__.return_value.write
+    write.return_value.result.side_effect = OSError("the bucket is gone")
+    opened: Future = Future()
+    opened.set_result(store)
+    monkeypatch.setattr(SavedArray, "create", lambda *_: opened)
+    infos = [SimpleNamespace(name=f"a{i}", parent_dir=tmp_path) for i in range(50)]
+    arrays = [jax.numpy.zeros(3)] * len(infos)
+    (done,) = asyncio.run(StateWriter(None).serialize(arrays, infos))
+    with pytest.raises(OSError, match="the bucket is gone"):
+        done.result()
+    assert write.call_count <= 2, "that many are under way at once"
