@@ -102,7 +102,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
 
         def write(part: Part, values: np.ndarray, buffer: np.ndarray) -> None:
             try:
-                if failures:  # for each part a bucket that is gone is asked a minute
+                if failures:  # a bucket that is gone is asked for a minute a part
                     raise failures[0]
                 # Nobody reads the array: it needs the copy until it is written.
                 stores[part.name][part.index].write(
