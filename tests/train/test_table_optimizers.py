@@ -16,7 +16,7 @@ embedding:
   optimizer: {kind: rowwise_adagrad, learning_rate: 0.5}
   tables:
     user: {rows: 90, cluster: rb, optimizer: {kind: adam, learning_rate: 0.05}}
-    item: {rows: 70, cluster: rb, initializer: normal, init_scale: 0.1}
+    item: {rows: 70, cluster: rb, hot_rows: 0, initializer: normal, init_scale: 0.1}
     city: {rows: 20, cluster: ub, optimizer: {kind: sgd}}
     hour: {rows: 24, cluster: ub, optimizer: {learning_rate: 2.0}}
     week: {rows: 7, cluster: dp, optimizer: {kind: adam, learning_rate: 0.05}}
