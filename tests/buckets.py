@@ -47,7 +47,7 @@ def denied() -> Iterator[None]:
         _ask("reset-auth", "inf")
 
 
-def listed(prefix: str = "") -> list[str]:
+def object_names(prefix: str = "") -> list[str]:
     """Returns the names of the bucket's objects."""
     pages = boto3.client("s3").get_paginator("list_objects_v2")
     return [
@@ -62,7 +62,7 @@ def objects(prefix: str = "") -> dict[str, bytes]:
     client = boto3.client("s3")
     return {
         name: client.get_object(Bucket="bucket", Key=name)["Body"].read()
-        for name in listed(prefix)
+        for name in object_names(prefix)
     }
 
 

@@ -16,7 +16,7 @@ from embark_jax._base.bucket_copy import Upload, local_copy
 from embark_jax._base.storage import StorageError
 from embark_jax.data import DataError
 from tests import runs
-from tests.buckets import denied, listed, objects, s3_server
+from tests.buckets import denied, object_names, objects, s3_server
 from tests.data.prepare.raw_files import write_table
 from tests.runs import assert_refused, done, embark
 
@@ -71,7 +71,7 @@ def test_a_copy_is_what_the_bucket_has(server, tmp_path):
 @pytest.mark.parametrize("name", ["sub/../../../../stray", "sub//../stray", "/stray"])
 def test_no_object_is_copied_to_another_folder(server, name):
     boto3.client("s3").put_object(Bucket="bucket", Key=f"folder/{name}", Body=b"1")
-    assert listed() == [f"folder/{name}"]
+    assert object_names() == [f"folder/{name}"]
     with pytest.raises(StorageError, match=rf"folder: has an object '{name}', must"):
         local_copy("s3://bucket/folder")
     with pytest.raises(StorageError, match="must end in the name of a folder"):
@@ -141,11 +141,12 @@ def test_a_run_lives_in_a_bucket(config, tmp_path):
     assert "resumed at step 4 of 8" in resumed.out
     there = local_copy(where, without=["checkpoints"])
     assert runs.losses(there) == runs.losses(local)
-    names = {name.split("/")[2] for name in listed("runs/first")}
+    objects_there = object_names("runs/first")
+    names = {name.split("/")[2] for name in objects_there}
     wanted = "config.yaml encoding metrics.jsonl plan.json"
     wanted += " report.html tensorboard checkpoints"
     assert names == {*wanted.split()}
-    assert not [name for name in listed("runs/first") if name.endswith("writer.json")]
+    assert not any(name.endswith("writer.json") for name in objects_there)
     done("export", where, "--out", "s3://bucket/export")
     done("export", local, "--out", tmp_path / "export")
     refused = embark("export", where, "--out", "s3://bucket/export")
@@ -185,7 +186,7 @@ def test_a_bucket_that_fails_is_told_before_any_work(config, server, tmp_path):
     with denied():
         refused = embark("train", config, "--workdir", where)
         assert_refused(refused, "the bucket cannot be used (")
-    assert not listed("run")
+    assert not object_names("run")
     server.stop()
     refused = embark("train", config, "--workdir", where)
     assert_refused(refused, f"{where}: the bucket cannot be used (Could not connect")
@@ -200,7 +201,9 @@ def test_a_bucket_that_goes_in_mid_run_ends_it(config, server, tmp_path):
     with log.open("w") as out:
         command = "train", config, "--workdir", where, *long
         process = runs.start(*command, stdout=out, stderr=subprocess.STDOUT)
-        while "run/checkpoints/20/commit_success.txt" not in listed("run/checkpoints"):
+        while "run/checkpoints/20/commit_success.txt" not in object_names(
+            "run/checkpoints"
+        ):
             assert process.poll() is None
             time.sleep(0.2)
         refused = embark("train", config, "--workdir", where, "--resume")
@@ -213,7 +216,7 @@ def test_a_bucket_that_goes_in_mid_run_ends_it(config, server, tmp_path):
     server.start()
     steps = [
         int(name.split("/")[2])
-        for name in listed("run/checkpoints")
+        for name in object_names("run/checkpoints")
         if name.count("/") == 3 and name.endswith("commit_success.txt")
     ]
     last = f"train.steps={max(steps) + 2}"

@@ -9,7 +9,7 @@ from embark_jax._base.storage import StorageError
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint
-from tests.buckets import listed, s3_server
+from tests.buckets import object_names, s3_server
 from tests.builders import assert_same_tables, tables_and_states
 from tests.checkpoint.states import BAD_IDS, build
 
@@ -32,8 +32,8 @@ def test_a_bucket_holds_checkpoints(server, tmp_path):
             steps[step] = tables_and_states(trainer)
             checkpoints.save(trainer.state, step, trainer.embeddings, BAD_IDS)
         assert checkpoints.steps == [2, 3]
-    assert listed("run/2/")
-    assert not listed("run/1/")
+    assert object_names("run/2/")
+    assert not object_names("run/1/")
     table = "{rows: 1000, cluster: ub, column_shards: 2, hot_rows: 30}"
     _, other = build(tmp_path, f"embedding.tables.user={table}")
     with Checkpointer(where, setup.identity, None) as checkpoints:

@@ -97,7 +97,7 @@ EVENTS = {
     "scored": scored,
 }
 QUICK = "dynamic", "resumed"
-"""The pair that other quick tests have least of; all others are slow."""
+"""The pair that the quick suite tries; all others are slow."""
 CASES = [
     pytest.param(
         kind,
