@@ -29,7 +29,7 @@ def outputs_of_two(program: str, *args: str | Path, timeout_s: float) -> list[st
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", program, port, str(index), *args],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -54,7 +54,7 @@ def train_in_two(*args: str | Path) -> list[str]:
             *args,
             *several,
             str(number),
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

@@ -184,6 +184,20 @@ def slot_keys(trainer: ej.Trainer) -> list[int]:
     return keys_of(np.asarray(index.slot_keys)[: int(index.taken[0])]).tolist()
 
 
+def test_a_checkpoint_of_a_table_that_discards_brings_all_rows_into_slots(tmp_path):
+    table = dynamic(45, 45, evicted="discard")
+    saved, loaded = trainer_of(table), trainer_of(table)
+    saved.train(batches(0, 3))
+    with ej.Checkpointer(tmp_path, {}, keep=1) as checkpoints:
+        checkpoints.save(saved.whole_state(), 3, saved.embeddings, {})
+        loaded.load(checkpoints)
+    assert set(slot_keys(loaded)) == set(slot_keys(saved))
+    found, expected = rows_by_key(loaded), rows_by_key(saved)
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        np.testing.assert_array_equal(found[key], row)
+
+
 @pytest.mark.slow
 def test_a_run_that_discards_goes_on_as_if_nothing_had_been(tmp_path):
     """Evaluated at every step, in the middle of look-ahead; loaded from checkpoints."""

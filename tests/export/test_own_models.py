@@ -146,6 +146,7 @@ def test_a_model_of_ones_own_is_scored_without_jax_and_without_its_code(
         np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_operation_without_a_form_in_onnx_is_named(module, tmp_path):
     run, folder = train(tmp_path, "Eigenvalues"), tmp_path / "export"
     outcome = embark("export", run, "--out", folder, "--trust-code")

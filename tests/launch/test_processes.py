@@ -45,7 +45,7 @@ def outcome(end: str) -> tuple[list[int], list[str], float]:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, port, str(index), end],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

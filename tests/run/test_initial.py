@@ -114,6 +114,7 @@ def yesterday(tmp_path_factory):
     return data, trained(folder, data)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_new_it_goes_on_bit_for_bit(yesterday, tmp_path):
     data, run = yesterday
     resumed, setup = loaded(run)

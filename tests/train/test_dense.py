@@ -116,6 +116,7 @@ class Own:
         return ej.FunctionModel(jnp.ones(4), self.apply, self.loss, **options)
 
 
+@pytest.mark.slow
 def test_a_loss_of_each_sample_may_be_declared():
     model = Own(mean=False).model(independent_samples=True)
     trainers = [
@@ -173,7 +174,7 @@ def trained(dense, parts=1):
 @pytest.mark.parametrize(
     ("dense", "parts"),
     [
-        ("zero1", 1),
+        pytest.param("zero1", 1, marks=pytest.mark.slow),
         ("tensor", 1),
         pytest.param("tensor", 2, marks=pytest.mark.slow),
     ],
@@ -191,7 +192,7 @@ def sizes(arrays):
 
 
 def test_zero1_shards_the_optimizer_state_alone():
-    trainer, _ = trained("zero1")
+    trainer = by_adam("zero1")
     mine, whole = sizes(trainer.state.dense_state)
     assert mine < 1.2 * whole / 8  # the logit's bias is on all devices
     mine, whole = sizes(trainer.state.params)

@@ -6,6 +6,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import embark_jax as ej
@@ -91,6 +92,7 @@ def test_cuts_change_nothing_beside_rounding():
         np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_cuts_take_less_memory():
     """Most memory of this step is what its dense layers keep."""
     tables = [ej.TableSpec(f"t{i}", 64, 128) for i in range(8)]

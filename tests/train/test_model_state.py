@@ -160,6 +160,7 @@ def test_masks_are_new_each_step_and_none_in_evaluation(expected):
     assert state_of(trainer)["dropout.rngs.count"] == STEPS
 
 
+@pytest.mark.slow
 def test_a_refused_batch_changes_no_state(on_eight):
     """Replayed batches see the state and the masks that they would have seen."""
     tight, ample = trainer_of(2, 4, capacity=1), on_eight

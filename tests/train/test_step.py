@@ -14,7 +14,6 @@ from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 import embark_jax as ej
 from tests.builders import dlrm_dcnv2, make_trainer
 from tests.compiled import bytes_per_device, compile_step
-from tests.thorough import thorough
 
 STEPS, BATCH, DENSE = 50, 64, 4
 TABLES = (ej.TableSpec("a", 300, 8), ej.TableSpec("b", 40, 8), ej.TableSpec("c", 7, 8))
@@ -69,7 +68,8 @@ def losses_on_one_device():
     return found
 
 
-@pytest.mark.parametrize("run", thorough(RUNS, ["1×8 mixed, 3D"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
 def test_losses_agree_between_meshes_and_plans(run):
     np.testing.assert_allclose(losses(*RUNS[run]), losses_on_one_device(), rtol=1e-4)
 
@@ -99,9 +99,9 @@ def compile_large(cluster, batch, optimizer):
 @pytest.mark.parametrize(
     ("cluster", "optimizer"),
     [
-        ("dp", LazyAdam(0.1)),
+        pytest.param("dp", LazyAdam(0.1), marks=pytest.mark.slow),
         ("rb", RowwiseAdagrad(0.1)),
-        ("ub", Adagrad(0.1)),
+        pytest.param("ub", Adagrad(0.1), marks=pytest.mark.slow),
         pytest.param("ub", SGD(0.1), marks=pytest.mark.slow),
     ],
     ids=str,
@@ -116,7 +116,8 @@ def test_tables_are_updated_in_place(cluster, optimizer):
     assert memory.temp_size_in_bytes < tables / 10
 
 
-@pytest.mark.parametrize("cluster", thorough(["dp", "rb", "ub"], ["ub"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
 def test_no_table_is_copied_by_loops_over_a_large_batch(cluster):
     """On CPU lookups and updates of many ids are loops that tables go through."""
     compiled, state = compile_large(cluster, 65_536, RowwiseAdagrad(0.1))
@@ -130,7 +131,11 @@ def test_no_table_is_copied_by_loops_over_a_large_batch(cluster):
 
 @pytest.mark.parametrize(
     ("row_shards", "cluster", "rows"),
-    [(3, "ub", 300), (8, "rb", 3000)],  # the latter has a row shard of cold rows
+    [
+        (3, "ub", 300),
+        # With a row shard of cold rows.
+        pytest.param(8, "rb", 3000, marks=pytest.mark.slow),
+    ],
 )
 def test_initial_tables_do_not_depend_on_the_plan(row_shards, cluster, rows):
     table = dataclasses.replace(TABLES[0], rows=rows)
