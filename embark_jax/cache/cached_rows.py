@@ -464,7 +464,8 @@ def check_slots(counts: Mapping[str, Counts], storages: Mapping[str, Storage]) -
             raise TooFewSlotsError(
                 f"a batch asks for {needed:,} rows of one device's share of the cached "
                 f"tables {named}, which have {storage.slots_per_device:,} slots there; "
-                f"raise their {key}, or lower the batch size",
+                f"raise their {key}, which all devices share, to "
+                f"{needed * storage.row_shards:,}, or lower the batch size",
                 {},
             )
     if must_grow:

@@ -68,7 +68,8 @@ for command in (
 ):
     app.command()(command)
 app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="-n PROCESSES CONFIG [KEY=VALUE]... --workdir FOLDER [OPTIONS]",
 )(launch.launch)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")

@@ -16,7 +16,13 @@ from pydantic import (
     model_validator,
 )
 
-from embark_jax._base.config import Config, ConfigError, config_error_at, given
+from embark_jax._base.config import (
+    Config,
+    ConfigError,
+    config_error_at,
+    given,
+    nearest,
+)
 from embark_jax._base.storage import LocalPath
 from embark_jax.config.optimizers import (
     ROW_RULES,
@@ -85,7 +91,8 @@ class TableConfig(Config):
     second: slots up to ``max_slots``, and a row and its key for each in ``evicted``.
     None plans for ``max_slots`` keys."""
     cluster: Cluster | None = None
-    """Forces the cluster; None leaves it to the planner, as in the next five keys."""
+    """Forces the cluster: ``dp``, ``rb`` or ``ub``; None leaves it to the planner, as
+    in the next five keys."""
     row_shards: PositiveInt | None = None
     """Forces the number of row shards."""
     column_shards: PositiveInt | None = None
@@ -93,8 +100,8 @@ class TableConfig(Config):
     devices: tuple[NonNegativeInt, ...] | None = None
     """Forces the owner of each shard, row shard by row shard."""
     exchange: Exchange | None = None
-    """Forces the exchange: directly between all devices, inside nodes first, or
-    directly without padding (in ub, on GPUs)."""
+    """Forces the exchange: ``flat``, directly between all devices, or ``hierarchical``,
+    inside nodes first."""
     hot_rows: NonNegativeInt | None = None
     """Forces the number of first rows that are replicated on all devices; the other
     rows are in cluster rb or ub."""
@@ -239,10 +246,12 @@ class EmbeddingConfig(Config):
         Raises:
           ConfigError: if it has no tables, a table has no rows, or a feature is wrong.
         """
+        known = {name for name, table in self.tables.items() if table.rows is not None}
         missing = [
             f"embedding.tables.{name}.rows: {need}"
-            for name, table in self.tables.items()
-            if table.rows is None
+            + (f"; of tables: {nearest(name, known)}" if known else "")
+            for name in self.tables
+            if name not in known
         ]
         if not self.tables:
             missing = [f"embedding.tables: has none; {need}"]

@@ -315,8 +315,18 @@ class EmbeddingCollection:
 
     def lookup(self, storages: Storages, routes: Routes) -> dict[str, jax.Array]:
         """Returns each feature's pooled embedding, ``[batch, dim]`` float32; of a
-        sequence the rows of its events, ``[total, dim]``."""
+        sequence the rows of its events, ``[total, dim]``.
 
+        Raises:
+          ValueError: if nobody has brought the rows of cached tables into their slots.
+        """
+        for name in self.cached:
+            if name in self.clusters and routes.storages[name].touched is None:
+                raise ValueError(
+                    f"storage {name!r} has slots for some of its rows alone, which "
+                    "ej.Trainer brings there; train with it, or give the tables tier "
+                    "'device' and no slots"
+                )
         plan = self.plan
         dims = {f.name: self.output_shapes[f.name][-1] for f in plan.features}
         batch = plan.batch_size // plan.devices

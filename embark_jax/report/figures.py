@@ -73,7 +73,7 @@ def table_devices(plan: Plan) -> Figure | None:
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, label="rows held / most rows that a device holds")
+    figure.colorbar(image, label="rows (1: the most)")
     copies = np.isin(names, [p.table.name for p in plan.placements if p.replicated])
     copied = np.where(copies[:, None], 0.5 * matrix, np.nan)
     axes.imshow(copied, aspect="auto", cmap="Greys", vmin=0, vmax=1)

@@ -57,12 +57,12 @@ CLUSTERS = (
     "shards by 1 column shard; hot rows are in DP."
 )
 COLUMNS = (
-    "ms and share: the table's part of what the fullest devices do, which sums to the "
+    "ms and share: the table's part of what the busiest devices do, which sums to the "
     "step."
 )
 PLACEHOLDERS = (
-    "the fleet's figures are placeholders: times weigh plans against each other, and "
-    "predict nothing; `embark bench calibrate --out fleet.yaml` measures this machine"
+    "the fleet's figures are placeholders: times compare plans, but are not those of "
+    "this machine; `embark bench calibrate --out fleet.yaml` measures it"
 )
 
 KERNELS: dict[Kernels, str] = {
@@ -73,13 +73,13 @@ KERNELS: dict[Kernels, str] = {
 
 def assumptions(plan: Plan) -> str:
     """Says of what step the prediction is: the implementation of lookups and updates,
-    who makes the routes, and the time that is hidden; "" if it does not know."""
+    who makes the routes, and what travels meanwhile; "" if it does not know."""
     prediction = plan.prediction
     if prediction is None or not prediction.kernels:
         return ""
-    text = f"priced: lookups and updates in {KERNELS[prediction.kernels]}; "
+    text = f"assumes lookups and updates in {KERNELS[prediction.kernels]}; "
     if not prediction.overlap:
-        return text + "no time is hidden"
+        return text + "nothing travels beside the dense layers"
     text += "each step makes the routes of the next beside the dense layers"
     if prediction.breakdown is None or not prediction.breakdown.hidden_ms:
         return text

@@ -22,7 +22,7 @@ MOST_DECISIONS = 30
 MOST_DEVICES = 16
 """Devices that are listed one by one; more are listed by node."""
 PATH_TITLE = (
-    "Where the step's time goes: phases last until their fullest device is done"
+    "Where the step's time goes: phases last until their busiest device is done"
 )
 BAR_COLUMNS = 24
 WIDE_COLUMNS = 100

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import sklearn.metrics  # noqa: F401, else the first AUC of a run waits for it
 
 from embark_jax.metrics.pointwise import auc, labelled
 from embark_jax.train.loop import STEPS_IN_FLIGHT, StepResult

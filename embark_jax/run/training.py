@@ -92,7 +92,7 @@ def train(
         if not (resume and _resumed(setup, trainer, folder, checkpoints, tell)):
             initial.start(setup, trainer, folder.files, tell)
         profile.check(trainer.step, setup.steps)
-        tell(f"the plan, later curves: {folder.path / REPORT}")
+        tell(f"plan and curves: {folder.path / REPORT}")
         with (
             outputs(folder, setup, trainer.step) as log,
             stopping(functools.partial(say_at_end, console)) as stop,

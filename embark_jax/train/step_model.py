@@ -221,6 +221,6 @@ def check_logits(logits: jax.Array, labels: jax.Array) -> jax.Array:
     if logits.shape != labels.shape:
         raise ValueError(
             f"the model returns logits of shape {logits.shape}, must be "
-            f"{labels.shape}: one for each label of a sample"
+            f"{labels.shape}: one for each label"
         )
     return logits

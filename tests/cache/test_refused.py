@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,7 +10,16 @@ import embark_jax as ej
 from embark_jax.cache.cached_rows import TooFewSlotsError
 from embark_jax.train.loop import BadIdError, NonFiniteLossError
 from tests.builders import losses
-from tests.matrix.runs import BATCH, OTHERS, Kind, batches, dynamic, fixed, trainer_of
+from tests.matrix.runs import (
+    BATCH,
+    OTHERS,
+    POOLED,
+    Kind,
+    batches,
+    dynamic,
+    fixed,
+    trainer_of,
+)
 
 SLOTS = 60
 FEW = {"slots": SLOTS, "max_slots": SLOTS, "evicted": "discard"}
@@ -59,3 +69,16 @@ def test_a_refused_batch_leaves_no_mark(kind, error):
     steps, others = (losses(t.iterate_batches(more)) for t in (trainer, expected))
     assert steps == others
     assert_alike(trainer, expected)
+
+
+def test_lookups_without_a_trainer_are_refused():
+    """Nobody would bring rows into slots."""
+    embeddings = trainer_of(Kind(KINDS["on host"]), (1, 1)).embeddings
+    ids = {f.name: np.zeros((BATCH, f.hotness), np.int32) for f in POOLED}
+    weights = {"mean": np.ones((BATCH, 2), np.float32)}
+
+    def lookup(storages):
+        return embeddings.lookup(storages, embeddings.route(ids, weights))
+
+    with pytest.raises(ValueError, match=r"has slots for some .* ej\.Trainer brings"):
+        jax.eval_shape(lookup, embeddings.init(jax.random.key(0)))

@@ -69,7 +69,7 @@ def test_a_run_leaves_all_it_should(trained):
     checkpoints = [line for line in lines[:first] if line.startswith("checkpoint ")]
     assert first - len(checkpoints) <= 8
     report = workdir / "report.html"
-    assert f"the plan, later curves: {report}" in lines[:first]
+    assert f"plan and curves: {report}" in lines[:first]
     page = report.read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert f"{record['test_auc']:.5g}" in page

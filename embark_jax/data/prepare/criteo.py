@@ -19,6 +19,8 @@ from embark_jax.data.prepare.columns import NumberColumn
 from embark_jax.data.prepare.raw_files import TextFile
 from embark_jax.data.prepare.recipe import (
     LAST_FILE,
+    TEST,
+    VALIDATION,
     Recipe,
     check_folder,
     find,
@@ -46,9 +48,10 @@ MULTI_HOT = (
 
 
 def kaggle(raw: Path) -> Recipe:
-    """Reads the Kaggle data. A split by time trains on six days and halves the last, as
-    in DLRM."""
-    return _recipe([find(raw, "train.txt")], last_share(KAGGLE_DAYS))
+    """Reads the Kaggle data. A split by time trains on six days; the first half of the
+    last is the test set and the second the validation set, as in DLRM."""
+    time_split = last_share(KAGGLE_DAYS, (TEST, VALIDATION))
+    return _recipe([find(raw, "train.txt")], time_split)
 
 
 def terabyte(raw: Path) -> Recipe:

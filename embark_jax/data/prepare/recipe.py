@@ -159,12 +159,11 @@ LAST_FILE = cut(ROW, "{last_file}", "({last_file} + {total} + 1) // 2")
 test set."""
 
 
-def last_share(shares: int) -> str:
-    """Holds out the last of ``shares`` equal shares: its first half is the test set,
-    its second half the validation set."""
+def last_share(shares: int, halves: tuple[int, int] = (VALIDATION, TEST)) -> str:
+    """Holds out the last of ``shares`` equal shares, in two halves."""
     held_out = f"{{total}} // {shares}"
     begin, middle = f"{{total}} - {held_out}", f"{{total}} - {held_out} // 2"
-    return cut(ROW, begin, middle, (TEST, VALIDATION))
+    return cut(ROW, begin, middle, halves)
 
 
 def check_folder(raw: Path) -> None:

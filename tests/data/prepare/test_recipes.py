@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from embark_jax.data.prepare import avazu, taobao
-from tests.data.prepare.raw_files import prepared_by, samples, sizes, write_rows
+from tests.data.prepare.raw_files import (
+    everything,
+    prepared_by,
+    samples,
+    sizes,
+    write_rows,
+)
 
 
 def test_avazu(tmp_path):
@@ -22,10 +28,11 @@ def test_avazu(tmp_path):
     (tmp_path / "train.gz").write_bytes(gzip.compress(text.encode()))
     data = prepared_by(avazu.avazu(tmp_path), tmp_path / "out", split="time")
     assert (len(data.features), data.dense_features) == (21, 1)
-    for sample, row in zip(samples(data, "train"), rows, strict=False):
+    # In the order of time: training, validation, test.
+    for i, (sample, row) in enumerate(zip(everything(data), rows, strict=True)):
         assert sample["label"] == row[1]
         assert sample["dense hour"] == pytest.approx(row[2] % 100 / 23)
-        assert sample["device_ip"] == int(row[12], 16)
+        assert sample["device_ip"] == (int(row[12], 16) if i < 90 else "rare")
         assert [sample["C20"], sample["C21"]] == [-1, 79]
     assert sizes(data) == [90, 5, 5]
 
