@@ -53,7 +53,7 @@ def simulate(
     from embark_jax import simulator
     from embark_jax._base.config import ConfigError
     from embark_jax.config import reading
-    from embark_jax.report.summary import assumptions
+    from embark_jax.report.summary import PLACEHOLDERS, assumptions
 
     config, listed = reading.load_with_list(config_file, overrides or ())
     check_outputs([config_file, config.fleet], trace=trace)
@@ -76,6 +76,8 @@ def simulate(
             job = simulator.Job(tables, features, workload)
             if model.without_data:
                 notes.append(WITHOUT_DATA)
+        if plan.prediction is not None and plan.prediction.placeholders:
+            notes.append(PLACEHOLDERS)
         try:
             simulations = [simulator.simulate_program(job, plan.placements)]
             if all_hot is not None:
