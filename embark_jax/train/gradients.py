@@ -209,7 +209,12 @@ def _loss_share(
         losses, logits, model_state = model.train(
             params, model_state, embeddings, batch, options.loss
         )
-        if weights is not None and losses.ndim == 1:
+        if weights is not None:
+            if losses.ndim != 1:
+                raise ValueError(
+                    f"the loss has shape {losses.shape}, must be {labels.shape[:1]}, "
+                    "one of each sample, since samples have weights"
+                )
             losses = losses * weights
         return losses, constrain(logits), model_state
 

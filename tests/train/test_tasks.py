@@ -123,6 +123,14 @@ def test_a_weight_counts_like_copies_of_its_sample(gpus):
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
 
 
+def test_a_mean_over_the_batch_takes_no_weights():
+    trainer = small_trainer(Sum(), 1, loss=lambda logits, *_: logits.mean())
+    batch = SMALL_DATA.train_batch(0, SMALL_BATCH)
+    weighted = dataclasses.replace(batch, sample_weights=np.ones(SMALL_BATCH))
+    with pytest.raises(ValueError, match="of each sample, since samples have"):
+        trainer.train([weighted])
+
+
 def test_batches_with_and_without_weights_do_not_mix():
     trainer = tasks_trainer(Sum())
     batch = SMALL_DATA.train_batch(0, SMALL_BATCH)
