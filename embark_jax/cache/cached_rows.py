@@ -465,7 +465,7 @@ def check_slots(counts: Mapping[str, Counts], storages: Mapping[str, Storage]) -
                 f"a batch asks for {needed:,} rows of one device's share of the cached "
                 f"tables {named}, which have {storage.slots_per_device:,} slots there; "
                 f"raise their {key}, which all devices share, to "
-                f"{needed * storage.row_shards:,}, or lower the batch size",
+                f"{needed * storage.row_shards:,} or more, or lower the batch size",
                 {},
             )
     if must_grow:
