@@ -79,7 +79,7 @@ def assumptions(plan: Plan) -> str:
         return ""
     text = f"assumes lookups and updates in {KERNELS[prediction.kernels]}; "
     if not prediction.overlap:
-        return text + "nothing travels beside the dense layers"
+        return text + "nothing overlaps"
     text += "each step makes the routes of the next beside the dense layers"
     if prediction.breakdown is None or not prediction.breakdown.hidden_ms:
         return text

@@ -32,7 +32,7 @@ def planned(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ((), "nothing travels beside"),  # on 8 devices of this CPU
+        ((), "nothing overlaps"),  # on 8 devices of this CPU
         (GPUS, "beside the dense layers"),
         ((*GPUS, *CACHED), "beside the dense layers"),
     ],
@@ -41,7 +41,7 @@ def test_on_gpus_a_plan_prices_routes_that_hide_beside_dense_layers(
     planned, overrides, said
 ):
     workload, plan = planned(*overrides)
-    assert workload.overlap == (said != "nothing travels beside")
+    assert workload.overlap == (said != "nothing overlaps")
     assert said in summary.overview(plan)
     assert said in plan_page(plan)
 

@@ -54,7 +54,7 @@ def test_columns_without_any_value(tmp_path):
 def test_values_that_are_missing_in_training_alone(tmp_path):
     column = [None] * 55 + ["x"] * 5
     data = parquet(tmp_path, {"a": column, "b": LABELS}, split="time")
-    found = [s["a"] for split in ("train", "test") for s in samples(data, split)]
+    found = [s["a"] for split in ("train", "validation") for s in samples(data, split)]
     assert found == [None] * 54 + [None] + ["rare"] * 2
 
 
