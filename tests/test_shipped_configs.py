@@ -26,9 +26,8 @@ GIN = [
 TRAINED_QUICKLY = [
     CONFIGS / "quickstart.yaml",
     CONFIGS / "models" / "rmc1.yaml",
-    CONFIGS / "experiments" / "movielens_100k" / "tbsm.yaml",
 ]
-"""With and without sequences, and a list of tables; all others are slow."""
+"""A config, and a list of tables; all others are slow."""
 
 
 def one_of_each_kind() -> list[Path]:

@@ -101,8 +101,10 @@ def test_tensorboard_shows_every_number_of_the_log(trained):
 
 @pytest.mark.parametrize(
     ("mesh", "checkpoint", "tolerance"),
-    [((), "", 0), (ONE_DEVICE, "checkpoints/6", 1e-6)],
-    ids=["its own mesh", "1×1"],
+    [
+        pytest.param((), "", 0, id="its own mesh", marks=pytest.mark.slow),
+        pytest.param(ONE_DEVICE, "checkpoints/6", 1e-6, id="1×1"),
+    ],
 )
 def test_a_checkpoint_evaluates_to_the_final_metrics(
     earlier, monkeypatch, mesh, checkpoint, tolerance

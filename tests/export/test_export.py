@@ -193,8 +193,9 @@ def draw_arrays(model: DenseModel) -> dict[str, np.ndarray]:
     return {name: draw(name, array.shape) for name, array in model.arrays.items()}
 
 
-# The two others read sequences with HSTU's layers.
-QUICK = [(kind, {}) for kind in small.KINDS if kind not in ("next_item", "dlrm_v4")]
+# The three others read sequences, as din does.
+WITH_HSTU = "hstu", "next_item", "dlrm_v4"
+QUICK = [(kind, {}) for kind in small.KINDS if kind not in WITH_HSTU]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from embark_jax.export import load_id_scorer
 from embark_jax.run import experiment
 from tests.models.histories import KINDS, write_config
 from tests.runs import done
-from tests.thorough import thorough
 
 
 def saved(path, folder):
@@ -39,7 +38,8 @@ def logits_of(lengths, scorers, trainer, batch):
     return expected
 
 
-@pytest.mark.parametrize("kind", thorough(KINDS, ["din"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_zeros_are_events(kind, tmp_path):
     trainer, batch = saved(write_config(kind, tmp_path), tmp_path)
     done("export", tmp_path, "--out", tmp_path / "exported")

@@ -61,12 +61,7 @@ def looked_up(trainer: ej.Trainer, ids: np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(rows) for _, rows in trainer.predict(batches)])
 
 
-# In memory, cached, dynamic; one device and several.
-QUICK = [
-    ("in memory", (1, 1)),
-    ("fewer slots", (2, 2)),
-    ("dynamic, evicts", (2, 2)),
-]
+QUICK = [("in memory", (1, 1)), ("dynamic, evicts", (2, 2))]
 
 
 @pytest.mark.parametrize(
