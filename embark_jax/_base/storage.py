@@ -92,7 +92,7 @@ def key_value_store(folder: os.PathLike[str]) -> dict[str, Any]:
     if location is None:
         # Checkpoints get their name last: no file has to appear as a whole.
         locking = {"mode": "non_atomic"}
-        path = f"{os.path.realpath(folder)}/"  # it takes no ".."
+        path = f"{os.path.realpath(folder)}/"  # TensorStore takes no ".."
         return {"driver": "file", "path": path, "file_io_locking": locking}
     scheme, rest = location
     bucket, _, path = rest.partition("/")

@@ -25,7 +25,7 @@ def launch(
         ),
     ] = 0,
 ) -> None:
-    """Train by several processes of this machine; what is not below is for `train`."""
+    """Train by several processes of this machine; other words are for `train`."""
     embark = [sys.executable, "-c", "from embark_jax.cli import main; main()"]
     train = [*embark, "train", *context.args, "--distributed"]
     status = one_host.run(train, processes, restarts, say)

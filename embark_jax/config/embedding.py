@@ -249,7 +249,7 @@ class EmbeddingConfig(Config):
         known = {name for name, table in self.tables.items() if table.rows is not None}
         missing = [
             f"embedding.tables.{name}.rows: {need}"
-            + (f"; of tables: {nearest(name, known)}" if known else "")
+            + (f"; {nearest(name, known)}" if known else "")
             for name in self.tables
             if name not in known
         ]
