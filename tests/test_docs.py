@@ -193,6 +193,10 @@ def run_program(program: Path) -> None:
         runpy.run_path(str(program), run_name="__main__")
 
 
+SHORTER = {"tracks.yaml": ("epochs: 8", "epochs: 1")}
+"""What a test runs less of: the file, what it says, and what it says here."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
 def test_a_tutorial_runs_as_it_is_read(page, tmp_path):
@@ -200,7 +204,9 @@ def test_a_tutorial_runs_as_it_is_read(page, tmp_path):
     waiting: list[str] = []
     for block in blocks(page, "python", "sh", "yaml"):
         if block.title:
-            (tmp_path / block.title).write_text(block.code)
+            said, here = SHORTER.get(block.title, ("", ""))
+            assert said in block.code
+            (tmp_path / block.title).write_text(block.code.replace(said, here))
             continue
         if block.language == "python":
             waiting.append(block.code)

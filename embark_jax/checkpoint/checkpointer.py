@@ -38,8 +38,9 @@ from embark_jax.checkpoint.reading import SavedCheckpoint
 from embark_jax.checkpoint.restoring import fill
 from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import dynamic_blocks, table_layouts
+from embark_jax.embedding.logical import dynamic_blocks, table_shards
 from embark_jax.launch.agreement import of_process_0
+from embark_jax.plans.layout import SHARD_FIELDS
 from embark_jax.train.state import TrainState
 
 GIGABYTE = 1e9
@@ -145,6 +146,8 @@ class Checkpointer:
                 keys[name] = str(jax.random.key_impl(array))
                 arrays[name] = jax.random.key_data(array)
         saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
+        blocks = dynamic_blocks(embeddings, state.storages)
+        shards = table_shards(embeddings.plan.storages, blocks)
         description = Description(
             step=step,
             identity=self._identity,
@@ -153,9 +156,11 @@ class Checkpointer:
             plan=json.loads(embeddings.plan.to_json()),
             arrays={name: (array.dtype, array.shape) for name, array in saved.items()},
             keys=keys,
-            tables=table_layouts(
-                embeddings.plan.storages, dynamic_blocks(embeddings, state.storages)
-            ),
+            storages=[storage.name for storage in embeddings.plan.storages],
+            tables={
+                name: {field: of_table[field].tolist() for field in SHARD_FIELDS}
+                for name, of_table in shards.items()
+            },
         )
         items = {
             ARRAYS: ocp.args.PyTreeSave(arrays),
@@ -194,7 +199,6 @@ class Checkpointer:
         check_whole(state, embeddings)
         jax.block_until_ready(state)  # else reading pays for initial tables
         arrays = named_arrays(state)
-        layouts = table_layouts(embeddings.plan.storages)
 
         def read(folder: epath.Path) -> Description:
             saved = SavedCheckpoint(folder)
@@ -202,7 +206,7 @@ class Checkpointer:
             if lines := differences(theirs, self._identity, "in the checkpoint"):
                 lines = ["belongs to another experiment:", *lines]
                 raise OtherExperimentError("\n  ".join(lines))
-            fill(saved, arrays, layouts, saved.description.table_rows)
+            fill(saved, arrays, embeddings.plan, saved.description.table_rows)
             return saved.description
 
         problem, begin = "", time.monotonic()

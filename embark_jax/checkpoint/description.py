@@ -5,20 +5,23 @@ It is complete in itself: a reader needs neither plan nor mesh.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from embark_jax.checkpoint.errors import CheckpointError, OtherExperimentError
 from embark_jax.data.hashed_file import checksum_of
-from embark_jax.embedding.logical import RangeLayout
+from embark_jax.embedding.logical import rows_and_dim
+from embark_jax.plans.layout import SHARD, SHARD_FIELDS
 
 ARRAYS, DESCRIPTION = "arrays", "embark"
 """Names of the items that Orbax saves: folders of a checkpoint."""
 NAME = "checkpoint.json"
-VERSION = 2
+VERSION = 3
 
 
 class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
@@ -33,7 +36,9 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
       arrays: dtype and shape of each array, as it is saved, by dotted path in the
         state, such as "storages.rb_64".
       keys: implementation of those that are the data of random keys, by name.
-      tables: layout of each table's rows in the arrays of storages, by name.
+      storages: names of the plan's storages, by their numbers.
+      tables: for each table, by name, the fields of its shards' records, as
+        ``embedding.logical.table_shards`` returns them.
     """
 
     step: int
@@ -43,12 +48,21 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     plan: Mapping[str, Any]
     arrays: dict[str, tuple[str, tuple[int, ...]]]
     keys: dict[str, str]
-    tables: dict[str, tuple[RangeLayout, ...]]
+    storages: list[str]
+    tables: dict[str, dict[str, list[int]]]
+
+    @functools.cached_property
+    def shards(self) -> dict[str, np.ndarray]:
+        """Returns ``tables`` as records."""
+        return {
+            name: np.rec.fromarrays([fields[field] for field in SHARD_FIELDS], SHARD)
+            for name, fields in self.tables.items()
+        }
 
     @property
     def table_rows(self) -> dict[str, int]:
         """Number of rows of each table, by name."""
-        return {name: layout[-1].end for name, layout in self.tables.items()}
+        return {name: rows_and_dim(of)[0] for name, of in self.shards.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON-like data with a checksum; ``from_json`` is the inverse."""

@@ -13,6 +13,7 @@ from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Descrip
 from embark_jax.checkpoint.errors import CheckpointError, reason
 from embark_jax.checkpoint.layout import open_array
 from embark_jax.data.pipeline import in_order
+from embark_jax.embedding.logical import pieces
 
 CACHED_BYTES = 64 << 20
 """Memory for chunks of which other rows are read soon."""
@@ -81,16 +82,21 @@ class SavedCheckpoint:
         Raises:
           CheckpointError: if they are damaged.
         """
+        shards, storages = self.description.shards[table], self.description.storages
+        stores = {
+            storage: self._store(array.format(storages[storage]))
+            for storage in np.unique(shards["storage"]).tolist()
+        }
+        last = shards[-1]
+        if stores[last["storage"]].shape[2] != last["columns"]:
+            columns = range(1)  # one value, in all column shards
         reads = []
-        for layout in self.description.tables[table]:
-            store = self._store(array.format(layout.storage))
-            if store.shape[2] != layout.width:  # one value, in all column shards
-                columns = range(1)
-            for piece in layout.pieces(numbers, columns):
-                block, first = divmod(piece.slots.start, store.shape[1])
-                end = first + piece.slots.stop - piece.slots.start
-                slots = slice(first, end, piece.slots.step)
-                reads.append((piece.into, store[block, slots, piece.columns].read()))
+        for piece in pieces(shards, numbers, columns):
+            store = stores[piece.storage]
+            block, first = divmod(piece.slots.start, store.shape[1])
+            end = first + piece.slots.stop - piece.slots.start
+            slots = slice(first, end, piece.slots.step)
+            reads.append((piece.into, store[block, slots, piece.columns].read()))
         parts = [(into, _result(read)) for into, read in reads]
         if len(parts) == 1:
             return parts[0][1]

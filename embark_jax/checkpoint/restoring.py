@@ -22,7 +22,9 @@ from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.checkpoint.layout import is_key, named_arrays, of_table, with_arrays
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents, in_threads
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import TableLayout, table_layouts
+from embark_jax.embedding.logical import rows_and_dim, table_shards
+from embark_jax.plans.layout import Storage
+from embark_jax.plans.plan import Plan
 from embark_jax.train.state import TrainState
 
 OVERWRITTEN_BYTES = 1 << 20
@@ -38,7 +40,7 @@ ROW_VALUES = 16
 def fill(
     saved: SavedCheckpoint,
     arrays: dict[str, Any],
-    tables: Mapping[str, TableLayout],
+    plan: Plan,
     counts: Mapping[str, int],
 ) -> None:
     """Puts what a checkpoint has in place of a state's arrays.
@@ -47,7 +49,7 @@ def fill(
       saved: the checkpoint.
       arrays: arrays by name in the state, which change; those of tables are overwritten
         row by row. If this fails it has what is left of them.
-      tables: layouts of the tables in these arrays.
+      plan: plan of these arrays.
       counts: number of first rows that are taken, by table. Rows of dynamic tables are
         taken by key, all that there are.
 
@@ -63,7 +65,7 @@ def fill(
         else:
             blocks = Blocks(array)
             try:
-                _overwrite(saved, blocks, name, tables, counts)
+                _overwrite(saved, blocks, name, plan, counts)
             finally:
                 arrays[name] = blocks.array()
 
@@ -97,7 +99,7 @@ def warm_state(
         for name, array in arrays.items()
         if keep_optimizer or not name.startswith(OPTIMIZER_FIELDS)
     }
-    fill(saved, chosen, table_layouts(embeddings.plan.storages), counts)
+    fill(saved, chosen, embeddings.plan, counts)
     state = with_arrays(state, arrays | chosen)
     if not keep_optimizer:
         return state
@@ -113,7 +115,7 @@ def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
     values = {
         name: state(name) if name else "storages.{}" for name in rows_by_key.words
     }
-    dim = saved.description.tables[table][0].dim
+    room, dim = rows_and_dim(saved.description.shards[table])
 
     def read(numbers: range):
         keys, used = (
@@ -129,7 +131,6 @@ def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
         }
         return keys[own], used[own], rows
 
-    room = saved.description.table_rows[table]
     for taken in in_threads(read, extents(room, ROW_VALUES * dim)):
         if taken is not None:
             rows_by_key.take(*taken)
@@ -158,18 +159,19 @@ def _overwrite(
     saved: SavedCheckpoint,
     blocks: Blocks,
     name: str,
-    tables: Mapping[str, TableLayout],
+    plan: Plan,
     counts: Mapping[str, int],
 ) -> None:
     """Gives the blocks of an array what they need, a few rows at a time."""
     _, storage, *_ = name.split(".")
     array = name.replace(f".{storage}", ".{}", 1)
+    (own,) = (each for each in plan.storages if each.name == storage)
 
     def read(needed: Needed) -> tuple[int, np.ndarray]:
         rows = saved.rows(needed.table, array, needed.numbers, needed.columns)
         return needed.slot, rows
 
-    for slot, rows in in_threads(read, _needed(blocks, storage, tables, counts)):
+    for slot, rows in in_threads(read, _needed(blocks, own, counts)):
         blocks.put(slot, rows)
 
 
@@ -184,31 +186,27 @@ class Needed(NamedTuple):
 
 
 def _needed(
-    blocks: Blocks,
-    storage: str,
-    tables: Mapping[str, TableLayout],
-    counts: Mapping[str, int],
+    blocks: Blocks, storage: Storage, counts: Mapping[str, int]
 ) -> Iterator[Needed]:
     """Yields which rows of which tables the blocks of an array of a storage need."""
-    for table, count in counts.items():
-        for here in tables.get(table, ()):
-            shards = [
-                (j, k, here.first_slots[j][k])
-                for j, k in np.ndindex(here.row_shards, here.column_shards)
-                if here.storage == storage and here.first_slots[j][k] in blocks
-            ]
-            rows = range(here.begin, min(here.end, count))
-            size = blocks.row_bytes * here.column_shards
-            for part in extents(len(rows), size) if shards else ():
-                for j, k, slot in shards:
-                    first = part.start + (j - part.start) % here.row_shards
-                    numbers = rows[first : part.stop : here.row_shards]
-                    columns = range(k * here.width, (k + 1) * here.width)
-                    if blocks.width != here.width:  # one value in all column shards
-                        columns = range(1)
-                    if numbers:
-                        slot += first // here.row_shards
-                        yield Needed(slot, table, numbers, columns)
+    fields = ["first_slot", "first_row", "row_shard", "first_column", "columns"]
+    for table, shards in table_shards([storage]).items():
+        own = [shard for shard in shards[fields].tolist() if shard[0] in blocks]
+        rows, dim = rows_and_dim(shards)
+        begin, stride = shards[["first_row", "stride"]][0].item()
+        end = min(begin + rows, counts.get(table, 0))
+        row_bytes = blocks.row_bytes * (dim // storage.width)
+        for part in extents(end - begin, row_bytes) if own else ():
+            for slot, first_row, row_shard, column, width in own:
+                first, stop = (
+                    -(-(row - row_shard) // stride) for row in (part.start, part.stop)
+                )
+                numbers = range(first_row, end, stride)[first:stop]
+                columns = range(column, column + width)
+                if blocks.width != width:  # one value in all column shards
+                    columns = range(1)
+                if numbers:
+                    yield Needed(slot + first, table, numbers, columns)
 
 
 class Blocks:

@@ -6,9 +6,8 @@ them shard by shard. Moving tables from one plan to another goes through these r
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -40,99 +39,83 @@ class Piece(NamedTuple):
     """Some of the rows and columns that are asked for, as one shard has them.
 
     Attributes:
+      storage: number of the storage.
       into: selects them from what is asked for.
       slots: their rows in the array of the storage, at equal distances.
       columns: their columns there.
     """
 
+    storage: int
     into: tuple[slice, slice]
     slots: range
     columns: slice
 
 
-@dataclasses.dataclass(frozen=True)
-class RangeLayout:
-    """The layout of rows ``[begin, end)`` of a table in the array of a storage, or of
-    one of its states.
+def table_shards(
+    storages: Sequence[Storage], blocks: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, np.ndarray]:
+    """Returns the records of each table's shards, by name, with ``first_slot`` counted
+    in the whole array of a storage.
 
-    Row i of row shard j and column shard k is row ``first_slots[j][k] + i`` of the
-    array. Rows go to row shards round robin: row ``begin + r`` of the table is row
-    ``r // n`` of row shard ``r % n`` of n.
-
-    Attributes:
-      storage: name of the storage.
-      begin, end: range of the rows.
-      dim: dim of the table.
-      first_slots: ``[row_shards][column_shards]`` first slot of each shard.
+    Args:
+      storages: storages of a plan.
+      blocks: rows that each device's block of a dynamic table has, by storage.
     """
-
-    storage: str
-    begin: int
-    end: int
-    dim: int
-    first_slots: tuple[tuple[int, ...], ...]
-
-    @property
-    def row_shards(self) -> int:
-        return len(self.first_slots)
-
-    @property
-    def column_shards(self) -> int:
-        return len(self.first_slots[0])
-
-    @property
-    def width(self) -> int:
-        """Columns of a shard."""
-        return self.dim // self.column_shards
-
-    def pieces(self, numbers: range, columns: range) -> Iterator[Piece]:
-        """Yields where those of a table's rows and columns lie that are in the range.
-
-        Args:
-          numbers: row numbers, ascending.
-          columns: columns of the table; ``range(1)`` for a state with one value a row.
-        """
-        n, width = self.row_shards, self.width
-        before = max(0, -(-(self.begin - numbers.start) // numbers.step))
-        own = range(numbers.start, min(numbers.stop, self.end), numbers.step)[before:]
-        # Every so many of them lie in one row shard.
-        apart = n // math.gcd(n, numbers.step)
-        for i in range(min(apart, len(own))):
-            held = own[i::apart]
-            index, j = divmod(held.start - self.begin, n)
-            rows = slice(before + i, before + len(own), apart)
-            for k, first in enumerate(self.first_slots[j]):
-                begin = max(columns.start, k * width)
-                end = min(columns.stop, (k + 1) * width)
-                if begin < end:
-                    slot, step = first + index, held.step // n
-                    yield Piece(
-                        (rows, slice(begin - columns.start, end - columns.start)),
-                        range(slot, slot + (len(held) - 1) * step + 1, step),
-                        slice(begin - k * width, end - k * width),
-                    )
-
-
-TableLayout = tuple[RangeLayout, ...]
-"""Layouts of all rows of a table: its hot rows, if it has any, and its cold ones."""
-
-
-def table_layouts(
-    storages: Iterable[Storage], blocks: Mapping[str, int] = MappingProxyType({})
-) -> dict[str, TableLayout]:
-    """Returns the layouts of all tables in the storages of a plan, by name; ``blocks``
-    are the rows that each device's block of a dynamic table has, by storage."""
-    layouts: dict[str, TableLayout] = {}
+    of_tables: dict[str, list[np.ndarray]] = {}
     for storage in storages:
+        shards = storage.shards.copy()
         block = blocks.get(storage.name, storage.rows_per_device)
+        shards["first_slot"] += shards["owner"] * block
+        if storage.dynamic:
+            shards["rows"] = block
         for number, table in storage.tables.items():
-            layout = _range_layout(storage, number, block)
-            layouts[table.name] = (*layouts.get(table.name, ()), layout)
-    # In the order of rows; the storage of hot rows need not come first.
-    return {
-        name: tuple(sorted(ranges, key=lambda layout: layout.begin))
-        for name, ranges in layouts.items()
-    }
+            own = shards[shards["table"] == number]
+            of_tables.setdefault(table.name, []).append(own)
+    return {name: np.concatenate(shards) for name, shards in of_tables.items()}
+
+
+def rows_and_dim(shards: np.ndarray) -> tuple[int, int]:
+    """Returns the numbers of rows and columns of a table with these shards."""
+    rows = shards["rows"][shards["first_column"] == 0].sum()
+    return int(rows), int((shards["first_column"] + shards["columns"]).max())
+
+
+def pieces(shards: np.ndarray, numbers: range, columns: range) -> Iterator[Piece]:
+    """Yields where those of a table's rows and columns lie that its shards have.
+
+    Args:
+      shards: records of shards, as ``table_shards`` returns them.
+      numbers: row numbers, ascending.
+      columns: columns of the table; ``range(1)`` for a state with one value a row.
+    """
+    fields = "storage", "first_row", "stride", "rows", "first_slot"
+    for storage, row, stride, rows, slot, column, width in shards[
+        [*fields, "first_column", "columns"]
+    ].tolist():
+        begin, end = max(columns.start, column), min(columns.stop, column + width)
+        divisor = math.gcd(numbers.step, stride)
+        if begin >= end or (row - numbers.start) % divisor:
+            continue
+        # Every so many of the numbers lie in this shard, from this one on.
+        apart = stride // divisor
+        first = (row - numbers.start) // divisor
+        first = first * pow(numbers.step // divisor, -1, apart) % apart
+        before = -(-(row - numbers.start) // numbers.step) - first
+        first += max(0, -(-before // apart)) * apart
+        held = numbers[first::apart]
+        index, step = (held.start - row) // stride, held.step // stride
+        count = min(len(held), -(-(rows - index) // step))
+        if count > 0:
+            slot += index
+            yield Piece(
+                storage,
+                (
+                    slice(first, first + (count - 1) * apart + 1, apart),
+                    slice(begin - columns.start, end - columns.start),
+                ),
+                range(slot, slot + (count - 1) * step + 1, step),
+                slice(begin - column, end - column),
+            )
 
 
 def export_table(
@@ -159,19 +142,18 @@ def export_table(
     if table not in tables:
         raise ValueError(f"no table {table!r}; there are {', '.join(tables)}")
     _check_arrays(collection, storages, table)
-    layouts = table_layouts(
-        collection.plan.storages, dynamic_blocks(collection, storages)
-    )
-    last = layouts[table][-1]
-    array = storages[last.storage]
-    whole = array.shape[1] == last.width  # else one value a row
-    rows = np.zeros((last.end, last.dim if whole else 1), array.dtype)
-    for layout in layouts[table]:
-        for piece in layout.pieces(range(len(rows)), range(rows.shape[1])):
-            slots = piece.slots
-            held = _rows_on_device(storages[layout.storage], slots.start, len(slots))
-            if held is not None:
-                rows[piece.into] = held[:, piece.columns]
+    names = [storage.name for storage in collection.plan.storages]
+    blocks = dynamic_blocks(collection, storages)
+    shards = table_shards(collection.plan.storages, blocks)[table]
+    array = storages[names[shards["storage"][-1]]]
+    count, dim = rows_and_dim(shards)
+    whole = array.shape[1] == shards["columns"][-1]  # else one value a row
+    rows = np.zeros((count, dim if whole else 1), array.dtype)
+    for piece in pieces(shards, range(count), range(rows.shape[1])):
+        slots, array = piece.slots, storages[names[piece.storage]]
+        held = _rows_on_device(array, slots.start, len(slots))
+        if held is not None:
+            rows[piece.into] = held[:, piece.columns]
     if jax.process_count() > 1:
         _add_rows_of_others(rows)
     return rows
@@ -180,7 +162,7 @@ def export_table(
 def dynamic_blocks(
     collection: EmbeddingCollection, arrays: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Returns ``blocks`` as in ``table_layouts``, of the arrays of storages."""
+    """Returns ``blocks`` as in ``table_shards``, of the arrays of storages."""
     return {
         storage.name: arrays[storage.name].shape[0] // collection.plan.devices
         for storage in collection.plan.storages
@@ -231,19 +213,3 @@ def _add_rows_of_others(rows: np.ndarray) -> None:
         share = rows[begin : begin + at_once]
         shares = multihost_utils.process_allgather(share.view(np.uint8))
         share[...] = np.bitwise_or.reduce(np.asarray(shares)).view(rows.dtype)
-
-
-def _range_layout(storage: Storage, table: int, block: int) -> RangeLayout:
-    shards = storage.shards[storage.shards["table"] == table]
-    begin, row_shards = shards["first_row"][0], shards["stride"][0]
-    rows = shards["rows"][shards["column_shard"] == 0].sum()
-    if storage.dynamic:
-        rows = block * row_shards
-    slots = (shards["owner"] * block + shards["first_slot"]).reshape(row_shards, -1)
-    return RangeLayout(
-        storage.name,
-        int(begin),
-        int(begin + rows),
-        storage.tables[table].dim,
-        tuple(map(tuple, slots.tolist())),
-    )

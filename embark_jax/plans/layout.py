@@ -17,16 +17,12 @@ import numpy as np
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
-SHARD = np.dtype(
-    [
-        (field, np.int64)
-        for field in (
-            *("table", "storage", "row_shard", "column_shard", "owner"),
-            *("first_row", "stride", "rows", "first_column", "columns"),
-            *("first_slot", "slots"),
-        )
-    ]
+SHARD_FIELDS = (
+    *("table", "storage", "row_shard", "column_shard", "owner"),
+    *("first_row", "stride", "rows", "first_column", "columns"),
+    *("first_slot", "slots"),
 )
+SHARD = np.dtype([(field, np.int64) for field in SHARD_FIELDS])
 """The record of a shard.
 
 - table, storage: their numbers in the plan.

@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.logical import table_layouts
+from embark_jax.embedding.logical import pieces, rows_and_dim, table_shards
 from embark_jax.plans.layout import lay_out
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
@@ -104,17 +104,17 @@ def check(state: TrainState, plan: Plan, source: Plan) -> None:
     """Compares rows of all tables with those of a state that ``source`` wrote."""
     (here,), (there,) = plan.storages, source.storages
     array = state.storages[here.name]
-    mine, theirs = table_layouts([here]), table_layouts([there])
-    for table, (layout,) in mine.items():
-        (other,) = theirs[table]
-        for begin in (0, layout.end // 3, layout.end - ROWS):
+    theirs = table_shards([there])
+    for table, mine in table_shards([here]).items():
+        end, _ = rows_and_dim(mine)
+        for begin in (0, end // 3, end - ROWS):
             asked = range(begin, begin + ROWS), range(DIM)
             found, expected = np.zeros((2, ROWS, DIM), np.float32)
-            for piece in layout.pieces(*asked):
+            for piece in pieces(mine, *asked):
                 found[piece.into] = _rows(array, piece.slots)
-            for piece in other.pieces(*asked):
-                first = np.array(piece.slots)[:, None] * other.width
-                expected[piece.into] = (first + np.arange(other.width)) & MASK
+            for piece in pieces(theirs[table], *asked):
+                first = np.array(piece.slots)[:, None] * there.width
+                expected[piece.into] = (first + np.arange(there.width)) & MASK
             np.testing.assert_array_equal(found, expected)
 
 

@@ -22,11 +22,11 @@ embedding:
   tables: {user: {cluster: rb}, item: {cluster: ub}, zip_code: {cluster: dp}}
 dense_optimizer: {kind: adam, learning_rate: 0.003, weight_decay: 0.01}
 train:
-  {batch_size: 128, steps: 1000000, log_every: 20, checkpoint_every: 20}
+  {batch_size: 128, steps: 1000000, log_every: 10, checkpoint_every: 10}
 """
 
 
-END, EVALUATED = 200, 160
+END, EVALUATED = 100, 80
 """Steps of whole runs, and the step after which they are evaluated."""
 
 
@@ -142,12 +142,12 @@ def test_as_one_process_whatever_happens(tmp_path, launcher, undisturbed):
     workdir, plan = tmp_path / "run", launcher.tight_plan()
 
     processes = launcher.start(workdir, 2, "train.dense=zero1")
-    wait_for_step(workdir, 40, processes)
+    wait_for_step(workdir, 20, processes)
     processes[1].kill()
     statuses, said = end(processes)
     assert statuses[0] not in (0, None), said
     processes = launcher.start(workdir, 2, "train.dense=zero1", "--resume")
-    wait_for_step(workdir, 60, processes)
+    wait_for_step(workdir, 30, processes)
     processes[1].terminate()
     statuses, said = end(processes)
     assert statuses == [0, 0], said
@@ -171,7 +171,7 @@ def test_as_one_process_whatever_happens(tmp_path, launcher, undisturbed):
     losses = runs.losses(workdir)
     for step, loss in runs.losses(undisturbed).items():
         # What is logged is a mean since the last log, or since the run was resumed.
-        if not stopped < step < stopped + 20:
+        if not stopped < step < stopped + 10:
             assert losses[step] == pytest.approx(loss, rel=1e-4)
     found, expected = metrics(workdir), metrics(undisturbed)
     assert found.keys() == expected.keys() == {(EVALUATED, "validation"), (END, "test")}
@@ -215,8 +215,8 @@ def test_cached_tables_whatever_happens(launcher, tmp_path):
     assert "all start again from the last checkpoint (1 of 1)" in said[0]
     stopped = max(runs.losses(workdir))
     assert stopped < 300, "the table was to go on growing"
-    last = stopped + 40
-    fewer = "mesh={nodes: 1, gpus_per_node: 2}", f"train.steps={stopped + 20}"
+    last = stopped + 20
+    fewer = "mesh={nodes: 1, gpus_per_node: 2}", f"train.steps={stopped + 10}"
     launcher.finish(workdir, 1, *growing, *fewer, "--resume")
     launcher.finish(workdir, 2, *growing, f"train.steps={last}", "--resume")
     launcher.finish(one, 1, *growing, f"train.steps={last}")
