@@ -33,11 +33,7 @@ def test_a_gather_goes_around_once():
     assert traffic.all_gather_bytes(800, 2, 4) == traffic.LinkBytes(700, 100)
 
 
-def test_buffers_and_memory():
-    assert traffic.id_buffer_bytes(2, devices=8) == 64
-    assert traffic.sum_buffer_bytes(width=16, batch=10, devices=8) == 5120
-    assert traffic.row_buffer_bytes(width=16, devices=8) == 512
-    assert traffic.buffer_memory_bytes(100) == 400
+def test_bytes_in_memory():
     assert traffic.rows_bytes(5, width=16) == 320
     # 2 rows of 16 parameters with as many accumulators and one value more, read and
     # written.
@@ -48,8 +44,7 @@ def test_buffers_and_memory():
     # counted once; 2 passes where a key has 2 bytes.
     assert traffic.sort_bytes(10) == 10 * (4 * (8 + 8) + 4)
     assert traffic.sort_bytes(10, 2) == 10 * (2 * (6 + 6) + 2)
-    assert traffic.index_bytes(10, 5) == 200
-    assert traffic.replicated_gradient_bytes(10, 16) == 680
+    assert traffic.ids_bytes(10, 2, 5) == traffic.sort_bytes(10, 2) + 200
 
 
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
