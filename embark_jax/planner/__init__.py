@@ -13,15 +13,13 @@ from embark_jax.planner.request.table_list import (
     read_table_list,
 )
 from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.advised import advised_plan, plan
-from embark_jax.planner.search.planning import plan_for
+from embark_jax.planner.search.planning import plan, plan_for
 
 __all__ = [
     "PricedPlan",
     "TableList",
     "WorkItem",
     "Workload",
-    "advised_plan",
     "load_table_list",
     "plan",
     "plan_for",

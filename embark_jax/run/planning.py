@@ -12,7 +12,7 @@ import embark_kernels
 from embark_jax._base.agreement import PLAN, differences, parts
 from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax.config import ExperimentConfig
-from embark_jax.planner import Workload, advised_plan
+from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
 from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
 from embark_jax.plans import fleet
@@ -185,7 +185,9 @@ def plan_of(
     # Host devices have no memory but that of the host.
     open_tiers = [] if load.fleet.shared else with_open_tiers(config, tables)
     with config_error_at("embedding"):
-        return advised_plan(load, tables, features, forced=forced, or_tables=open_tiers)
+        return plan_for(
+            load, tables, features, forced=forced, or_tables=open_tiers, advise=True
+        )
 
 
 def with_open_tiers(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import embark_jax as ej
-from embark_jax.planner import Workload, advised_plan, plan_for
+from embark_jax.planner import Workload, plan_for
 from tests.planner.published import table_list
 from tests.runs import done
 
@@ -35,12 +35,12 @@ def test_memory_that_hardly_costs_time_is_advised_and_can_be_had():
     listed = table_list("T180")
     tables, features = listed.specs()
     workload = listed.workload(ej.fleets.dgx_h100())
-    advised = advised_plan(workload, tables, features).prediction
+    advised = plan_for(workload, tables, features, advise=True).prediction
     (text,) = [text for text in advised.advice if "save" in text]
     longer, gb = re.search(r"step (\S+)% longer .* (\S+) GB a device", text).groups()
     assert float(gb) <= 0.95 * advised.device_bytes[0] / 1e9
     limited = dataclasses.replace(workload, memory_gb=float(gb) + 0.1)
-    followed = advised_plan(limited, tables, features).prediction
+    followed = plan_for(limited, tables, features, advise=True).prediction
     assert followed.step_ms <= (1.005 + float(longer) / 100) * advised.step_ms
     assert "save" not in " ".join(followed.advice)
 
