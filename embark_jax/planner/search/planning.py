@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.checking import checked
-from embark_jax.planner.request.workload import Workload, looks_ahead
+from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.solve import (
     DoesNotFitError,
@@ -81,7 +81,7 @@ def plan(
         optimizer=optimizer,
         statistics=statistics,
         wire=wire,
-        overlap=looks_ahead(overlap, fleet),
+        overlap=not fleet.shared if overlap is None else overlap,
         memory_gb=memory_gb,
         kernels=kernels,
     )
