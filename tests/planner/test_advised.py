@@ -45,6 +45,18 @@ def test_memory_that_hardly_costs_time_is_advised_and_can_be_had():
     assert "save" not in " ".join(followed.advice)
 
 
+def test_tables_that_leave_the_devices_are_counted():
+    device = ej.fleets.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
+    workload = Workload(ej.fleets.Fleet(device, gpus_per_node=4), 64)
+    large, there = (ej.TableSpec(name, 10**7, 16) for name in ("large", "there"))
+    there = dataclasses.replace(there, tier="host")
+    features = [ej.FeatureSpec("large"), ej.FeatureSpec("there")]
+    auto = [dataclasses.replace(large, tier="auto"), there]
+    made = plan_for(workload, [large, there], features, or_tables=auto)
+    assert [table.tier for table in made.tables] == ["host", "host"]
+    assert "1 of 2 tables are in another tier" in made.prediction.advice[0]
+
+
 def test_the_function_and_the_command_have_one_price(tmp_path):
     entries = [{"name": f"t{i}", "rows": 10**6, "dim": 32} for i in range(3)]
     path = tmp_path / "tables.json"

@@ -94,7 +94,7 @@ def _check(
         for name in forced
         if name not in named
     ]
-    for name in forced.keys() & named.keys():
+    for name in (name for name in named if name in forced):
         if not isinstance(forced[name], ForcedPlacement):
             raise ValueError(
                 f"table {name!r}: {forced[name]!r} is forced, must be such as "

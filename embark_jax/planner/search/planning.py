@@ -127,7 +127,8 @@ def plan_for(
             helps = [f"{change} ({_cost(other)})" for change, other in options]
             text = f"; what would help: {', or '.join(helps)}" if helps else ""
             raise ValueError(f"{error}{text}") from None
-        moved = sum(new != old for new, old in zip(made.tables, tables, strict=True))
+        pairs = zip(made.tables, tables, strict=True)
+        moved = sum(new.tier != old.tier for new, old in pairs)
         advice.append(
             f"memory is short with all rows on devices: {moved} of {len(tables)} "
             "tables are in another tier, as with embedding.tables.NAME.tier=auto"
