@@ -33,20 +33,6 @@ def test_a_gather_goes_around_once():
     assert traffic.all_gather_bytes(800, 2, 4) == traffic.LinkBytes(700, 100)
 
 
-def test_bytes_in_memory():
-    assert traffic.rows_bytes(5, width=16) == 320
-    # 2 rows of 16 parameters with as many accumulators and one value more, read and
-    # written.
-    assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * 2 * 33 * 4
-    # Parameters of 2 bytes; accumulators are float32.
-    assert traffic.update_rows_bytes(2, 16, 1, 1, 2) == 2 * 2 * (16 * 2 + 17 * 4)
-    # 4 passes over a key and a position of 4 bytes, each read and written, and the keys
-    # counted once; 2 passes where a key has 2 bytes.
-    assert traffic.sort_bytes(10) == 10 * (4 * (8 + 8) + 4)
-    assert traffic.sort_bytes(10, 2) == 10 * (2 * (6 + 6) + 2)
-    assert traffic.ids_bytes(10, 2, 5) == traffic.sort_bytes(10, 2) + 200
-
-
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
 def test_rows_in_16_bits_are_read_and_written_in_half_the_bytes(cluster):
     def moved(dtype):

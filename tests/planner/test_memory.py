@@ -11,7 +11,7 @@ import embark_jax as ej
 from embark_jax.planner import Workload, plan_for, price
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.work import Peak
-from embark_jax.planner.request.dense import DenseLoad, dlrm_network
+from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.solve import least_bytes
@@ -95,18 +95,10 @@ def test_what_a_table_takes_on_every_device():
 def test_what_dense_layers_take(parallelism, held, gradients, a_sample):
     """Parameter and state, and gradient; of the samples of a node where that is
     split."""
-    memory = changed(dense=dataclasses.replace(DENSE, parallelism=parallelism))
-    assert memory.dense_bytes == held
-    assert memory.dense_gradient_bytes == gradients
-    assert memory.activation_bytes == 10 * a_sample
-
-
-def test_activations_of_a_small_network():
-    network = dlrm_network(10, 3, (4, 2), (5, 1), cross_layers=2, cross_rank=3)
-    # 12 come together; two cross layers make 3, 12 and 12; the MLPs 4, 2, 5 and 1.
-    assert network.kept_values == 12 + 2 * 27 + 12
-    # And the gradients of all but the 12.
-    assert network.load(1).activation_bytes == 4 * (78 + 66)
+    dense = dataclasses.replace(DENSE, parallelism=parallelism)
+    assert dense.held_bytes(TOY) == held
+    assert dense.gradient_bytes(TOY) == gradients
+    assert changed(dense=dense).activation_bytes == 10 * a_sample
 
 
 def placed(cluster, rows, workload):

@@ -100,11 +100,6 @@ class PricedCandidates:
         return int(row_shards * self.column_shards[candidate])
 
     @functools.cached_property
-    def pooled(self) -> np.ndarray:
-        """``[candidates]`` whether owners pool."""
-        return POOLS_AT_OWNER[self.cluster]
-
-    @functools.cached_property
     def staged(self) -> np.ndarray:
         """``[candidates]`` whether partial sums are added up inside nodes."""
         staged = [storage.of_exchange.staged for storage in self.storages]

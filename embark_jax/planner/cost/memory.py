@@ -72,16 +72,6 @@ class Memory:
         return limit_bytes if target_gb is None else min(limit_bytes, 1e9 * target_gb)
 
     @property
-    def dense_bytes(self) -> float:
-        """Parameters of the dense layers, and their optimizer state."""
-        return self.workload.dense.held_bytes(self.workload.fleet)
-
-    @property
-    def dense_gradient_bytes(self) -> float:
-        """Gradients of those parameters."""
-        return self.workload.dense.gradient_bytes(self.workload.fleet)
-
-    @property
     def activation_bytes(self) -> float:
         """Values that dense layers keep of forward, and their gradients, of the samples
         that go through them at once; where these are not all, the parameters' gradients
@@ -91,7 +81,7 @@ class Memory:
         if workload.micro_batches == 1:
             return sample_bytes * workload.device_batch
         samples = workload.device_batch / workload.micro_batches
-        return sample_bytes * samples + self.dense_gradient_bytes
+        return sample_bytes * samples + workload.dense.gradient_bytes(workload.fleet)
 
     @property
     def stored_limit_bytes(self) -> np.ndarray:

@@ -268,7 +268,7 @@ class PricedPlan:
             owners = self.owners[i]
             row_shard = np.arange(len(owners)) // candidates.column_shards[number]
             of_shards = of_row_shards[first[number] + row_shard]
-            np.add.at(on_devices[number], owners, of_shards)
+            on_devices[number] = np.bincount(owners, of_shards, self.workload.devices)
         return on_devices
 
     def breakdown(self) -> Breakdown:

@@ -124,10 +124,12 @@ class ProgramModel:
         """Whether plain XLA sums row gradients, in an array, before it updates rows."""
         return self.workload.kernels == "xla"
 
-    def _sums(self, ids: Any, sums: Any, width: Any) -> Work:
+    def _sums(self, ids: Any, sums: Any, width: Any, sent: bool = False) -> Work:
         """Returns the work of summing row gradients of ids in plain XLA, and of reading
-        the sums: in the update, and before it for mean squares."""
-        reads = 1 + self.workload.row_wise
+        the sums: in the update, and before it for mean squares; or where they are in a
+        buffer that is sent, whose exchange counts that they are written, without
+        that."""
+        reads = -1 if sent else 1 + self.workload.row_wise
         read_bytes = reads * traffic.rows_bytes(sums, width)
         sums_bytes = traffic.sums_bytes(ids, sums, width)
         return Work("gradients", "row gradients", sums_bytes + read_bytes)
@@ -165,7 +167,7 @@ class ProgramModel:
                 yield Work("lookup", "partial sums", sums_bytes)
         if properties.unique_ids and self.in_xla:
             unique = candidates.expected_unique(workload.device_batch)
-            yield self._sums_sent(pooled_ids, unique, candidates)
+            yield self._sums(pooled_ids, unique, candidates.dim, sent=True)
         own = properties.ids[workload.kernels]
         keys_bytes = traffic.ids_bytes(
             ids * candidates.column_shards, own.own_key_bytes, own.own_values
@@ -174,13 +176,6 @@ class ProgramModel:
         yield Work("sort", what, keys_bytes)
         if properties.replicated:
             yield from self._replicated_work(candidates)
-
-    def _sums_sent(self, ids: Any, sums: Any, candidates: Candidates) -> Work:
-        """Returns the work of summing row gradients in plain XLA, in a buffer whose
-        exchange counts that they are written."""
-        sums_bytes = traffic.sums_bytes(ids, sums, candidates.dim)
-        written_bytes = traffic.rows_bytes(sums, candidates.dim)
-        return Work("gradients", "row gradients", sums_bytes - written_bytes)
 
     def _replicated_work(self, candidates: Candidates) -> Iterator[Work]:
         workload = self.workload
@@ -201,7 +196,7 @@ class ProgramModel:
             yield Work("sort", "gathered slots", id_bytes * gathered)
             # The buffer of row gradients is zeroed, and read once more for squares.
             if self.in_xla:
-                yield self._sums_sent(own_ids, summed, candidates)
+                yield self._sums(own_ids, summed, candidates.dim, sent=True)
             passes = (not self.in_xla) + workload.row_wise
             summed_bytes = passes * traffic.rows_bytes(summed, candidates.dim)
             yield Work("gradients", "row gradients", summed_bytes)

@@ -62,8 +62,15 @@ def worthwhile_candidates(
     """
     tiers = _offered_tiers(tables, workload)
     splits = _even_splits(workload.devices)
+    # Going inside nodes first is worth it where partial sums are added up on the way.
+    stages = min(workload.fleet.nodes, workload.fleet.gpus_per_node) > 1
     exchanges: dict[Cluster, Sequence[Exchange]] = {
-        cluster: _exchanges(cluster, workload) for cluster in CLUSTER_NAMES
+        name: [
+            exchange
+            for exchange in cluster.exchanges
+            if not EXCHANGES[exchange].staged or (stages and cluster.pools_at_owner)
+        ]
+        for name, cluster in CLUSTERS.items()
     }
     cuts: list[Cut] = []
     layouts = []
@@ -197,22 +204,6 @@ def _clusters(
         cluster
         for cluster in clusters
         if force.exchange in (None, *CLUSTERS[cluster].exchanges)
-    ]
-
-
-def _exchanges(cluster: Cluster, workload: Workload) -> list[Exchange]:
-    """Returns the exchanges of a cluster that may be worth their price: those that go
-    inside nodes first only where they add up partial sums on the way."""
-    fleet, properties = workload.fleet, CLUSTERS[cluster]
-
-    def adds_up(exchange: Exchange) -> bool:
-        stages = EXCHANGES[exchange].reaches(fleet.nodes, fleet.gpus_per_node)
-        return properties.pools_at_owner and len(stages) > 1
-
-    return [
-        exchange
-        for exchange in properties.exchanges
-        if adds_up(exchange) or not EXCHANGES[exchange].staged
     ]
 
 
