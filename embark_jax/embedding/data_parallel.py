@@ -40,7 +40,7 @@ from embark_jax.embedding.exchange import (
 )
 from embark_jax.embedding.indexing import Block
 from embark_jax.plans.capacities import rows_of
-from embark_jax.plans.collectives import summed_whole
+from embark_jax.plans.traffic import summed_whole
 
 
 class DataParallelRoute(NamedTuple):

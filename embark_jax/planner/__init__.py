@@ -6,25 +6,12 @@ contract with all others, in ``plans``. ``README.md`` in this folder explains al
 page.
 """
 
-from embark_jax.planner.cost.pricing import PricedPlan, WorkItem, price
-from embark_jax.planner.request.table_list import (
-    TableList,
-    load_table_list,
-    read_table_list,
-)
-from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.advised import advised_plan, plan
-from embark_jax.planner.search.planning import plan_for
-
-__all__ = [
-    "PricedPlan",
-    "TableList",
-    "WorkItem",
-    "Workload",
-    "advised_plan",
-    "load_table_list",
-    "plan",
-    "plan_for",
-    "price",
-    "read_table_list",
-]
+from embark_jax.planner.cost.pricing import PricedPlan as PricedPlan
+from embark_jax.planner.cost.pricing import WorkItem as WorkItem
+from embark_jax.planner.cost.pricing import price as price
+from embark_jax.planner.request.table_list import TableList as TableList
+from embark_jax.planner.request.table_list import load_table_list as load_table_list
+from embark_jax.planner.request.table_list import read_table_list as read_table_list
+from embark_jax.planner.request.workload import Workload as Workload
+from embark_jax.planner.search.planning import plan as plan
+from embark_jax.planner.search.planning import plan_for as plan_for

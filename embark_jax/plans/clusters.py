@@ -1,8 +1,8 @@
 """The clusters and the exchanges: what distinguishes one from the others.
 
 Planner, plans, simulator and reports ask for these properties, never for a name. Beside
-this table, a cluster is its collectives (``collectives.py``), its work in the cost
-model, its stages in the simulator, and a file of ``embark_jax.embedding``.
+this table, a cluster is its exchanges and its work in the cost model, its stages in the
+simulator, and a file of ``embark_jax.embedding``.
 """
 
 from __future__ import annotations

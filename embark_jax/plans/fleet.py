@@ -26,19 +26,8 @@ from embark_jax.plans.tables import MOST_DEVICES, whole
 FILES = Path(__file__).parents[1] / "config_files" / "fleets"
 """``configs/fleets``, through a link that a built package has as a folder."""
 
-BY_NAME = {
-    "dgx-h100": "dgx_h100.yaml",
-    "dgx-h200": "dgx_h200.yaml",
-    "dgx-a100": "dgx_a100.yaml",
-    "dgx-b200": "dgx_b200.yaml",
-    "dgx-b300": "dgx_b300.yaml",
-    "gb200-nvl72": "gb200_nvl72.yaml",
-    "gh200": "gh200.yaml",
-    "v100": "v100.yaml",
-    "this-machine": "this_cpu.yaml",
-}
-"""File of each fleet that has a name on the command line."""
-
+BY_NAME = {path.stem.replace("_", "-"): path for path in FILES.glob("*.yaml")}
+"""File of each fleet, by its name on the command line."""
 GPU_EFFICIENCY = "efficiency/gpu.yaml"
 THIS_MACHINE = "this machine"
 
@@ -210,7 +199,7 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
       ValueError: if a count is not a whole number, or below 1.
     """
     if source in BY_NAME:
-        path = FILES / BY_NAME[source]
+        path = BY_NAME[source]
     elif source.endswith((".yaml", ".yml")):
         path = Path(source)
     else:

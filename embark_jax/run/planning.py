@@ -12,9 +12,9 @@ import embark_kernels
 from embark_jax._base.agreement import PLAN, differences, parts
 from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax.config import ExperimentConfig
-from embark_jax.planner import Workload, advised_plan
+from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
-from embark_jax.planner.request.workload import STATE_VALUES, looks_ahead
+from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet
 from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.fleet import Fleet
@@ -119,7 +119,7 @@ def workload_of(
         wire=wire(config),
         dense=dense,
         micro_batches=config.train.micro_batches,
-        overlap=looks_ahead(None, its_fleet),
+        overlap=not its_fleet.shared,
         sample_ids=sum(feature.hotness for feature in features),
         kernels=implementation,
         memory_gb=embedding.memory_gb,
@@ -185,7 +185,9 @@ def plan_of(
     # Host devices have no memory but that of the host.
     open_tiers = [] if load.fleet.shared else with_open_tiers(config, tables)
     with config_error_at("embedding"):
-        return advised_plan(load, tables, features, forced=forced, or_tables=open_tiers)
+        return plan_for(
+            load, tables, features, forced=forced, or_tables=open_tiers, advise=True
+        )
 
 
 def with_open_tiers(

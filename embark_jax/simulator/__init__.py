@@ -1,31 +1,13 @@
 """Simulates when each device of a fleet does what in a train step. Needs no JAX."""
 
-from embark_jax.simulator.simulation import (
-    Job,
-    Simulation,
-    job_of_list,
-    report,
-    simulate_hot_batches,
-    simulate_program,
-)
-from embark_jax.simulator.timeline import (
-    Task,
-    Timeline,
-    chrome_trace,
-    schedule,
-    serial,
-)
-
-__all__ = [
-    "Job",
-    "Simulation",
-    "Task",
-    "Timeline",
-    "chrome_trace",
-    "job_of_list",
-    "report",
-    "schedule",
-    "serial",
-    "simulate_hot_batches",
-    "simulate_program",
-]
+from embark_jax.simulator.simulation import Job as Job
+from embark_jax.simulator.simulation import Simulation as Simulation
+from embark_jax.simulator.simulation import job_of_list as job_of_list
+from embark_jax.simulator.simulation import report as report
+from embark_jax.simulator.simulation import simulate_hot_batches as simulate_hot_batches
+from embark_jax.simulator.simulation import simulate_program as simulate_program
+from embark_jax.simulator.timeline import Task as Task
+from embark_jax.simulator.timeline import Timeline as Timeline
+from embark_jax.simulator.timeline import chrome_trace as chrome_trace
+from embark_jax.simulator.timeline import schedule as schedule
+from embark_jax.simulator.timeline import serial as serial

@@ -20,7 +20,6 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import STORE
 from embark_jax.plans import traffic
 from embark_jax.plans.clusters import Reach
-from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
@@ -96,7 +95,7 @@ def step_tasks(priced: PricedPlan) -> list[Task]:
     if gpus > 1:
         # Each device of a node gets the inputs of all of its samples.
         samples_bytes = gpus * workload.device_batch * VALUE_BYTES[load.dtype]
-        gather_ms = make.rates.node.all_gather_ms(
+        gather_ms = make.rates.of("node").all_gather_ms(
             samples_bytes * load.layers.inputs_width
         )
         forward.append(
@@ -244,7 +243,7 @@ class _Step:
         if load.parallelism == "tensor":
             along, ms = (
                 "dense sums over nodes",
-                make.rates.rail.all_reduce_ms(moved_bytes),
+                make.rates.of("rail").all_reduce_ms(moved_bytes),
             )
             first = make.task(along, along, NETWORK, ms, [DENSE_GRADIENTS], devices)
         else:  # a reduce-scatter goes once around the ring, as an all-gather does
@@ -276,11 +275,13 @@ class _Step:
         made_bytes = left_bytes = 0.0
         for part in parts:
             made_bytes += value_bytes * part.parameters
-            while made_bytes >= left_bytes + COMBINED_BYTES < total:
-                left_bytes += COMBINED_BYTES
+            while made_bytes >= left_bytes + traffic.COMBINED_BYTES < total:
+                left_bytes += traffic.COMBINED_BYTES
                 name = f"{SUMMED}: part {len(sums) + 1}"
                 sums.append(
-                    self.make.all_reduce(name, SUMMED, COMBINED_BYTES, [part.name])
+                    self.make.all_reduce(
+                        name, SUMMED, traffic.COMBINED_BYTES, [part.name]
+                    )
                 )
         waits = [DENSE_GRADIENTS, *self.rows_ready, *(task.name for task in sums)]
         last = self.make.all_reduce(SUMMED, SUMMED, total - left_bytes, waits)

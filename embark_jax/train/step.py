@@ -16,8 +16,8 @@ from embark_jax.embedding.device_batch import (
     DeviceBatch,
     route_batch,
 )
-from embark_jax.plans.collectives import COMBINED_BYTES
 from embark_jax.plans.plan import MESH_AXES
+from embark_jax.plans.traffic import COMBINED_BYTES
 from embark_jax.train.cuts import Cuts, check_cuts
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.state import Optimizers, TrainState, update_shardings

@@ -99,7 +99,7 @@ class Messages(Tasks):
             sent,
             after,
             fleet.devices,
-            latency_us=self.rates.rail_exchange_us,
+            latency_us=self.rates.of("rail").exchange_us,
         )
 
     def _collective(

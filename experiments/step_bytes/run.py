@@ -156,11 +156,11 @@ def least_bytes(
         if rows.cluster != "dp":
             touched /= workload.devices
         terms["update", "rows and states"] += 2 * touched * (row_bytes + value * states)
-    priced = price(plan.placements, plan.features, workload)
-    for item in priced.work_items(plan.capacities):
+    priced = price(plan.placements, plan.features, workload, plan.capacities)
+    for item in priced.work_items():
         if item.collective is not None:
-            moved = traffic.buffer_memory_bytes(item.buffer)
-            terms[EXCHANGED_IN[item.phase], item.phase] += moved
+            # Written and sent, received and read.
+            terms[EXCHANGED_IN[item.phase], item.phase] += 4 * item.buffer
     _add_dense(terms, network, batch, compute_bytes)
     updated = 3 + 2 * workload.dense.states
     terms["dense_update", "parameters"] = value * updated * network.parameters

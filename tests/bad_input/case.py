@@ -136,7 +136,7 @@ def make_world(folder: Path) -> None:
         write("prepared.yaml", OF_PREPARED)
         write("tables.yaml", "- {name: user, rows: 300, dim: 16}\n")
         fleets = Path(__file__).parents[2] / "configs" / "fleets"
-        write("fleet.yaml", (fleets / "this_cpu.yaml").read_text())
+        write("fleet.yaml", (fleets / "this_machine.yaml").read_text())
         lines = (f"{i % 2},{i / SAMPLES},a{i % 7},{i % 5}" for i in range(SAMPLES))
         write("raw/clicks.csv", "\n".join(["label,price,shop,day", *lines]) + "\n")
         for command in (

@@ -18,9 +18,10 @@ from embark_jax.embedding.keys import (
     row_shard_of,
     words_of,
 )
-from embark_jax.plans.collectives import storage_collectives
+from embark_jax.planner import Workload
+from embark_jax.planner.cost.exchanges import exchange_work
+from embark_jax.planner.cost.work import Peak
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.wire import Wire
 from tests.builders import make_plan
 from tests.cache.rows_by_key import EXTREME
 from tests.collectives import counted
@@ -88,11 +89,13 @@ def test_keys_travel_in_as_many_bytes_as_planned(tier, cluster, exchange):
     with jax.enable_x64(True):
         compiled = route.lower(ids).compile()
     (storage,) = plan.storages
-    expected = Counter()
-    for part in storage_collectives(storage.kind, 2, 4, 2, False, Wire()):
-        if part.phase == "id exchange":
-            size = part.fixed_bytes + part.sum_bytes + capacity * part.id_bytes
-            expected[part.kind, int(size)] += 1
+    workload = Workload(ej.fleets.dgx_h100(2, 4), 16, optimizer="sgd")
+    sizes = Counter()
+    for peak, work in exchange_work(storage.kind, workload):
+        if work.phase == "id exchange":
+            units = capacity if peak == Peak.IDS else 1
+            sizes[work.reach] += int(units * work.buffer_bytes)
+    expected = Counter(("all_to_all", size) for size in sizes.values())
     found = counted(str(compiled.as_text()))
     del found["all_reduce", 8]  # of the capacity that is needed, and of bad ids
     assert found == expected

@@ -60,8 +60,8 @@ def compiled(plan: ej.Plan, workload: Workload):
 def planned_bytes(plan: ej.Plan, workload: Workload, parameters: int) -> Counter:
     """Buffers of a device, by kind of collective."""
     found = Counter()
-    priced = price(plan.placements, plan.features, workload)
-    for item in priced.work_items(plan.capacities):
+    priced = price(plan.placements, plan.features, workload, plan.capacities)
+    for item in priced.work_items():
         if item.collective is not None:
             found[item.collective.replace("_", "-")] += round(item.buffer)
     # Of the whole step: the capacities and whether an id was bad, gradients of the

@@ -4,7 +4,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.planner import Workload, plan_for
-from embark_jax.planner.request.dense import dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_network
 from tests.compiled import DENSE_FEATURES, compile_step
 from tests.gpu_compile.machines import h100_mesh
 
@@ -18,7 +18,7 @@ def test_row_gradients_are_not_there_beside_activations(micro_batches, rel):
     """Nor the zeros that they are added to; each takes about as much as the other."""
     owned = [ej.TableSpec(f"t{i}", 1_000_000, 64) for i in range(12)]
     replicated = [ej.TableSpec(f"d{i}", 1000, 128) for i in range(4)]
-    network = dlrm_dcnv2(
+    network = dlrm_network(
         sum(table.dim for table in [*owned, *replicated]),
         DENSE_FEATURES,
         BOTTOM,

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from embark_jax import models
-from embark_jax.planner.request.dense import dlrm, dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_network
 from tests.models import oracle, sequence_oracle, small
 from tests.models.slopes import assert_slopes
 from tests.thorough import thorough
@@ -83,9 +83,9 @@ def test_every_model_equals_its_oracle(kind, changes, dense_features):
 
 
 def test_the_planner_counts_no_bottom_mlp():
-    crossed = dlrm_dcnv2(12, 0, (7, 5), (6, 1), cross_layers=1, cross_rank=3)
+    crossed = dlrm_network(12, 0, (7, 5), (6, 1), cross_layers=1, cross_rank=3)
     assert (crossed.bottom, crossed.width) == ((), 12)
     assert crossed.parameters == 12 * 3 + 3 * 12 + 12 * 6 + 6
-    dotted = dlrm(3, 12, 0, (7, 5), (6, 1))
+    dotted = dlrm_network(12, 0, (7, 5), (6, 1), dotted=3)
     assert (dotted.bottom, dotted.width) == ((), 12)
     assert dotted.top == ((3, 6), (6, 1))  # three features make three pairs

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax import models
 from embark_jax.config.models import MODELS, section_of
-from embark_jax.planner.request.dense import dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_network
 from tests.models import small
 from tests.thorough import thorough
 
@@ -188,7 +188,7 @@ def test_the_planner_knows_what_backward_needs():
     """Its count of values for DLRM-DCNv2, against what is really kept."""
     model_config = section_of("dlrm_dcnv2")(bottom=(5,), top=(7, 1), cross_rank=6)
     found = models.footprint(model_config, {"a": (64,), "b": (128,)}, DENSE)
-    network = dlrm_dcnv2(192, DENSE, (5,), (7, 1), cross_layers=3, cross_rank=6)
+    network = dlrm_network(192, DENSE, (5,), (7, 1), cross_layers=3, cross_rank=6)
     biases = 5 + 7 + 1 + 3 * 197
     assert found.parameters == network.parameters + biases
     # Beside it dense features, masks of ReLUs, and inputs of that before a product; the

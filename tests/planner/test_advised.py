@@ -7,7 +7,7 @@ import re
 import pytest
 
 import embark_jax as ej
-from embark_jax.planner import Workload, advised_plan, plan_for
+from embark_jax.planner import Workload, plan_for
 from tests.planner.published import table_list
 from tests.runs import done
 
@@ -35,14 +35,26 @@ def test_memory_that_hardly_costs_time_is_advised_and_can_be_had():
     listed = table_list("T180")
     tables, features = listed.specs()
     workload = listed.workload(ej.fleets.dgx_h100())
-    advised = advised_plan(workload, tables, features).prediction
+    advised = plan_for(workload, tables, features, advise=True).prediction
     (text,) = [text for text in advised.advice if "save" in text]
     longer, gb = re.search(r"step (\S+)% longer .* (\S+) GB a device", text).groups()
     assert float(gb) <= 0.95 * advised.device_bytes[0] / 1e9
     limited = dataclasses.replace(workload, memory_gb=float(gb) + 0.1)
-    followed = advised_plan(limited, tables, features).prediction
+    followed = plan_for(limited, tables, features, advise=True).prediction
     assert followed.step_ms <= (1.005 + float(longer) / 100) * advised.step_ms
     assert "save" not in " ".join(followed.advice)
+
+
+def test_tables_that_leave_the_devices_are_counted():
+    device = ej.fleets.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
+    workload = Workload(ej.fleets.Fleet(device, gpus_per_node=4), 64)
+    large, there = (ej.TableSpec(name, 10**7, 16) for name in ("large", "there"))
+    there = dataclasses.replace(there, tier="host")
+    features = [ej.FeatureSpec("large"), ej.FeatureSpec("there")]
+    auto = [dataclasses.replace(large, tier="auto"), there]
+    made = plan_for(workload, [large, there], features, or_tables=auto)
+    assert [table.tier for table in made.tables] == ["host", "host"]
+    assert "1 of 2 tables are in another tier" in made.prediction.advice[0]
 
 
 def test_the_function_and_the_command_have_one_price(tmp_path):

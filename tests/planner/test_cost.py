@@ -33,25 +33,6 @@ def test_a_gather_goes_around_once():
     assert traffic.all_gather_bytes(800, 2, 4) == traffic.LinkBytes(700, 100)
 
 
-def test_buffers_and_memory():
-    assert traffic.id_buffer_bytes(2, devices=8) == 64
-    assert traffic.sum_buffer_bytes(width=16, batch=10, devices=8) == 5120
-    assert traffic.row_buffer_bytes(width=16, devices=8) == 512
-    assert traffic.buffer_memory_bytes(100) == 400
-    assert traffic.rows_bytes(5, width=16) == 320
-    # 2 rows of 16 parameters with as many accumulators and one value more, read and
-    # written.
-    assert traffic.update_rows_bytes(2, 16, 1, 1) == 2 * 2 * 33 * 4
-    # Parameters of 2 bytes; accumulators are float32.
-    assert traffic.update_rows_bytes(2, 16, 1, 1, 2) == 2 * 2 * (16 * 2 + 17 * 4)
-    # 4 passes over a key and a position of 4 bytes, each read and written, and the keys
-    # counted once; 2 passes where a key has 2 bytes.
-    assert traffic.sort_bytes(10) == 10 * (4 * (8 + 8) + 4)
-    assert traffic.sort_bytes(10, 2) == 10 * (2 * (6 + 6) + 2)
-    assert traffic.index_bytes(10, 5) == 200
-    assert traffic.replicated_gradient_bytes(10, 16) == 680
-
-
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
 def test_rows_in_16_bits_are_read_and_written_in_half_the_bytes(cluster):
     def moved(dtype):

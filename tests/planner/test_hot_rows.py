@@ -21,7 +21,6 @@ from embark_jax.report import summary
 from embark_jax.report.plan_record import plan_record
 from embark_jax.statistics.accesses import Statistics, TableAccess
 from embark_jax.statistics.histogram import Histogram
-from embark_jax.statistics.skew import HEAD_ROWS, Zipf
 
 TABLE, FEATURE = TableSpec("t", 1000, 8), FeatureSpec("t", hotness=4)
 WORKLOAD = Workload(fleet.dgx_h100(1, 4), 400, zipf_exponent=1.1)
@@ -85,26 +84,6 @@ def test_fewer_cold_ids_need_smaller_buffers():
         *(make_plan(placed(hot, "ub")).capacities["ub_4_split"] for hot in (0, 10, 100))
     ]
     assert sizes[0] > sizes[1] > sizes[2]
-
-
-@pytest.mark.parametrize("rows", [50, 3 * HEAD_ROWS])
-@pytest.mark.parametrize("exponent", [0.0, 0.9, 1.3])
-@pytest.mark.parametrize("hot", [1, 7, 40])
-def test_cold_rows_of_a_power_law_are_those_that_are_left(rows, exponent, hot):
-    probability = np.arange(1.0, rows + 1) ** -exponent
-    probability /= probability.sum()
-    zipf = Zipf(exponent)
-    for begin, end in ((0, hot), (hot, rows)):
-        mine = probability[begin:end]
-        assert zipf.share(rows, begin, end) == pytest.approx(mine.sum(), rel=1e-4)
-        mine = mine / mine.sum()
-        within, count = zipf.within(rows, begin, end), end - begin
-        exact = -np.expm1(500 * np.log1p(-mine[mine < 1])).sum() + (mine == 1).sum()
-        assert within.expected_unique(count, 500.0) == pytest.approx(exact, rel=1e-4)
-        shards = min(3, count)
-        exact = np.bincount(np.arange(count) % shards, mine)
-        found = within.row_shard_shares(count, shards)
-        np.testing.assert_allclose(found, exact, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rows", [1000, 100_000])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.planner import Workload, advised_plan, plan_for, price
+from embark_jax.planner import Workload, plan_for, price
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.work import Peak
-from embark_jax.planner.request.dense import DenseLoad, dlrm_dcnv2
+from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.instance import make_instance
 from embark_jax.planner.search.solve import least_bytes
@@ -95,18 +95,10 @@ def test_what_a_table_takes_on_every_device():
 def test_what_dense_layers_take(parallelism, held, gradients, a_sample):
     """Parameter and state, and gradient; of the samples of a node where that is
     split."""
-    memory = changed(dense=dataclasses.replace(DENSE, parallelism=parallelism))
-    assert memory.dense_bytes == held
-    assert memory.dense_gradient_bytes == gradients
-    assert memory.activation_bytes == 10 * a_sample
-
-
-def test_activations_of_a_small_network():
-    network = dlrm_dcnv2(10, 3, (4, 2), (5, 1), cross_layers=2, cross_rank=3)
-    # 12 come together; two cross layers make 3, 12 and 12; the MLPs 4, 2, 5 and 1.
-    assert network.kept_values == 12 + 2 * 27 + 12
-    # And the gradients of all but the 12.
-    assert network.load(1).activation_bytes == 4 * (78 + 66)
+    dense = dataclasses.replace(DENSE, parallelism=parallelism)
+    assert dense.held_bytes(TOY) == held
+    assert dense.gradient_bytes(TOY) == gradients
+    assert changed(dense=dense).activation_bytes == 10 * a_sample
 
 
 def placed(cluster, rows, workload):
@@ -155,8 +147,9 @@ def test_what_does_not_fit_for_its_dense_layers_fits_in_smaller_batches():
     tables, features = [TableSpec("a", 1000, 8)], [FeatureSpec("a", hotness=3)]
     # 10 samples of 170 MB on a device of which 900 MB may be taken: 5 of them fit.
     dense = dataclasses.replace(DENSE, activation_bytes=170e6)
+    short = dataclasses.replace(WORKLOAD, dense=dense)
     with pytest.raises(ValueError, match="memory is short on all 8 devices") as error:
-        advised_plan(dataclasses.replace(WORKLOAD, dense=dense), tables, features)
+        plan_for(short, tables, features, advise=True)
     assert "exchange buffers and dense layers need 1.70 GB or more" in str(error.value)
     assert "a batch of 40 (" in str(error.value)
     smaller = dataclasses.replace(WORKLOAD, batch_size=40, dense=dense)

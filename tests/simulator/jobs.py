@@ -3,7 +3,7 @@
 import dataclasses
 
 from embark_jax.planner import Workload
-from embark_jax.planner.request.dense import dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -25,7 +25,7 @@ PLACEMENTS = [
     Placement(TABLES[1], "ub", 2, 2, (2, 3, 4, 6)),
     Placement(TABLES[2], "dp"),
 ]
-NETWORK = dlrm_dcnv2(96, 13, (64, 32), (64, 1), cross_layers=2, cross_rank=16)
+NETWORK = dlrm_network(96, 13, (64, 32), (64, 1), cross_layers=2, cross_rank=16)
 
 
 def machines(nodes, gpus, **changed):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.request.dense import dlrm, dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
 from embark_jax.simulator import job_of_list
 from tests.planner import published
@@ -22,14 +22,14 @@ def test_operations_are_the_published_ones(name):
 
 
 def test_products_of_a_small_network():
-    network = dlrm_dcnv2(10, 3, (4, 2), (5, 1), cross_layers=2, cross_rank=3)
+    network = dlrm_network(10, 3, (4, 2), (5, 1), cross_layers=2, cross_rank=3)
     assert network.bottom == ((3, 4), (4, 2))
     assert network.cross == ((12, 3), (3, 12), (12, 3), (3, 12))
     assert network.top == ((12, 5), (5, 1))
     # 12 + 8; 4 · 36; 60 + 5.
     assert network.parameters == 20 + 144 + 65
     # Two embeddings and the bottom's output make three pairs.
-    assert dlrm(2, 4, 3, (4, 2), (5, 1)).top == ((5, 5), (5, 1))
+    assert dlrm_network(4, 3, (4, 2), (5, 1), dotted=2).top == ((5, 5), (5, 1))
 
 
 def test_the_time_of_a_product():

@@ -16,7 +16,7 @@ import embark_jax as ej
 from embark_jax import simulator
 from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload
-from embark_jax.planner.request.dense import dlrm, dlrm_dcnv2
+from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
@@ -34,8 +34,8 @@ BOTTOM, TOP = (32, 24, 16), (64, 32, 24, 8, 1)
 CROSS_LAYERS, CROSS_RANK = 2, 24
 
 NETWORKS = {
-    "crossed": dlrm_dcnv2(32, DENSE, BOTTOM, TOP, CROSS_LAYERS, CROSS_RANK),
-    "dot": dlrm(2, 32, DENSE, BOTTOM, TOP),
+    "crossed": dlrm_network(32, DENSE, BOTTOM, TOP, CROSS_LAYERS, CROSS_RANK),
+    "dot": dlrm_network(32, DENSE, BOTTOM, TOP, dotted=2),
 }
 
 

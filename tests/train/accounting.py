@@ -135,8 +135,8 @@ def workload_of(plan: Plan, **options) -> Workload:
 def predicted(plan: Plan, optimizer: str, wire: Wire) -> list[WorkItem]:
     """The collectives of the cost model, for what the embeddings move."""
     workload = workload_of(plan, optimizer=optimizer, wire=wire)
-    items = price(plan.placements, plan.features, workload).work_items(plan.capacities)
-    return [item for item in items if item.buffer]
+    priced = price(plan.placements, plan.features, workload, plan.capacities)
+    return [item for item in priced.work_items() if item.buffer]
 
 
 def request(seed: int) -> tuple[Plan, str, Wire, set[str]]:

@@ -19,10 +19,10 @@ import numpy as np
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.capacities import capacity_of
 from embark_jax.plans.clusters import CLUSTERS, ClusterProperties
-from embark_jax.plans.collectives import summed_whole
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement, RowRange, row_ranges
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.plans.traffic import summed_whole
 from embark_jax.plans.wire import VALUE_BYTES
 
 

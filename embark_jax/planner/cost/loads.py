@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +18,15 @@ from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import TableUse, Workload
-from embark_jax.plans.clusters import CLUSTERS, EXCHANGES
+from embark_jax.plans.clusters import CLUSTERS, EXCHANGES, REPLICATED
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import RowRange, StorageKind
 
 CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
 EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
+IS_REPLICATED = np.array([cluster.replicated for cluster in CLUSTERS.values()])
 POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values()])
-"""``[clusters]`` whether tables of each make partial sums."""
+"""``[clusters]`` whether devices all hold tables of each, or make partial sums."""
 
 
 class Load(enum.IntEnum):
@@ -54,8 +56,7 @@ class PricedCandidates:
     """Candidates of some tables, as arrays, with what each costs.
 
     Attributes:
-      uses: the use of each table.
-      table: ``[candidates]`` table of each, a number in ``uses``.
+      table: ``[candidates]`` number of the table of each.
       cluster, exchange: ``[candidates]`` numbers in ``CLUSTER_NAMES`` and
         ``EXCHANGE_NAMES``.
       row_shards, column_shards: ``[candidates]``; both 1 for DP.
@@ -71,7 +72,6 @@ class PricedCandidates:
       first: ``[candidates + 1]`` number of each candidate's first row shard.
     """
 
-    uses: Sequence[TableUse]
     table: np.ndarray
     cluster: np.ndarray
     exchange: np.ndarray
@@ -100,11 +100,6 @@ class PricedCandidates:
         return int(row_shards * self.column_shards[candidate])
 
     @functools.cached_property
-    def pooled(self) -> np.ndarray:
-        """``[candidates]`` whether owners pool."""
-        return POOLS_AT_OWNER[self.cluster]
-
-    @functools.cached_property
     def staged(self) -> np.ndarray:
         """``[candidates]`` whether partial sums are added up inside nodes."""
         staged = [storage.of_exchange.staged for storage in self.storages]
@@ -120,99 +115,93 @@ class PricedCandidates:
         return reduced
 
 
+class Cut(NamedTuple):
+    """A table's rows, cut in two.
+
+    Attributes:
+      table: number of the table.
+      cold: use of the rows that are sharded or, in DP, of all, with tier and slots.
+      hot_rows: number of hot rows.
+      hot: use of these rows; None if there are none.
+    """
+
+    table: int
+    cold: TableUse
+    hot_rows: int = 0
+    hot: TableUse | None = None
+
+
 def price_candidates(
-    uses: Sequence[TableUse], layouts: np.ndarray, workload: Workload
+    cuts: Sequence[Cut], layouts: np.ndarray, workload: Workload
 ) -> PricedCandidates:
     """Returns candidates with what they cost, priced at once.
 
     Args:
-      uses: the use of each table.
-      layouts: ``[candidates, 5]`` table, cluster, exchange, row shards, column shards.
+      cuts: the cuts of tables.
+      layouts: ``[candidates, 5]`` number of a cut, and how its cold rows are laid out:
+        cluster, exchange, row shards, column shards.
       workload: circumstances of the plan.
     """
     layouts = np.asarray(layouts, np.int64).reshape(-1, 5)
     model, memory = ProgramModel(workload), Memory(workload)
-    table, cluster, exchange, row_shards, column_shards = layouts.T
-    replicated = np.array([cluster.replicated for cluster in CLUSTERS.values()])
-    owned_shards = np.where(replicated[cluster], 0, row_shards)
+    uses = [each.cold for each in cuts]
+    cut, cluster, exchange, row_shards, column_shards = layouts.T
+    owned_shards = np.where(IS_REPLICATED[cluster], 0, row_shards)
     first = np.concatenate([[0], np.cumsum(owned_shards)])
-    number = len(table)
-    everywhere_ms, everywhere_bytes = np.zeros((2, number))
+    everywhere_ms, everywhere_bytes = np.zeros((2, len(cut)))
     loads = np.zeros((KINDS, first[-1]))
     for of_cluster, name in enumerate(CLUSTER_NAMES):
         alike = np.flatnonzero(cluster == of_cluster)
-        of_alike = table[alike], row_shards[alike], column_shards[alike]
+        of_alike = cut[alike], row_shards[alike], column_shards[alike]
         candidates = Candidates(workload, uses, name, *of_alike)
         everywhere_ms[alike] = model.everywhere_ms(candidates)
         everywhere_bytes[alike] = memory.everywhere_bytes(candidates)
         if not candidates.of_cluster.replicated:
             flat = first[alike][candidates.candidate] + candidates.row_shard
             loads[:, flat] = _shard_loads(candidates, model, memory)
+    # Hot rows, which lie in DP, cost the same for all candidates of a cut.
+    has_hot = [c for c, each in enumerate(cuts) if each.hot is not None]
+    hot_uses = [each.hot for each in cuts if each.hot is not None]
+    hot_ms, hot_bytes = np.zeros((2, len(cuts)))
+    if hot_uses:
+        number, whole = np.arange(len(hot_uses)), np.ones(len(hot_uses), np.int64)
+        in_dp = Candidates(workload, hot_uses, REPLICATED, number, whole, whole)
+        hot_ms[has_hot] = model.everywhere_ms(in_dp)
+        hot_bytes[has_hot] = memory.everywhere_bytes(in_dp)
     different, of_different = np.unique(
         layouts[:, [0, 1, 2, 4]], axis=0, return_inverse=True
     )
     kinds = [
         StorageKind.of(
-            uses[t].table,
+            uses[c].table,
             CLUSTER_NAMES[of_cluster],
             columns,
             EXCHANGE_NAMES[of_exchange],
-            uses[t].weighted,
+            uses[c].weighted,
         )
-        for t, of_cluster, of_exchange, columns in different.tolist()
+        for c, of_cluster, of_exchange, columns in different.tolist()
     ]
-    storages = tuple(sorted(set(kinds)))
+    hot_kinds = [StorageKind.of(use.table, REPLICATED) for use in hot_uses]
+    storages = tuple(sorted({*kinds, *hot_kinds}))
     numbers = {kind: s for s, kind in enumerate(storages)}
     of_kinds = np.array([numbers[kind] for kind in kinds], np.int64)
+    hot_storage = np.full(len(cuts), -1)
+    hot_storage[has_hot] = [numbers[kind] for kind in hot_kinds]
     return PricedCandidates(
-        uses=uses,
-        table=table,
+        table=np.array([each.table for each in cuts], np.int64)[cut],
         cluster=cluster,
         exchange=exchange,
         row_shards=row_shards,
         column_shards=column_shards,
-        hot_rows=np.zeros(number, np.int64),
-        slots=np.array([use.table.slots or 0 for use in uses], np.int64)[table],
+        hot_rows=np.array([each.hot_rows for each in cuts], np.int64)[cut],
+        slots=np.array([use.table.slots or 0 for use in uses], np.int64)[cut],
         storages=storages,
         storage=of_kinds[of_different.reshape(-1)],
-        hot_storage=np.full(number, -1),
-        everywhere_ms=everywhere_ms,
-        everywhere_bytes=everywhere_bytes,
+        hot_storage=hot_storage[cut],
+        everywhere_ms=everywhere_ms + hot_ms[cut],
+        everywhere_bytes=everywhere_bytes + hot_bytes[cut],
         loads=loads,
         first=first,
-    )
-
-
-def with_hot_rows(
-    cold: PricedCandidates,
-    hot: PricedCandidates,
-    table: np.ndarray,
-    hot_rows: np.ndarray,
-) -> PricedCandidates:
-    """Joins candidates of cold rows and of hot rows to candidates of whole tables.
-
-    Args:
-      cold: candidates of cold rows; ``cold.table`` numbers the cuts of tables in two.
-      hot: candidates of hot rows in DP, one for each cut, in their order.
-      table: ``[cuts]`` table of each cut.
-      hot_rows: ``[cuts]`` number of hot rows; 0 where all rows are cold.
-    """
-    cut = cold.table
-    has_hot = hot_rows[cut] > 0
-    taken = {hot.storages[s] for s in hot.storage[hot_rows > 0]}
-    storages = tuple(sorted({*cold.storages, *taken}))
-    numbers = {kind: s for s, kind in enumerate(storages)}
-    of_cold = np.array([numbers[kind] for kind in cold.storages], np.int64)
-    of_hot = np.array([numbers.get(kind, -1) for kind in hot.storages], np.int64)
-    return dataclasses.replace(
-        cold,
-        table=table[cut],
-        hot_rows=hot_rows[cut],
-        storages=storages,
-        storage=of_cold[cold.storage],
-        hot_storage=np.where(has_hot, of_hot[hot.storage[cut]], -1),
-        everywhere_ms=cold.everywhere_ms + has_hot * hot.everywhere_ms[cut],
-        everywhere_bytes=cold.everywhere_bytes + has_hot * hot.everywhere_bytes[cut],
     )
 
 
@@ -249,7 +238,8 @@ def priced_ranges(
         )
         for i, rows in enumerate(ranges)
     ]
-    return price_candidates(uses, np.array(layouts), workload)
+    cuts = [Cut(i, use) for i, use in enumerate(uses)]
+    return price_candidates(cuts, np.array(layouts), workload)
 
 
 class Loads:

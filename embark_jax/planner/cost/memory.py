@@ -72,16 +72,6 @@ class Memory:
         return limit_bytes if target_gb is None else min(limit_bytes, 1e9 * target_gb)
 
     @property
-    def dense_bytes(self) -> float:
-        """Parameters of the dense layers, and their optimizer state."""
-        return self.workload.dense.held_bytes(self.workload.fleet)
-
-    @property
-    def dense_gradient_bytes(self) -> float:
-        """Gradients of those parameters."""
-        return self.workload.dense.gradient_bytes(self.workload.fleet)
-
-    @property
     def activation_bytes(self) -> float:
         """Values that dense layers keep of forward, and their gradients, of the samples
         that go through them at once; where these are not all, the parameters' gradients
@@ -91,7 +81,7 @@ class Memory:
         if workload.micro_batches == 1:
             return sample_bytes * workload.device_batch
         samples = workload.device_batch / workload.micro_batches
-        return sample_bytes * samples + self.dense_gradient_bytes
+        return sample_bytes * samples + workload.dense.gradient_bytes(workload.fleet)
 
     @property
     def stored_limit_bytes(self) -> np.ndarray:
@@ -136,7 +126,7 @@ class Memory:
         partial sum a sample that or its gradient, sent and received; of an updated row
         its gradient."""
         workload, properties = self.workload, storage.of_cluster
-        width, devices = storage.width, workload.devices
+        width, value_bytes = storage.width, traffic.VALUE_BYTES * workload.devices
         update: dict[Peak, float] = {Peak.UPDATED: traffic.rows_bytes(1, width)}
         if properties.replicated:
             return {}, update
@@ -145,18 +135,15 @@ class Memory:
         held: dict[Peak, float] = {
             Peak.ROWS: self.row_bytes(width, VALUE_BYTES[storage.dtype])
             + INDEX_BYTES * (storage.tier != "device"),
-            Peak.IDS: ROUTED * traffic.id_buffer_bytes(values, devices),
+            Peak.IDS: ROUTED * values * value_bytes,
         }
         if not properties.pools_at_owner:
-            rows_bytes = 2 * traffic.row_buffer_bytes(width, devices)
-            return held, update | {Peak.IDS: rows_bytes}
-
-        def sums(places: int) -> float:
-            return 2 * traffic.sum_buffer_bytes(width, workload.device_batch, places)
-
-        update[Peak.SUMS] = sums(devices)
+            return held, update | {Peak.IDS: 2 * width * value_bytes}
+        sample_bytes = 2 * width * workload.device_batch
+        update[Peak.SUMS] = sample_bytes * value_bytes
         if storage.of_exchange.staged:
-            update[Peak.NODE] = sums(workload.fleet.nodes)
+            nodes = workload.fleet.nodes
+            update[Peak.NODE] = sample_bytes * traffic.VALUE_BYTES * nodes
         return held, update
 
     def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
@@ -174,8 +161,9 @@ class Memory:
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
         if not candidates.of_cluster.replicated:
             return held_bytes
-        gradient_bytes = traffic.replicated_gradient_bytes(
-            candidates.room_for_rows, candidates.dim
+        # With a flag for each row that says whether it was touched.
+        gradient_bytes = traffic.rows_bytes(
+            candidates.room_for_rows, candidates.dim + 1
         )
         table_bytes = candidates.rows * self.row_bytes(
             candidates.dim, candidates.value_bytes

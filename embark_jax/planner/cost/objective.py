@@ -74,14 +74,17 @@ class Objective:
                 (self.update_bytes, update),
             ):
                 array[list(values), s] = list(values.values())
-        self.tier = np.array([_tier_number(storage) for storage in storages], np.int64)
+        numbers = {tier: number for number, tier in enumerate(STORED_TIERS)}
+        tiers = [numbers.get(storage.tier, -1) for storage in storages]
+        self.tier = np.array(tiers, np.int64)
         limits = memory.stored_limit_bytes * workload.fleet.nodes
         self.stored_weights = np.where(
             self.tier >= 0, memory.limit_bytes / limits[self.tier], 0.0
         )
         self.dense_ms = model.dense_ms
-        self.fixed_bytes = memory.dense_bytes + np.array(
-            [memory.activation_bytes, memory.dense_gradient_bytes]
+        dense, fleet = workload.dense, workload.fleet
+        self.fixed_bytes = dense.held_bytes(fleet) + np.array(
+            [memory.activation_bytes, dense.gradient_bytes(fleet)]
         )
 
     def capacities(self, certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
@@ -156,8 +159,3 @@ class Objective:
         cached = self.tier >= 0
         np.add.at(stored, self.tier[cached], of_nodes[cached].sum(axis=2))
         return stored.max(axis=1)
-
-
-def _tier_number(storage: StorageKind) -> int:
-    on_device = storage.tier not in STORED_TIERS
-    return -1 if on_device else STORED_TIERS.index(storage.tier)

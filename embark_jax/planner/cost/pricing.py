@@ -70,7 +70,7 @@ class PricedPlan:
     """Placements with what they cost.
 
     Attributes:
-      placements, features, workload: what is priced.
+      placements, features, workload, sizes: what is priced, as in ``price``.
       ranges: their row ranges.
       candidates: candidate i is that of range i.
       owners: the owners of each range's shards.
@@ -83,9 +83,10 @@ class PricedPlan:
         placements: Sequence[Placement],
         features: Sequence[FeatureSpec],
         workload: Workload,
+        sizes: Mapping[str, int] | None,
     ):
         self.placements, self.features = placements, features
-        self.workload = workload
+        self.workload, self.sizes = workload, sizes
         self.ranges = ranges_of(placements, workload)
         self.uses = uses_of(self.ranges, features, workload)
         self.candidates = priced_ranges(self.ranges, self.uses, workload)
@@ -150,30 +151,15 @@ class PricedPlan:
         }
         return of_storages | of_sequences
 
-    def work_items(
-        self, capacities: Mapping[str, int] | None = None
-    ) -> tuple[WorkItem, ...]:
-        """Returns the work of a step, in no particular order.
+    def work_items(self) -> tuple[WorkItem, ...]:
+        """Returns the work of a step, in no particular order."""
+        storages = range(len(self.candidates.storages))
+        return tuple(item for s in storages for item in self._storage_items(s))
 
-        Args:
-          capacities: capacities of a plan by storage name, for exchanges of that size;
-            None takes those of the prediction.
-        """
-        return tuple(
-            item
-            for s in range(len(self.candidates.storages))
-            for item in self._storage_items(s, capacities)
-        )
-
-    def _storage_items(
-        self, s: int, capacities: Mapping[str, int] | None
-    ) -> list[WorkItem]:
+    def _storage_items(self, s: int) -> list[WorkItem]:
         """Returns the work items of one storage."""
         storage, model = self.candidates.storages[s], self._model
         ranges, candidates = self._of_storages[s]
-        if storage.of_cluster.replicated and capacities is not None:
-            room = capacities.get(rows_of(storage.name))
-            candidates = self._candidates(ranges, room)
         found: dict[tuple, Work] = {}
 
         def add(work: Work, spread: Callable[[Any], np.ndarray]) -> None:
@@ -186,7 +172,7 @@ class PricedPlan:
             found[key] = dataclasses.replace(work, **amounts)
 
         everywhere = np.ones((len(ranges), self.workload.devices))
-        times = self._times(s, capacities)
+        times = self._times(s)
         for peak, work in model.storage_work(storage):
             add(work, functools.partial(np.multiply, times[peak][:, None] * everywhere))
         for work in model.everywhere_work(candidates):
@@ -217,29 +203,29 @@ class PricedPlan:
 
     @functools.cached_property
     def _of_storages(self) -> list[tuple[np.ndarray, Candidates]]:
-        """``[storages]`` numbers of the row ranges in each, and their candidates."""
+        """``[storages]`` numbers of the row ranges in each, and their candidates; those
+        of replicated rows have room for so many together as ``sizes`` say."""
         found = []
-        for s in range(len(self.candidates.storages)):
+        for s, storage in enumerate(self.candidates.storages):
             ranges = np.flatnonzero(self.candidates.storage == s)
-            found.append((ranges, self._candidates(ranges)))
+            room = None
+            if storage.of_cluster.replicated and self.sizes is not None:
+                room = self.sizes.get(rows_of(storage.name))
+            of_ranges, uses = (
+                [each[i] for i in ranges] for each in (self.ranges, self.uses)
+            )
+            candidates = Candidates.of_ranges(of_ranges, uses, self.workload, room)
+            found.append((ranges, candidates))
         return found
 
-    def _candidates(self, numbers: np.ndarray, room: int | None = None) -> Candidates:
-        """Returns the candidates of row ranges of one storage; with ``room``, for so
-        many updated rows together."""
-        ranges, uses = ([each[i] for i in numbers] for each in (self.ranges, self.uses))
-        return Candidates.of_ranges(ranges, uses, self.workload, room)
-
-    def _times(
-        self, s: int, capacities: Mapping[str, int] | None
-    ) -> dict[Peak, np.ndarray]:
+    def _times(self, s: int) -> dict[Peak, np.ndarray]:
         """Returns ``[ranges]`` how much of each unit of a storage's work each row range
         causes: its part of the fullest device's load."""
         peaks, storage = self.peaks[:, s], self.candidates.storages[s]
         ranges, _ = self._of_storages[s]
         capacity = peaks[Peak.IDS]
-        if capacities is not None:
-            capacity = capacities.get(storage.name, 0)
+        if self.sizes is not None:
+            capacity = self.sizes.get(storage.name, 0)
         equal = np.full(len(ranges), 1 / len(ranges))
         if storage.of_cluster.replicated:
             return dict.fromkeys(EXCHANGED, equal)
@@ -268,7 +254,7 @@ class PricedPlan:
             owners = self.owners[i]
             row_shard = np.arange(len(owners)) // candidates.column_shards[number]
             of_shards = of_row_shards[first[number] + row_shard]
-            np.add.at(on_devices[number], owners, of_shards)
+            on_devices[number] = np.bincount(owners, of_shards, self.workload.devices)
         return on_devices
 
     def breakdown(self) -> Breakdown:
@@ -352,6 +338,7 @@ def price(
     placements: Sequence[Placement],
     features: Sequence[FeatureSpec],
     workload: Workload,
+    sizes: Mapping[str, int] | None = None,
 ) -> PricedPlan:
     """Prices placements, without a search.
 
@@ -359,6 +346,8 @@ def price(
       placements: placements of all tables.
       features: features of the model.
       workload: circumstances of the plan: fleet, batch, skew and optimizer.
+      sizes: capacities of a plan, for work items of buffers of that size; None takes
+        those of the prediction.
 
     Raises:
       ValueError: if a placement is impossible on the fleet.
@@ -370,7 +359,7 @@ def price(
     ]
     if problems:
         raise ValueError("; ".join(problems))
-    return PricedPlan(placements, features, workload)
+    return PricedPlan(placements, features, workload, sizes)
 
 
 def _barrier(item: WorkItem) -> tuple[str, StorageKind | None]:

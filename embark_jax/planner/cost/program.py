@@ -11,24 +11,22 @@ import numpy as np
 
 from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.dense import dense_ms
+from embark_jax.planner.cost.exchanges import exchange_work
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import EXCHANGED, OWNER_PHASES, STORE, Peak, Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
-from embark_jax.plans.collectives import (
-    ROW_SUM,
-    Collective,
-    replicated_collectives,
-    storage_collectives,
-    summed_whole,
-)
 from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.wire import VALUE_BYTES
 
 AHEAD = "id exchange"
 """The phase whose collectives run beside the dense layers of the step before, if that
 step makes the routes. Sorts do not: they are kernels, as those of the layers are."""
 ID_VALUES = 2
 """32-bit values in which an id travels in RB: its slot and its bag."""
+TOUCHED_ROWS = Work("id exchange", "touched rows", collective="all_reduce")
+ROW_SUM = Work("gradient exchange", "row gradients", collective="all_reduce")
+"""What tells devices of replicated rows which are touched, and sums their gradients."""
 DISK_BLOCK_BYTES = 4096
 """Least bytes that a disk reads or writes."""
 
@@ -56,30 +54,16 @@ class ProgramModel:
             # The sum travels in the all-reduce of the dense gradients, if there is one.
             dense = workload.dense
             if not dense.parameters or dense.parallelism != "replicated":
-                yield Peak.USE, self._latency(ROW_SUM)
+                latency_ms = self.rates.reduce_us / 1e3
+                yield Peak.USE, dataclasses.replace(ROW_SUM, latency_ms=latency_ms)
             return
-        for collective in storage_collectives(
-            storage,
-            workload.fleet.nodes,
-            workload.fleet.gpus_per_node,
-            workload.device_batch,
-            workload.row_wise,
-            workload.wire,
-        ):
-            yield Peak.USE, self._latency(collective)
-            unit_bytes: dict[Peak, float] = {
-                Peak.USE: collective.fixed_bytes,
-                Peak.SUMS: collective.sum_bytes,
-                Peak.NODE: collective.node_sum_bytes,
-                Peak.IDS: collective.id_bytes,
-            }
-            for peak, buffer_bytes in unit_bytes.items():
-                if buffer_bytes:
-                    yield peak, self._moved(collective, buffer_bytes)
+        yield from exchange_work(storage, workload)
         # One id of capacity for each device: what arrives is grouped by row.
         slots = workload.devices
         ids = properties.ids[workload.kernels]
-        slots_bytes = _ids_bytes(slots, ids.received_key_bytes, ids.received_values)
+        slots_bytes = traffic.ids_bytes(
+            slots, ids.received_key_bytes, ids.received_values
+        )
         yield Peak.IDS, Work("sort", "received slots", slots_bytes)
         rows_bytes = traffic.rows_bytes(slots, storage.width)
         if not properties.pools_at_owner:
@@ -89,7 +73,7 @@ class ProgramModel:
             sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
             yield Peak.SUMS, Work("lookup", "partial sums", sums_bytes)
         if storage.split and workload.row_wise:
-            squares_bytes = traffic.index_bytes(slots, traffic.SQUARE_VALUES)
+            squares_bytes = traffic.VALUE_BYTES * slots * traffic.SQUARE_VALUES
             yield Peak.IDS, Work("gradients", "squares", squares_bytes)
 
     def owner_work(self, candidates: Candidates) -> Iterator[Work]:
@@ -140,10 +124,12 @@ class ProgramModel:
         """Whether plain XLA sums row gradients, in an array, before it updates rows."""
         return self.workload.kernels == "xla"
 
-    def _sums(self, ids: Any, sums: Any, width: Any) -> Work:
+    def _sums(self, ids: Any, sums: Any, width: Any, sent: bool = False) -> Work:
         """Returns the work of summing row gradients of ids in plain XLA, and of reading
-        the sums: in the update, and before it for mean squares."""
-        reads = 1 + self.workload.row_wise
+        the sums: in the update, and before it for mean squares; or where they are in a
+        buffer that is sent, whose exchange counts that they are written, without
+        that."""
+        reads = -1 if sent else 1 + self.workload.row_wise
         read_bytes = reads * traffic.rows_bytes(sums, width)
         sums_bytes = traffic.sums_bytes(ids, sums, width)
         return Work("gradients", "row gradients", sums_bytes + read_bytes)
@@ -181,9 +167,9 @@ class ProgramModel:
                 yield Work("lookup", "partial sums", sums_bytes)
         if properties.unique_ids and self.in_xla:
             unique = candidates.expected_unique(workload.device_batch)
-            yield self._sums_sent(pooled_ids, unique, candidates)
+            yield self._sums(pooled_ids, unique, candidates.dim, sent=True)
         own = properties.ids[workload.kernels]
-        keys_bytes = _ids_bytes(
+        keys_bytes = traffic.ids_bytes(
             ids * candidates.column_shards, own.own_key_bytes, own.own_values
         )
         what = "slots" if properties.replicated else "ids"
@@ -191,42 +177,26 @@ class ProgramModel:
         if properties.replicated:
             yield from self._replicated_work(candidates)
 
-    def _sums_sent(self, ids: Any, sums: Any, candidates: Candidates) -> Work:
-        """Returns the work of summing row gradients in plain XLA, in a buffer whose
-        exchange counts that they are written."""
-        sums_bytes = traffic.sums_bytes(ids, sums, candidates.dim)
-        written_bytes = traffic.rows_bytes(sums, candidates.dim)
-        return Work("gradients", "row gradients", sums_bytes - written_bytes)
-
     def _replicated_work(self, candidates: Candidates) -> Iterator[Work]:
         workload = self.workload
         batch_ids = np.rint(workload.batch_size * candidates.hotness)
-        # Collectives of one kind carry the work of all candidates together, as arrays.
-        buffer_bytes: dict[Collective, np.ndarray] = {}
-        for i in range(len(candidates)):
-            for collective in replicated_collectives(
-                int(candidates.rows[i]),
-                int(candidates.dim[i]),
-                int(batch_ids[i]),
-                candidates.room_for_rows[i],
-                workload.devices,
-                workload.wire.sums,
-            ):
-                sized = dataclasses.replace(collective, fixed_bytes=0.0)
-                of_each = buffer_bytes.setdefault(sized, np.zeros(len(candidates)))
-                of_each[i] += collective.fixed_bytes
-        for collective, collective_bytes in buffer_bytes.items():
-            yield self._moved(collective, collective_bytes)
         own_ids = workload.device_batch * candidates.hotness * candidates.filled
         ids = candidates.of_cluster.ids[workload.kernels]
-        id_bytes = _ids_bytes(1, ids.received_key_bytes, ids.received_values)
+        id_bytes = traffic.ids_bytes(1, ids.received_key_bytes, ids.received_values)
         if workload.devices > 1:
-            gathered = np.where(summed_whole(candidates.rows, batch_ids), 0, batch_ids)
+            whole = traffic.summed_whole(candidates.rows, batch_ids)
+            # The step's all-reduce of capacities also says which rows are touched: by a
+            # flag for each row, or by all ids, each in an element of its own.
+            flags = np.where(whole, candidates.rows, batch_ids)
+            yield TOUCHED_ROWS.in_buffer(traffic.VALUE_BYTES * flags)
+            summed = candidates.room_for_rows
+            sum_bytes = VALUE_BYTES[workload.wire.sums] * candidates.dim * summed
+            yield ROW_SUM.in_buffer(sum_bytes)
+            gathered = np.where(whole, 0, batch_ids)
             yield Work("sort", "gathered slots", id_bytes * gathered)
             # The buffer of row gradients is zeroed, and read once more for squares.
-            summed = candidates.room_for_rows
             if self.in_xla:
-                yield self._sums_sent(own_ids, summed, candidates)
+                yield self._sums(own_ids, summed, candidates.dim, sent=True)
             passes = (not self.in_xla) + workload.row_wise
             summed_bytes = passes * traffic.rows_bytes(summed, candidates.dim)
             yield Work("gradients", "row gradients", summed_bytes)
@@ -300,41 +270,8 @@ class ProgramModel:
         """Returns the bytes that a device sends."""
         if work.collective is None:
             return traffic.LinkBytes(0.0, 0.0)
-        fleet = self.workload.fleet
-        nodes = 1 if work.reach == "node" else fleet.nodes
-        gpus_per_node = 1 if work.reach == "rail" else fleet.gpus_per_node
+        fleet = self.rates.of(work.reach).fleet
+        size = work.buffer_bytes, fleet.nodes, fleet.gpus_per_node
         if work.collective == "all_reduce":
-            return traffic.all_reduce_bytes(work.buffer_bytes, nodes, gpus_per_node)
-        return traffic.all_to_all_bytes(work.buffer_bytes, nodes, gpus_per_node)
-
-    def _moved(self, collective: Collective, buffer_bytes: Any) -> Work:
-        return Work(
-            phase=collective.phase,
-            what=collective.carries,
-            memory_bytes=traffic.buffer_memory_bytes(buffer_bytes),
-            collective=collective.kind,
-            reach=collective.reach,
-            buffer_bytes=buffer_bytes,
-        )
-
-    def _latency(self, collective: Collective) -> Work:
-        rates = self.rates
-        latency_us = rates.reduce_us
-        if collective.kind == "all_to_all":
-            latency_us = {
-                "fleet": rates.exchange_us,
-                "node": rates.node_exchange_us,
-                "rail": rates.rail_exchange_us,
-            }[collective.reach]
-        return Work(
-            collective.phase,
-            collective.carries,
-            collective=collective.kind,
-            reach=collective.reach,
-            latency_ms=latency_us / 1e3,
-        )
-
-
-def _ids_bytes(ids: Any, key_bytes: int, values_per_id: int) -> Any:
-    """Returns the bytes in memory of sorting ids, and of what is done around it."""
-    return traffic.sort_bytes(ids, key_bytes) + traffic.index_bytes(ids, values_per_id)
+            return traffic.all_reduce_bytes(*size)
+        return traffic.all_to_all_bytes(*size)

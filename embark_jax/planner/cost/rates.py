@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from embark_jax.plans.clusters import Reach
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import Dtype
 from embark_jax.plans.traffic import LinkBytes, all_gather_bytes, all_reduce_bytes
@@ -27,15 +28,11 @@ class Rates:
 
     fleet: Fleet
 
-    @property
-    def node(self) -> Rates:
-        """The rates of collectives inside each node."""
-        return Rates(dataclasses.replace(self.fleet, nodes=1))
-
-    @property
-    def rail(self) -> Rates:
-        """The rates of collectives between the devices of equal rank of all nodes."""
-        return Rates(dataclasses.replace(self.fleet, gpus_per_node=1))
+    def of(self, reach: Reach) -> Rates:
+        """Returns the rates of collectives of these devices: of all, inside each node,
+        or between those of equal rank of all nodes."""
+        counts = {"fleet": {}, "node": {"nodes": 1}, "rail": {"gpus_per_node": 1}}
+        return Rates(dataclasses.replace(self.fleet, **counts[reach]))
 
     def memory_ms(self, moved_bytes, kernels: int = 0):
         """Returns the time of kernels that together read and write these bytes of
@@ -104,26 +101,12 @@ class Rates:
     def exchange_us(self) -> float:
         """Latency of an all-to-all: a launch, one hop, and a message to each device of
         other nodes."""
-        fleet = self.fleet
+        fleet, efficiency = self.fleet, self.fleet.efficiency
         if fleet.devices == 1:
             return 0.0
         if fleet.nodes == 1:
-            return self.node_exchange_us
-        return self._network_us(fleet.devices - fleet.gpus_per_node)
-
-    @property
-    def node_exchange_us(self) -> float:
-        """Latency of an all-to-all inside each node."""
-        efficiency = self.fleet.efficiency
-        return efficiency.launch_us + efficiency.node_hop_us
-
-    @property
-    def rail_exchange_us(self) -> float:
-        """Latency of an all-to-all between the devices of equal rank of all nodes."""
-        return self._network_us(self.fleet.nodes - 1)
-
-    def _network_us(self, messages: int) -> float:
-        efficiency = self.fleet.efficiency
+            return efficiency.launch_us + efficiency.node_hop_us
+        messages = fleet.devices - fleet.gpus_per_node
         hop_us = efficiency.network_hop_us + messages * efficiency.message_us
         return efficiency.launch_us + hop_us
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Literal
 
 import numpy as np
 
 from embark_jax.plans.clusters import Reach
-from embark_jax.plans.collectives import CollectiveKind
 
 
 class Peak(enum.IntEnum):
@@ -71,9 +71,16 @@ class Work:
     phase: str
     what: str
     memory_bytes: float | np.ndarray = 0.0
-    collective: CollectiveKind | None = None
+    collective: Literal["all_to_all", "all_reduce"] | None = None
     reach: Reach = "fleet"
-    buffer_bytes: float = 0.0
+    buffer_bytes: float | np.ndarray = 0.0
     latency_ms: float = 0.0
     host_bytes: float | np.ndarray = 0.0
     disk_bytes: float | np.ndarray = 0.0
+
+    def in_buffer(self, buffer_bytes: float | np.ndarray) -> Work:
+        """Returns the same for a buffer of this size, which is written and sent,
+        received and read."""
+        return dataclasses.replace(
+            self, memory_bytes=4 * buffer_bytes, buffer_bytes=buffer_bytes
+        )

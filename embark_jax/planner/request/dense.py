@@ -175,56 +175,42 @@ NO_DENSE = DenseLoad(0, 0, 0.0)
 """The load of a model whose tables alone are known."""
 
 
-def dlrm_dcnv2(
+def dlrm_network(
     embedding_width: int,
     dense_features: int,
     bottom: Sequence[int],
     top: Sequence[int],
-    cross_layers: int,
-    cross_rank: int,
+    cross_layers: int = 0,
+    cross_rank: int = 0,
+    dotted: int = 0,
 ) -> DenseNetwork:
     """The network in which pooled rows and the bottom MLP's output go through cross
-    layers to the top MLP. Without dense features there is no bottom MLP.
+    layers to the top MLP (DLRM-DCNv2), or that output and dot products of all pairs of
+    vectors (DLRM). Without dense features there is no bottom MLP.
+
+    The dot products themselves are left out: they are 4 % of the top MLP's for 26
+    embeddings of 128.
 
     Args:
       embedding_width: values of all pooled rows of a sample.
       dense_features: dense features that the bottom MLP reads.
       bottom, top: widths of the MLPs.
       cross_layers, cross_rank: number of cross layers, and the rank of each.
-    """
-    bottom = bottom if dense_features else ()
-    width = embedding_width + (dense_features, *bottom)[-1]
-    cross = ((width, cross_rank), (cross_rank, width)) * cross_layers
-    return DenseNetwork(_mlp(dense_features, bottom), cross, _mlp(width, top), width)
-
-
-def dlrm(
-    embeddings: int,
-    embedding_width: int,
-    dense_features: int,
-    bottom: Sequence[int],
-    top: Sequence[int],
-) -> DenseNetwork:
-    """The network in which dot products of all pairs of vectors and the bottom MLP's
-    output go to the top MLP. Without dense features there is no bottom MLP.
-
-    The dot products themselves are left out: they are 4 % of the top MLP's for 26
-    embeddings of 128.
-
-    Args:
-      embeddings: number of pooled rows of a sample, each as wide as the bottom MLP's
-        output.
-      embedding_width: values of all pooled rows of a sample.
-      dense_features: dense features that the bottom MLP reads.
-      bottom, top: widths of the MLPs.
+      dotted: pooled rows of a sample, each as wide as the bottom MLP's output, where
+        pairs are multiplied.
     """
     bottom = bottom if dense_features else ()
     dim = (dense_features, *bottom)[-1]
-    vectors = embeddings + (dense_features > 0)
-    pairs = vectors * (vectors - 1) // 2
-    products = _mlp(dim + pairs, top)
+    width = inputs = embedding_width + dim
+    if dotted:
+        vectors = dotted + (dense_features > 0)
+        inputs = dim + vectors * (vectors - 1) // 2
+    cross = ((width, cross_rank), (cross_rank, width)) * cross_layers
     return DenseNetwork(
-        _mlp(dense_features, bottom), (), products, embedding_width + dim
+        tuple(pairwise((dense_features, *bottom))),
+        cross,
+        tuple(pairwise((inputs, *top))),
+        width,
     )
 
 
@@ -245,22 +231,14 @@ def network_of(
         into one.
     """
     width = embedding_width(tables, features) // pool_stride
-    if model.kind == "dlrm_dcnv2":
-        return dlrm_dcnv2(
-            width,
-            dense_features,
-            model.bottom,
-            model.top,
-            model.cross_layers,
-            model.cross_rank,
-        )
-    if model.kind == "dlrm":
-        return dlrm(len(features), width, dense_features, model.bottom, model.top)
-    return None
-
-
-def _mlp(inputs: int, widths: Sequence[int]) -> tuple[Product, ...]:
-    return tuple(pairwise((inputs, *widths)))
+    match model.kind:
+        case "dlrm_dcnv2":
+            how = {"cross_layers": model.cross_layers, "cross_rank": model.cross_rank}
+        case "dlrm":
+            how = {"dotted": len(features)}
+        case _:
+            return None
+    return dlrm_network(width, dense_features, model.bottom, model.top, **how)
 
 
 def weights(products: Sequence[Product]) -> float:

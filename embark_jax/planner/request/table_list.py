@@ -40,7 +40,6 @@ from embark_jax.planner.request.dense import (
 from embark_jax.planner.request.workload import (
     STATE_VALUES,
     Workload,
-    looks_ahead,
 )
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import (
@@ -86,7 +85,7 @@ class ListedTable(Config):
     hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
     mean_hotness: NonNegativeFloat | tuple[NonNegativeFloat, ...] | None = None
     pooling: Pooling = "sum"
-    count: Count = 1
+    count: Annotated[int, Field(strict=True, ge=1, le=MOST_TABLES)] = 1
     name: Annotated[str, Field(strict=True, min_length=1)] | None = None
 
     @pydantic.model_validator(mode="after")
@@ -217,9 +216,8 @@ class TableList(Config):
         self, fleet: Fleet, batch: int | None = None, **changes: Any
     ) -> Workload:
         """Returns the workload on a fleet, with changes of its fields. The defaults are
-        65,536 samples a step, uniform ids, row-wise Adagrad, and routes made a step
-        ahead as ``looks_ahead`` says. The dense layers take the optimizer of the
-        rows."""
+        65,536 samples a step, uniform ids, row-wise Adagrad, and on GPUs routes that
+        hide. The dense layers take the optimizer of the rows."""
         tables, features = self.specs()
         optimizer = changes.get("optimizer", self.optimizer or "rowwise_adagrad")
         dense = NO_DENSE
@@ -232,7 +230,7 @@ class TableList(Config):
             "optimizer": optimizer,
             "statistics": self.statistics(),
             "dense": dense,
-            "overlap": looks_ahead(None, fleet),
+            "overlap": not fleet.shared,
             "sample_ids": sum(feature.hotness for feature in features),
         }
         return Workload(fleet, **fields | changes)
@@ -291,8 +289,5 @@ def read_table_list(text: str) -> TableList:
         )
     listed = validated(TableList, data, (), ITEM)
     with config_error_at(ITEM):
-        number = sum(table.count for table in listed.tables)
-        if number > MOST_TABLES:
-            raise ValueError(f"has more than {MOST_TABLES:,} tables")
         check_model(*listed.specs())
     return listed

@@ -71,7 +71,9 @@ class Workload:
       dense: the dense layers.
       micro_batches: number of equal cuts of the batch that go through the dense layers
         one after the other.
-      overlap: whether the routes of the next batch hide beside the dense layers.
+      overlap: whether the routes of the next batch, which each step makes, hide beside
+        the dense layers. They do on GPUs, whose links are idle meanwhile; host devices
+        have no links, and share their cores.
       sample_ids: ids of a sample, over all features: as far as the dense layers last
         no less than these travel, a look-ahead hides that they do. 0 is unknown, and
         all is taken to be hidden.
@@ -99,26 +101,29 @@ class Workload:
     sorted_batch: SortedBatch | None = None
 
     def __post_init__(self):
-        memory_gb, sorted_batch = self.memory_gb, self.sorted_batch
-        share = sorted_batch.all_hot_share if sorted_batch else 0.0
-        named = {"kernels": get_args(Kernels), "optimizer": STATE_VALUES}
-        rules = {
-            "zipf_exponent": (
+        kernels, memory_gb = get_args(Kernels), self.memory_gb
+        share = self.sorted_batch.all_hot_share if self.sorted_batch else 0.0
+        for key, good, rule in (
+            (
+                "zipf_exponent",
                 0 <= self.zipf_exponent <= MOST_EXPONENT,
                 f"from 0 to {MOST_EXPONENT}",
             ),
-            "capacity_slack": (0 < self.capacity_slack < math.inf, "finite and > 0"),
-            "memory_gb": (
+            ("capacity_slack", 0 < self.capacity_slack < math.inf, "finite and > 0"),
+            (
+                "memory_gb",
                 memory_gb is None or 0 < memory_gb < math.inf,
                 "finite and > 0",
             ),
-            "sorted_batch": (0 <= share < 1, "of a share from 0 to below 1"),
-            "wire": (isinstance(self.wire, Wire), "such as Wire('bfloat16')"),
-        } | {
-            key: (getattr(self, key) in known, f"one of {', '.join(known)}")
-            for key, known in named.items()
-        }
-        for key, (good, rule) in rules.items():
+            ("sorted_batch", 0 <= share < 1, "of a share from 0 to below 1"),
+            ("wire", isinstance(self.wire, Wire), "such as Wire('bfloat16')"),
+            ("kernels", self.kernels in kernels, f"one of {', '.join(kernels)}"),
+            (
+                "optimizer",
+                self.optimizer in STATE_VALUES,
+                f"one of {', '.join(STATE_VALUES)}",
+            ),
+        ):
             if not good:
                 raise ValueError(f"{key} is {getattr(self, key)!r}, must be {rule}")
 
@@ -138,16 +143,6 @@ class Workload:
     def row_wise(self) -> bool:
         """Whether the optimizer takes the mean square of whole rows."""
         return ROW_OPTIMIZERS[self.optimizer].row_wise
-
-
-def looks_ahead(overlap: bool | None, fleet: Fleet) -> bool:
-    """Returns whether a price hides the routes of the next batch, which each step makes
-    and whose rows it brings, beside the dense layers.
-
-    Where ``overlap`` does not say, it does so on GPUs, whose links are idle while the
-    dense layers run. Host devices have no links, and share their cores.
-    """
-    return not fleet.shared if overlap is None else overlap
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from embark_jax.planner.cost.loads import (
     CLUSTER_NAMES,
     EXCHANGE_NAMES,
+    Cut,
     PricedCandidates,
     price_candidates,
-    with_hot_rows,
 )
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.request.workload import TableUse, Workload
@@ -49,20 +48,6 @@ HELD_BY_ALL: Layout = (
 )
 
 
-class Cut(NamedTuple):
-    """A table's rows, cut in two.
-
-    Attributes:
-      hot_rows: number of hot rows.
-      hot: use of these rows; of one row if there are none.
-      cold: use of the other rows, with their tier and slots.
-    """
-
-    hot_rows: int
-    hot: TableUse
-    cold: TableUse
-
-
 def worthwhile_candidates(
     requests: Sequence[tuple[TableUse, ForcedPlacement]],
     tables: Sequence[TableSpec],
@@ -77,26 +62,26 @@ def worthwhile_candidates(
     """
     tiers = _offered_tiers(tables, workload)
     splits = _even_splits(workload.devices)
+    # Going inside nodes first is worth it where partial sums are added up on the way.
+    stages = min(workload.fleet.nodes, workload.fleet.gpus_per_node) > 1
     exchanges: dict[Cluster, Sequence[Exchange]] = {
-        cluster: _exchanges(cluster, workload) for cluster in CLUSTER_NAMES
+        name: [
+            exchange
+            for exchange in cluster.exchanges
+            if not EXCHANGES[exchange].staged or (stages and cluster.pools_at_owner)
+        ]
+        for name, cluster in CLUSTERS.items()
     }
     cuts: list[Cut] = []
-    of_cuts, layouts = [], []
+    layouts = []
     for number, (use, force) in enumerate(requests):
-        for cut in _cuts(use, force, workload, tiers):
+        for cut in _cuts(number, use, force, workload, tiers):
             layouts += [
                 (len(cuts), *layout)
                 for layout in _layouts(cut, force, splits, exchanges)
             ]
             cuts.append(cut)
-            of_cuts.append(number)
-    in_dp = [(number, *HELD_BY_ALL) for number in range(len(cuts))]
-    return with_hot_rows(
-        price_candidates([cut.cold for cut in cuts], np.array(layouts), workload),
-        price_candidates([cut.hot for cut in cuts], np.array(in_dp), workload),
-        table=np.array(of_cuts),
-        hot_rows=np.array([cut.hot_rows for cut in cuts]),
-    )
+    return price_candidates(cuts, np.array(layouts), workload)
 
 
 def fewest_slots(use: TableUse, workload: Workload) -> int:
@@ -120,7 +105,11 @@ def _offered_tiers(tables: Sequence[TableSpec], workload: Workload) -> list[Tier
 
 
 def _cuts(
-    use: TableUse, force: ForcedPlacement, workload: Workload, tiers: Sequence[Tier]
+    number: int,
+    use: TableUse,
+    force: ForcedPlacement,
+    workload: Workload,
+    tiers: Sequence[Tier],
 ) -> Iterator[Cut]:
     """Yields the cuts of a table that are worth a try."""
     if use.table.tier != "auto":
@@ -128,12 +117,11 @@ def _cuts(
     elif force.cluster == REPLICATED:
         tiers = ["device"]
     for hot_rows in _hot_rows(use, force, workload.devices):
-        # A use without hot rows must still have a row to weigh.
-        hot = use.of_rows(0, max(1, hot_rows))
+        hot = use.of_rows(0, hot_rows) if hot_rows else None
         cold = use.of_rows(hot_rows, use.rows)
         for tier in tiers:
             for slots in _slots(cold, tier, workload):
-                yield Cut(hot_rows, hot, cold.in_tier(tier, slots))
+                yield Cut(number, cold.in_tier(tier, slots), hot_rows, hot)
 
 
 def _slots(use: TableUse, tier: Tier, workload: Workload) -> Sequence[int | None]:
@@ -216,22 +204,6 @@ def _clusters(
         cluster
         for cluster in clusters
         if force.exchange in (None, *CLUSTERS[cluster].exchanges)
-    ]
-
-
-def _exchanges(cluster: Cluster, workload: Workload) -> list[Exchange]:
-    """Returns the exchanges of a cluster that may be worth their price: those that go
-    inside nodes first only where they add up partial sums on the way."""
-    fleet, properties = workload.fleet, CLUSTERS[cluster]
-
-    def adds_up(exchange: Exchange) -> bool:
-        stages = EXCHANGES[exchange].reaches(fleet.nodes, fleet.gpus_per_node)
-        return properties.pools_at_owner and len(stages) > 1
-
-    return [
-        exchange
-        for exchange in properties.exchanges
-        if adds_up(exchange) or not EXCHANGES[exchange].staged
     ]
 
 

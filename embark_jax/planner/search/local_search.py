@@ -161,7 +161,6 @@ class LocalSearch:
         rows on devices, and that with the next smaller number, all else equal; none if
         there is none."""
         candidates = self.instance.candidates
-        slots = np.where(candidates.slots > 0, candidates.slots, np.iinfo(np.int64).max)
         alike = np.ones(len(candidates), bool)
         for values in (
             candidates.table,
@@ -172,14 +171,12 @@ class LocalSearch:
             candidates.hot_rows,
         ):
             alike &= values == values[candidate]
+        # By slots; with all rows on devices, which have none, last.
         others = np.flatnonzero(alike)
-        others = others[np.argsort(slots[others], kind="stable")]
-        index = int(np.flatnonzero(others == candidate)[0])
-        larger, smaller = (
-            others[index + 1 : index + 2],
-            others[max(0, index - 1) : index],
-        )
-        return larger.tolist(), smaller.tolist()
+        slots = candidates.slots[others]
+        ordered = others[np.lexsort((slots, slots == 0))].tolist()
+        index = ordered.index(candidate)
+        return ordered[index + 1 : index + 2], ordered[max(0, index - 1) : index]
 
     def _pass(self, insertion: Insertion, dice: np.random.Generator) -> None:
         """Tries to move every table."""

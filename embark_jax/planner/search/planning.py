@@ -1,30 +1,91 @@
-"""Plans a request once; ``advised`` tries what would help, too."""
+"""The door of the planner: plans a request, and says what would help, in numbers of
+plans that were made."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
-from embark_jax._base.config import nearest
 from embark_jax.planner.cost.pricing import price
+from embark_jax.planner.request.checking import checked
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.instance import make_instance
-from embark_jax.planner.search.solve import SearchResult, solve
-from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
-from embark_jax.plans.forced import FREE, ForcedPlacement
-from embark_jax.plans.options import Cluster
-from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement, sequence_problems
-from embark_jax.plans.tables import (
-    MOST_BATCH,
-    FeatureSpec,
-    TableSpec,
-    check_model,
-    whole,
+from embark_jax.planner.search.solve import (
+    DoesNotFitError,
+    SearchResult,
+    lighter,
+    solve,
 )
+from embark_jax.plans import fleet as fleets
+from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.options import Kernels
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.wire import FLOAT32, Wire
+from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
-MAX_VALUES = 2**56
-"""Largest number of values that a step reads: their bytes are a 64-bit integer."""
+HALVINGS = DOUBLINGS = 4
+"""How often the batch is halved, and nodes are doubled, for tables that do not fit."""
+Forced = Mapping[str, ForcedPlacement]
+
+
+def plan(
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    fleet: Fleet | str,
+    batch: int,
+    *,
+    forced: Forced | None = None,
+    zipf_exponent: float = 0.0,
+    capacity_slack: float = 1.25,
+    optimizer: str = "rowwise_adagrad",
+    statistics: Statistics = NO_STATISTICS,
+    wire: Wire = FLOAT32,
+    overlap: bool | None = None,
+    memory_gb: float | None = None,
+    kernels: Kernels = "xla",
+) -> Plan:
+    """Places every table on the fleet.
+
+    Args:
+      tables, features: the model.
+      fleet: the machines; or a fleet's name or YAML file, which stands for one machine.
+      batch: global batch size, samples a step.
+      forced: forced placements by table name.
+      zipf_exponent: skew of ids within their table; 0 is uniform.
+      capacity_slack: multiple of the expected ids that exchange buffers hold.
+      optimizer: optimizer of the embedding rows; its state takes memory in addition.
+      statistics: statistics of a sample of the data; ``zipf_exponent`` is then for the
+        tables that are not in it.
+      wire: the formats in which rows and gradients travel.
+      overlap: whether the routes of the next batch hide beside the dense layers;
+        None does so on GPUs.
+      memory_gb: most memory of a device that a step may take; None is most of all.
+      kernels: implementation of lookups and updates that is priced: plain XLA, or
+        "mosaic_gpu", the GPU kernels.
+
+    Raises:
+      ValueError: if the model is inconsistent, a forced placement impossible, the
+        statistics are of another model, or the tables do not fit the fleet.
+    """
+    if isinstance(fleet, str):
+        fleet = fleets.load(fleet)
+    workload = Workload(
+        fleet=fleet,
+        batch_size=batch,
+        zipf_exponent=zipf_exponent,
+        capacity_slack=capacity_slack,
+        optimizer=optimizer,
+        statistics=statistics,
+        wire=wire,
+        overlap=not fleet.shared if overlap is None else overlap,
+        memory_gb=memory_gb,
+        kernels=kernels,
+    )
+    return plan_for(workload, tables, features, forced=forced, advise=True)
 
 
 def plan_for(
@@ -32,44 +93,75 @@ def plan_for(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     *,
-    forced: Mapping[str, ForcedPlacement] | None = None,
+    forced: Forced | None = None,
+    or_tables: Sequence[TableSpec] = (),
+    advise: bool = False,
 ) -> Plan:
-    """Places every table of a model, for a step that a workload describes. Returns the
-    plan alone; ``searched_plan`` also what the search found.
+    """Places every table of a model, for a step that a workload describes.
 
     Args:
       workload: circumstances of the step.
       tables, features: the model.
       forced: forced placements by table name.
+      or_tables: the same tables, some of tier "auto", which are planned where those
+        above do not fit; the advice then says where their rows are.
+      advise: whether to try a plan of less memory, for the advice of the prediction,
+        and what would help tables that do not fit, for the message.
 
     Raises:
-      DoesNotFitError: if the tables do not fit the fleet.
-      ValueError: if the model is inconsistent, a forced placement impossible, or the
-        statistics are of another model.
+      ValueError: if the model is inconsistent, a forced placement impossible, the
+        statistics are of another model, or the tables do not fit the fleet.
     """
-    return searched_plan(workload, tables, features, forced)[0]
+    advice: list[str] = []
+    try:
+        made, found = _searched(workload, tables, features, forced)
+    except DoesNotFitError as error:
+        try:
+            if not or_tables:
+                raise
+            made, found = _searched(workload, or_tables, features, forced)
+        except DoesNotFitError:
+            if not advise:
+                raise
+            options = _that_fit(workload, or_tables or tables, features, forced)
+            helps = [f"{change} ({_cost(other)})" for change, other in options]
+            text = f"; what would help: {', or '.join(helps)}" if helps else ""
+            raise ValueError(f"{error}{text}") from None
+        pairs = zip(made.tables, tables, strict=True)
+        moved = sum(new.tier != old.tier for new, old in pairs)
+        advice.append(
+            f"memory is short with all rows on devices: {moved} of {len(tables)} "
+            "tables are in another tier, as with embedding.tables.NAME.tier=auto"
+        )
+    asked = workload.memory_gb is not None
+    least = not advise or asked or workload.fleet.placeholders
+    less = None if least else lighter(found)
+    if less is not None:
+        best, gb = found.assignment, less.bytes() / 1e9
+        longer = max(0.0, less.step_ms() / best.step_ms() - 1)
+        saved = 1 - less.bytes() / best.bytes()
+        advice.append(
+            f"a step {longer:.1%} longer would save {saved:.0%} of the memory: "
+            f"{gb:.1f} GB a device (embedding.memory_gb={math.ceil(10 * gb) / 10})"
+        )
+    assert made.prediction is not None
+    prediction = dataclasses.replace(made.prediction, advice=tuple(advice))
+    return dataclasses.replace(made, prediction=prediction)
 
 
-def searched_plan(
+def _searched(
     workload: Workload,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
-    forced: Mapping[str, ForcedPlacement] | None = None,
+    forced: Forced | None,
 ) -> tuple[Plan, SearchResult]:
-    """Returns the plan of ``plan_for``, and what the search found."""
-    check_model(tables, features)
-    # Dynamic tables are planned for the size that they grow to.
-    grown = [_fully_grown(table) for table in tables]
-    forced = dict(forced or {}) | {
-        table.name: _on_all(table, (forced or {}).get(table.name, FREE), workload)
-        for table in grown
-        if table.is_dynamic
-    }
-    _check_request(grown, features, forced, workload)
-    if problems := workload.statistics.problems(grown, features):
-        raise ValueError("; ".join(problems))
-    instance = make_instance(grown, features, forced, workload)
-    found = solve(instance)
+    """Returns a plan, and what the search found.
+
+    Raises:
+      DoesNotFitError: if the tables do not fit the fleet.
+    """
+    grown, forced = checked(tables, features, forced or {}, workload)
+    found = solve(make_instance(grown, features, forced, workload))
     bound_ms = found.bound_ms
     if bound_ms > (step_ms := found.assignment.step_ms()):
         raise RuntimeError(
@@ -94,90 +186,53 @@ def searched_plan(
     return plan, found
 
 
-def _fully_grown(table: TableSpec) -> TableSpec:
-    """Returns a table; a dynamic one with all keys that are expected, and as many slots
-    for them as it may have."""
-    if table.max_slots is None:
-        return table
-    keys = table.expected_keys or table.max_slots
-    grown = table.with_slots(min(keys, table.max_slots))
-    return dataclasses.replace(grown, rows=max(keys, grown.rows))
+def _cost(made: Plan) -> str:
+    """Says what a step takes."""
+    assert made.prediction is not None
+    step_ms, most_bytes = made.prediction.step_ms, max(made.prediction.device_bytes)
+    return f"{step_ms:.3f} ms a step, {most_bytes / 1e9:.2f} GB a device"
 
 
-def _on_all(
-    table: TableSpec, forced: ForcedPlacement, workload: Workload
-) -> ForcedPlacement:
-    """Forces a shard of a dynamic table on each device, so that no row moves when the
-    table grows; other forced properties are left as they are."""
-    devices, columns = workload.devices, forced.column_shards or 1
-    wanted = {
-        "column_shards": columns if devices % columns == 0 else 1,
-        "row_shards": devices // columns,
-        "devices": tuple(range(devices)),
-        "hot_rows": 0,
-    }
-    for key, value in wanted.items():
-        if getattr(forced, key) not in (None, value):
-            raise ValueError(
-                f"table {table.name!r}: {key} is {getattr(forced, key)!r}, but a "
-                f"dynamic table has a shard on each device and no hot rows; "
-                f"leave {key} out"
-            )
-    return dataclasses.replace(forced, **wanted)
-
-
-def _check_request(
+def _that_fit(
+    workload: Workload,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
-    forced: Mapping[str, ForcedPlacement],
-    workload: Workload,
-) -> None:
-    batch, devices = workload.batch_size, workload.devices
-    named = {table.name: table for table in tables}
-    problems = [
-        f"placements are forced for unknown table {name!r}; {nearest(name, named)}"
-        for name in forced
-        if name not in named
-    ]
-    for name in forced.keys() & named.keys():
-        if not isinstance(forced[name], ForcedPlacement):
-            raise ValueError(
-                f"table {name!r}: {forced[name]!r} is forced, must be such as "
-                "ForcedPlacement(cluster='rb')"
-            )
-        problems += _placement_of(named[name], forced[name]).problems(devices)
-    clusters = {name: force.cluster for name, force in forced.items() if force.cluster}
-    problems += sequence_problems(clusters, features)
-    if whole("batch size", batch, MOST_BATCH) % devices:
-        problems.append(
-            f"batch size {batch} must be a multiple of the {devices} devices, "
-            f"such as {-(-batch // devices) * devices}"
-        )
-    values = batch * sum(f.hotness * named[f.table].dim for f in features)
-    if values > MAX_VALUES:
-        problems.append(
-            f"batch size {batch:,}: a step reads {values:,} values of rows, must be at "
-            f"most {MAX_VALUES:,}; lower it, or hotness"
-        )
-    if problems:
-        raise ValueError("; ".join(problems))
-
-
-def _placement_of(table: TableSpec, force: ForcedPlacement) -> Placement:
-    """Returns a placement with what is forced, for its problems."""
-    columns = 1 if force.column_shards is None else force.column_shards
-    rows, owners = force.row_shards, force.devices
-    exchange = force.exchange or DIRECT
-    able: list[Cluster] = [
-        name for name in SHARDED if exchange in CLUSTERS[name].exchanges
-    ]
-    cluster = force.cluster or (able or list(SHARDED))[0]
-    if rows is None:
-        rows = max(1, len(owners or ()) // max(1, columns))
-    if owners is None:
-        owners = () if cluster == REPLICATED else (0,) * (rows * columns)
-    if table.tier == "auto":
-        table = dataclasses.replace(table, tier="device", slots=None)
-    return Placement(
-        table, cluster, rows, columns, owners, exchange, force.hot_rows or 0
+    forced: Forced | None,
+) -> Iterator[tuple[str, Plan]]:
+    """Yields requests that are like one that does not fit, in words, and their plans:
+    of each kind the first that fits."""
+    fleet, samples = workload.fleet, workload.batch_size
+    requests: list[list[tuple[str, Workload, Sequence[TableSpec]]]] = []
+    here = [table for table in tables if not (table.cached or table.is_dynamic)]
+    if here and fleet.device.host_bytes_per_s is not None:
+        largest = max(here, key=lambda table: table.rows * table.dim)
+        moved = [
+            dataclasses.replace(table, tier="auto") if table is largest else table
+            for table in tables
+        ]
+        change = f"embedding.tables.{largest.name}.tier: auto"
+        requests.append([(change, workload, moved)])
+    batches = [samples >> n for n in range(1, HALVINGS + 1)]
+    requests.append(
+        [
+            (f"a batch of {n:,}", dataclasses.replace(workload, batch_size=n), tables)
+            for n in batches
+            if n and n % fleet.devices == 0
+        ]
     )
+    larger = [
+        dataclasses.replace(fleet, nodes=fleet.nodes << n)
+        for n in range(1, DOUBLINGS + 1)
+    ]
+    requests.append(
+        [
+            (f"{other.nodes} nodes", dataclasses.replace(workload, fleet=other), tables)
+            for other in larger
+            if samples % other.devices == 0
+        ]
+    )
+    for alike in requests:
+        for change, load, others in alike:
+            with contextlib.suppress(ValueError):
+                yield change, plan_for(load, others, features, forced=forced)
+                break

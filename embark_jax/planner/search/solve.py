@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embark_jax.planner.cost.loads import POOLS_AT_OWNER
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search import params
@@ -98,7 +99,7 @@ def searched(instance: Instance) -> list[np.ndarray]:
     its shards does not fit."""
     candidates = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
-    free = candidates.pooled & ~fixed[candidates.table]
+    free = POOLS_AT_OWNER[candidates.cluster] & ~fixed[candidates.table]
     fits = instance.shard_bytes <= instance.memory.limit_bytes
     groups = len(instance.counts)
 
