@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,14 +59,6 @@ class Config(BaseModel):
     )
 
     @classmethod
-    def keys_of(cls, kind: Any) -> Set[str]:
-        """Returns the keys of the section if its ``kind`` is this; none if it is of
-        another kind."""
-        fields = cls.model_fields
-        is_other = "kind" in fields and kind_of(cls) != kind
-        return set() if is_other else fields.keys()
-
-    @classmethod
     def of_all_kinds(cls) -> list[type[Config]]:
         """Returns the sections that it stands for."""
         return [cls]
@@ -84,6 +76,8 @@ def sections(annotation: Any) -> list[Any]:
     Args:
       annotation: annotation of the field, from ``model_fields``.
     """
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return annotation.of_all_kinds()
     if hasattr(annotation, "__pydantic_fields__"):
         return [annotation]
     return [section for inner in get_args(annotation) for section in sections(inner)]
@@ -97,12 +91,11 @@ def each_section(section: type[Config]) -> list[tuple[str, type[Config]]]:
 
 def _walk(section: type[Config], prefix: str) -> Iterator[tuple[str, type[Config]]]:
     yield prefix, section
-    for name, field in section.model_fields.items():
+    for name, field in section.__pydantic_fields__.items():
         key = f"{prefix}.{name}".lstrip(".")
         mapping = "Mapping" in str(field.annotation)
-        for found in sections(field.annotation):
-            for inner in found.of_all_kinds():
-                yield from _walk(inner, f"{key}.NAME" if mapping else key)
+        for inner in sections(field.annotation):
+            yield from _walk(inner, f"{key}.NAME" if mapping else key)
 
 
 def kind_of(section: type[Config]) -> str:

@@ -13,7 +13,14 @@ import pydantic
 from pydantic.fields import FieldInfo
 
 from embark_jax._base import yaml_text
-from embark_jax._base.config import Config, ConfigError, is_named, nearest, sections
+from embark_jax._base.config import (
+    Config,
+    ConfigError,
+    each_section,
+    is_named,
+    nearest,
+    sections,
+)
 
 Section = TypeVar("Section", bound=Config)
 
@@ -79,12 +86,14 @@ def problems_of(
       schema: section that it validated for, which says the keys that are known.
     """
     problems: dict[str, str] = {}
+    may_be_null = set()
     for details in error.errors(include_url=False):
         keys, section = _followed(details, data)
         match details["type"]:
             case "extra_forbidden" | "unexpected_keyword_argument":
-                known = _keys_at(schema, keys[:-1], section.get("kind"))
-                text = f"unknown key; {nearest(str(keys[-1]), known)}"
+                *path, key = map(str, keys)
+                known = _fields_at(schema, path, section.get("kind"))
+                text = f"unknown key; {_hint(key, path, known, schema)}"
             case "too_short" if details["input"] and "not 0" in details["msg"]:
                 continue  # it counts only elements that are right, of which none is
             case "missing":
@@ -95,10 +104,24 @@ def problems_of(
                 _, should, rule = details["msg"].partition(" should ")
                 rule = f"must {rule}" if should else details["msg"]
                 text = f"{short(details['input'])} given, {rule}"
+                field = keys and _fields_at(schema, keys[:-1], None).get(keys[-1])
+                if field and field.default is None:
+                    may_be_null.add(".".join(map(str, keys)))
         key = ".".join(map(str, keys))
         if problems.setdefault(key, text) != text:
             problems[key] += f"; or {text}"
+    for key in may_be_null:
+        problems[key] += ", or null"
     return problems
+
+
+def _hint(key: str, path: Sequence[str], known: Collection[str], schema: Any) -> str:
+    """Returns a hint for an unknown key: the same one of another section, or else those
+    of its own."""
+    for place, section in each_section(schema) if isinstance(schema, type) else ():
+        if key in section.__pydantic_fields__ and place != ".".join(path):
+            return f"did you mean {f'{place}.{key}'.lstrip('.')}?"
+    return nearest(key, known)
 
 
 def with_key(data: Any, key: str, value: Any, schema: type[Config]) -> Any:
@@ -127,31 +150,32 @@ def _set(
         value = _set(section.get(key), rest, value, schema, path)
     elif key == "kind":
         before = section.get("kind")
-        old, new = (_keys_at(schema, path, kind) for kind in (before, value))
+        old, new = (_fields_at(schema, path, kind) for kind in (before, value))
         if is_named(before):  # its keys are no other kind's
             old = section
         section = {k: v for k, v in section.items() if k not in old or k in new}
     return section | {key: value}
 
 
-def _keys_at(schema: Any, path: Sequence[Any], kind: Any) -> Collection[str]:
-    """Returns the keys that the section at a path has if it is of this kind; of no
-    kind, those of all."""
+def _fields_at(schema: Any, path: Sequence[Any], kind: Any) -> Mapping[str, FieldInfo]:
+    """Returns the fields of the section at a path, if it is of this kind."""
     for key in path:
-        fields = {n: f for s in sections(schema) for n, f in _fields(s).items()}
-        below = fields[key].annotation if key in fields else None
-        schema = _element(schema) or below
-    found = [
-        each.keys_of(kind) if issubclass(each, Config) else _fields(each).keys()
-        for each in sections(schema)
-    ]
-    if kind is None and not any(found):
-        found = [{key for each in sections(schema) for key in _fields(each)}]
-    return next(filter(None, found), ())
+        field = _fields(schema).get(key)
+        schema = _element(schema) or (field and field.annotation)
+    return _fields(schema, kind)
 
 
-def _fields(section: Any) -> Mapping[Any, FieldInfo]:
-    return section.__pydantic_fields__
+def _fields(annotation: Any, kind: Any = None) -> Mapping[str, FieldInfo]:
+    """Returns the fields of the sections that a field may hold and that are of this
+    kind; None stands for all kinds."""
+    fields = {}
+    for section in sections(annotation):
+        own = section.__pydantic_fields__
+        its_kind = own["kind"].default if "kind" in own else kind
+        is_named_too = is_named(kind) and is_named(its_kind)
+        if kind is None or kind == its_kind or is_named_too:
+            fields |= own
+    return fields
 
 
 def _element(annotation: Any) -> Any:

@@ -50,6 +50,7 @@ def plan(
     """
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax.config import reading
+    from embark_jax.run.listed import plan_described
     from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
     config, listed = reading.load_with_list(config_file, overrides or ())
@@ -67,16 +68,7 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
     start = time.perf_counter()
-    without_data = False
-    if listed is not None:
-        from embark_jax.run.listed import plan_list
-
-        _, planned = plan_list(config, listed, statistics)
-    else:
-        from embark_jax.run import experiment
-
-        model = experiment.plan_model(config, statistics)
-        planned, without_data = model.plan, model.without_data
+    _, planned, without_data = plan_described(config, listed, statistics)
     seconds = time.perf_counter() - start
     name = f"{config.name} on {config.fleet or 'this machine'}"
     if out is not None:

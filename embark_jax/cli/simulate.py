@@ -54,28 +54,17 @@ def simulate(
     from embark_jax._base.config import ConfigError
     from embark_jax.config import reading
     from embark_jax.report.summary import PLACEHOLDERS, assumptions
+    from embark_jax.run.listed import plan_described
 
     config, listed = reading.load_with_list(config_file, overrides or ())
     check_outputs([config_file, config.fleet], trace=trace)
     notes = []
     with Console(stderr=True).status("planning"):
-        if listed is not None:
-            from embark_jax.run.listed import is_embeddings_alone, plan_list
-
-            job, plan = plan_list(config, listed)
-            if is_embeddings_alone(config, listed):
-                notes.append(EMBEDDINGS_ALONE)
-        else:
-            from embark_jax.run import experiment, planning
-
-            model = experiment.plan_model(config)
-            tables, features, plan = model.tables, model.features, model.plan
-            workload = planning.workload(
-                model.config, model.description, tables, features
-            )
-            job = simulator.Job(tables, features, workload)
-            if model.without_data:
-                notes.append(WITHOUT_DATA)
+        job, plan, without_data = plan_described(config, listed)
+        if listed is not None and not job.workload.dense.parameters:
+            notes.append(EMBEDDINGS_ALONE)
+        if without_data:
+            notes.append(WITHOUT_DATA)
         if plan.prediction is not None and plan.prediction.placeholders:
             notes.append(PLACEHOLDERS)
         try:

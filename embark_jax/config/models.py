@@ -61,15 +61,9 @@ class ModelConfig(Config):
         return section_of(kind).model_validate(given)
 
     @classmethod
-    def keys_of(cls, kind: Any):
-        if cls is not ModelConfig:
-            return super().keys_of(kind)
-        known = str(kind or "dlrm_dcnv2")
-        section = section_of(known) if known in MODELS else OwnModelConfig
-        return section.model_fields.keys()
-
-    @classmethod
     def of_all_kinds(cls):
+        if cls is not ModelConfig:
+            return [cls]
         return [*map(section_of, MODELS), OwnModelConfig]
 
 

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from typing_extensions import Doc
 
-from embark_jax._base.config import DESCRIBED, Config, is_named
+from embark_jax._base.config import DESCRIBED, Config
 from embark_jax._base.validation import problems_of
 from embark_jax.config.own import NAMED, OWN_KIND, OwnConfig, one_of
 from embark_jax.plans.options import DENSE_OPTIMIZERS
@@ -132,10 +132,6 @@ class NamedOptimizerConfig(OwnConfig, DenseOptimizerConfig):
 
     kind: Annotated[str, Field(pattern=rf"^(optax\.\w+|{NAMED})$")] = OWN_KIND
     """Name of optax, such as optax.adamw, or MODULE:NAME of your own."""
-
-    @classmethod
-    def keys_of(cls, kind: Any):
-        return DenseOptimizerConfig.model_fields.keys() if is_named(kind) else set()
 
 
 EPS = Annotated[

@@ -33,10 +33,6 @@ class OwnConfig(Config):
     kind: Annotated[str, Field(pattern=f"^{NAMED}$")] = OWN_KIND
     """Module and name, such as my_package.my_module:Name."""
 
-    @classmethod
-    def keys_of(cls, kind: Any):
-        return {"kind"} if is_named(kind) else set()
-
     @property
     def options(self) -> dict[str, Any]:
         """Arguments that it is called with."""

@@ -217,9 +217,17 @@ def load_id_scorer(
     """
     files = _files(folder)
     if not (files / FILE_NAME).exists():
+        from embark_jax.export.jax_layers import jax_layers
         from embark_jax.export.trained import TrainedModel
 
-        return TrainedModel(folder, step, trust_code).scorer()
+        model = TrainedModel(folder, step, trust_code)
+        return IdScorer(
+            model.features,
+            model.dense_features,
+            {table.name: model.table(table) for table in model.tables},
+            jax_layers(model.dense, model.params),
+            model.step,
+        )
     if step is not None:
         raise ConfigError(
             f"{folder}: is an export, which has one step: leave out --step"

@@ -12,9 +12,7 @@ from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.checkpoint.reading import extents, in_threads
 from embark_jax.config import trusted
 from embark_jax.export.dense_model import DenseModel
-from embark_jax.export.jax_layers import jax_layers
 from embark_jax.export.lookup import LookupTable
-from embark_jax.export.scorer import IdScorer
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import TableSpec
 from embark_jax.run.saved import SavedRun, undamaged
@@ -90,13 +88,3 @@ class TrainedModel:
             for _ in in_threads(read, extents(count, rows.itemsize * width)):
                 pass
         return rows
-
-    def scorer(self) -> IdScorer:
-        """Returns what scores with the model."""
-        return IdScorer(
-            self.features,
-            self.dense_features,
-            {table.name: self.table(table) for table in self.tables},
-            jax_layers(self.dense, self.params),
-            self.step,
-        )

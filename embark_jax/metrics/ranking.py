@@ -3,7 +3,6 @@ of the item that a user met, among all."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,36 +12,22 @@ from numpy.typing import ArrayLike
 from embark_jax.metrics.pointwise import POINTWISE, Metric
 
 
-@dataclasses.dataclass(frozen=True)
-class Ranking:
-    """Metrics of predictions within groups, such as a user's samples.
-
-    Attributes:
-      gauc: mean AUC of the groups with both labels, weighted by their samples
-        (https://arxiv.org/abs/1706.06978, section 6.2). None if there is no such group.
-      ndcg, recall: metrics at the first ``k`` samples of each group by decreasing
-        prediction; the mean over groups with a positive sample. None if there is no
-        such group. Equal predictions are in random order, of which these are
-        expectations.
-      k: number of first samples.
-      groups: number of all groups.
-    """
-
-    gauc: float | None
-    ndcg: float | None
-    recall: float | None
-    k: int
-    groups: int
-
-
-def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ranking:
+def rank(
+    groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int
+) -> dict[str, float | None]:
     """Computes metrics within groups.
+
+    ``gauc`` is the mean AUC of the groups with both labels, weighted by their samples
+    (https://arxiv.org/abs/1706.06978, section 6.2). ``ndcg@K`` and ``recall@K`` are
+    those of the first K samples of each group by decreasing logit; the mean over groups
+    with a positive sample. Equal logits are in random order, of which these are
+    expectations. A metric is None if there is no such group.
 
     Args:
       groups: ``[samples]``, the group of each sample, such as its user's id.
       labels: ``[samples]``, each 0 or 1.
       logits: ``[samples]`` logits; any score that orders samples will do.
-      k: ``k`` of ``Ranking``.
+      k: number of first samples.
 
     Raises:
       ValueError: if shapes differ, there are no samples, or a label is neither 0 nor 1.
@@ -83,13 +68,11 @@ def rank(groups: ArrayLike, labels: ArrayLike, logits: ArrayLike, k: int) -> Ran
     share = positive / size
     dcg = summed(share * (gains[end] - gains[begin]))[some]
     found = summed(share * (end - begin))[some]
-    return Ranking(
-        gauc=float(np.average(aucs, weights=counts[both])) if any(both) else None,
-        ndcg=_mean(dcg / gains[np.minimum(positives[some], k)]),
-        recall=_mean(found / positives[some]),
-        k=k,
-        groups=len(first),
-    )
+    return {
+        "gauc": float(np.average(aucs, weights=counts[both])) if any(both) else None,
+        f"ndcg@{k}": _mean(dcg / gains[np.minimum(positives[some], k)]),
+        f"recall@{k}": _mean(found / positives[some]),
+    }
 
 
 def _differs_from_previous(values: np.ndarray) -> np.ndarray:

@@ -21,15 +21,7 @@ TEST_STEP = "test_step"
 
 def show_result(record: dict[str, Any], console: Console) -> None:
     """Shows the final record: test metrics, and the ids that were dropped or hashed."""
-    table = Table("test metric", "value")
-    table.columns[1].justify = "right"
-    for name, value in record.items():
-        if name.startswith("test_") and value is not None:
-            shown = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
-            table.add_row(name.removeprefix("test_"), shown)
-    if "bayes_auc" in record:
-        table.add_row("best attainable auc", f"{record['bayes_auc']:.5f}")
-    console.print(table)
+    console.print(result_table(record))
     if record.get("test_samples") == 0:
         say(console, "the data have no test set: nothing was measured")
     elif record["test_accuracy"] is None:
@@ -48,6 +40,24 @@ def show_result(record: dict[str, Any], console: Console) -> None:
     for name, count in missing.items():
         column = name.removeprefix("missing_dense/")
         say(console, f"the data: {count:,} missing values of {column!r} are 0")
+
+
+def result_table(record: Mapping[str, Any]) -> Table:
+    """Returns a table of the test metrics of the final record."""
+    table = Table("test metric", Column("value", justify="right"))
+    for name, value in record.items():
+        if name.startswith("test_") and value is not None:
+            table.add_row(name.removeprefix("test_"), value_text(value))
+    if "bayes_auc" in record:
+        table.add_row("best attainable auc", value_text(record["bayes_auc"]))
+    return table
+
+
+def value_text(value: float | None) -> str:
+    """Returns a metric, or a count, as a text."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
 
 
 def step_progress(show: bool | None = None, console: Console | None = None) -> Progress:

@@ -19,16 +19,13 @@ from rich.text import Text
 from embark_jax.plans.plan import Plan
 from embark_jax.report import figures, summary
 from embark_jax.report.curves import Records, run_curves
+from embark_jax.report.display import result_table, value_text
 from embark_jax.report.terminal import Report, new_table
 
 COLUMNS, UNLIMITED = 160, 2000
 """Columns of a plan's tables, and of those of runs, where no figure may be cut."""
 PIXELS_PER_INCH = 110
-TEST, VALIDATION = "test_", "validation_"
-"""Prefixes of the metrics of a split."""
-BEST = "bayes_auc"
-"""Key of the best AUC that any model can reach on synthetic data."""
-WINDOW_METRICS = ("validation_auc", "validation_log_loss", "validation_samples")
+WINDOW_METRICS = ("auc", "log_loss", "samples")
 PAGE = string.Template("""\
 <!DOCTYPE html>
 <html lang="en">
@@ -101,35 +98,20 @@ def _results(records: Records) -> Iterator[RenderableType]:
     if not final:
         yield "The run has not finished yet."
     else:
-        table = new_table("result", "")
-        for key, value in sorted(final[-1].items()):
-            is_metric = key.startswith(TEST) or key == BEST
-            if is_metric and isinstance(value, int | float):
-                table.add_row(_words(key), _shown(value))
+        table = result_table(final[-1])
         speeds = sorted(filter(None, (r.get("samples_per_s") for r in records)))
         if speeds:
-            table.add_row("samples per s", _shown(speeds[len(speeds) // 2]))
+            table.add_row("samples per s", f"{speeds[len(speeds) // 2]:,.0f}")
         yield table
     windows = {r["window"]: r for r in records if "window" in r}
     if windows:
-        table = new_table("window", "step", *map(_words, WINDOW_METRICS))
+        table = new_table("window", "step", *WINDOW_METRICS)
         for window, record in windows.items():
-            shown = (_shown(record.get(key)) for key in WINDOW_METRICS)
-            table.add_row(Text(str(window)), str(record["step"]), *shown)
+            values = (record.get(f"validation_{name}") for name in WINDOW_METRICS)
+            cells = map(value_text, values)
+            table.add_row(Text(str(window)), str(record["step"]), *cells)
         yield "Time windows, each before it was trained on"
         yield table
-
-
-def _words(key: str) -> str:
-    if key == BEST:
-        return "best attainable auc"
-    return key.removeprefix(TEST).removeprefix(VALIDATION).replace("_", " ")
-
-
-def _shown(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.5g}"
 
 
 def _html(*contents: RenderableType, columns: int = COLUMNS) -> str:

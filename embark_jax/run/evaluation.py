@@ -16,7 +16,7 @@ from embark_jax._base.config import ConfigError, nearest
 from embark_jax.config import tasks_of
 from embark_jax.data import Batch
 from embark_jax.metrics.pointwise import to_host
-from embark_jax.metrics.ranking import Ranking, Ranks, at_k, rank
+from embark_jax.metrics.ranking import Ranks, at_k, rank
 from embark_jax.metrics.retrieval import ItemIndex, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.tables import PADDING_ID
@@ -59,12 +59,13 @@ def ranked(
     groups, labels, logits = (x[has_value] for x in (ids, labels, logits))
     tasks = tasks_of(setup.config.model)
     if not tasks:
-        return _ranking(rank(groups, labels, logits, k), k)
+        found = rank(groups, labels, logits, k)
+        return {f"test_{name}": value for name, value in found.items()}
     metrics = {}
     for task, label, logit in zip(tasks, labels.T, logits.T, strict=True):
         known = ~np.isnan(label)
-        of_task = _ranking(rank(groups[known], label[known], logit[known], k), k)
-        metrics |= {f"{name}/{task}": value for name, value in of_task.items()}
+        found = rank(groups[known], label[known], logit[known], k)
+        metrics |= {f"test_{name}/{task}": value for name, value in found.items()}
     return metrics
 
 
@@ -77,14 +78,6 @@ def _unweighted(batches: Iterator[Batch], group_by: str) -> Iterator[Batch]:
                 "do not take; prepare the data without the column weight"
             )
         yield batch
-
-
-def _ranking(ranking: Ranking, k: int) -> dict[str, float | None]:
-    return {
-        "test_gauc": ranking.gauc,
-        f"test_ndcg@{k}": ranking.ndcg,
-        f"test_recall@{k}": ranking.recall,
-    }
 
 
 def on_test_set(

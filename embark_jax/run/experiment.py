@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from embark_kernels import availability
@@ -32,8 +32,8 @@ from embark_jax.models.function import Model
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.run.accesses import sample_accesses
 from embark_jax.run.dataset import (
+    ModelData,
     batch_checker,
     check_batch_size,
     check_windows,
@@ -46,6 +46,7 @@ from embark_jax.run.dataset import (
 )
 from embark_jax.run.optimizers import build_loss, build_optimizers
 from embark_jax.run.planning import (
+    Planned,
     make_plan,
     read_plan,
     why_plain_xla,
@@ -56,42 +57,27 @@ from embark_jax.train.state import Optimizers
 from embark_jax.train.trainer import Trainer
 
 DEFAULT_STEPS = 1000
-COUNTED_SAMPLES = 100_000
-"""Number of random training samples that tell which rows are hot."""
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannedModel:
-    """The model that a config describes, with the plan of its tables. Where the data
-    are not on this machine, only the config says what they are like.
+class Experiment:
+    """The experiment that a config describes, before any device is used.
 
     Attributes:
       config: the config.
       description: what is known of the dataset.
       tables, features: tables and features of the model.
       plan: plan of the tables.
-      without_data: whether the data are not on this machine.
-    """
-
-    without_data: ClassVar[bool] = True
-    config: ExperimentConfig
-    description: Description
-    tables: tuple[TableSpec, ...]
-    features: tuple[FeatureSpec, ...]
-    plan: Plan
-
-
-@dataclasses.dataclass(frozen=True)
-class Experiment(PlannedModel):
-    """The experiment that a config describes, before any device is used.
-
-    Attributes:
       dataset: dataset with its samples.
       first_step: number of steps of the run that this one continues, whose steps it
         goes on counting.
     """
 
-    without_data: ClassVar[bool] = False
+    config: ExperimentConfig
+    description: Description
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    plan: Plan
     dataset: Dataset
     first_step: int = 0
 
@@ -260,7 +246,6 @@ def _saved_model(config: ModelConfig) -> dict[str, Any]:
 def build(
     config: ExperimentConfig,
     plan_file: Path | None = None,
-    statistics: Statistics = NO_STATISTICS,
     first_step: int = 0,
 ) -> Experiment:
     """Reads the dataset, merges its tables with the config's, and plans.
@@ -269,7 +254,6 @@ def build(
       config: experiment config.
       plan_file: plan in JSON that is used as it is, whatever placements and capacity
         slack the config has; None makes a plan.
-      statistics: statistics of a sample of the data, for the planner.
       first_step: number of steps of the run that this one goes on from.
 
     Raises:
@@ -277,7 +261,47 @@ def build(
         the given plan is damaged or made for something else.
       DataError: if the dataset is missing or damaged.
     """
-    dataset, description, tables, features = read_dataset(config)
+    dataset, *model = _checked_dataset(config, first_step)
+    if plan_file is None:
+        planned = make_plan(config, *model).plan
+    else:
+        planned = read_plan(plan_file, config, *model[1:])
+    if jax.process_count() > 1:  # hosts may differ, and their plans with them
+        planned = Plan.from_json(of_process_0(planned.to_json()))
+    in_training_order(dataset, config, planned)  # raises now, not when training begins
+    return Experiment(config, *model, planned, dataset, first_step)
+
+
+def plan_model(
+    config: ExperimentConfig, statistics: Statistics = NO_STATISTICS
+) -> Planned:
+    """Plans like ``build``, also where the data are not there and the config says
+    enough of them.
+
+    Args:
+      config: experiment config.
+      statistics: statistics of a sample of the data.
+
+    Raises:
+      ConfigError: if the config says too little, does not fit the dataset, or its plan
+        is impossible.
+      DataError: if the dataset is damaged.
+    """
+    if (absent := source_of(config).absent()) is not None:
+        description = with_negatives(config, absent)
+        model = description, *merged_model(config, description)
+        planned = make_plan(config, *model, statistics)
+        return planned._replace(without_data=True)
+    dataset, *model = _checked_dataset(config)
+    planned = make_plan(config, *model, statistics)
+    in_training_order(dataset, config, planned.plan)
+    return planned
+
+
+def _checked_dataset(config: ExperimentConfig, first_step: int = 0) -> ModelData:
+    """Reads the dataset as ``read_dataset`` does; raises ``ConfigError`` also if a run
+    cannot train on it as the config says."""
+    dataset, *model = read_dataset(config)
     check_batch_size(config, dataset)
     if isinstance(dataset, WindowsData):
         check_windows(config)
@@ -294,42 +318,13 @@ def build(
             "train.eval_every: the data have neither a validation nor a test set; "
             "leave it out"
         )
-    if plan_file is None:
-        if config.embedding.hot_budget is not None and not statistics.samples:
-            statistics = sample_accesses(config, COUNTED_SAMPLES)
-        planned = make_plan(config, description, tables, features, statistics)
-    else:
-        planned = read_plan(plan_file, config, tables, features)
-    if jax.process_count() > 1:  # hosts may differ, and their plans with them
-        planned = Plan.from_json(of_process_0(planned.to_json()))
-    in_training_order(dataset, config, planned)  # raises now, not when training begins
-    parts = config, description, tables, features, planned
-    return Experiment(*parts, dataset, first_step)
+    return dataset, *model
 
 
 def _has_held_out(dataset: Dataset) -> bool:
     """Returns whether there are samples that a run can be evaluated on."""
     batches = dataset.validation_batches(1) or dataset.test_batches(1)
     return next(batches, None) is not None
-
-
-def plan_model(
-    config: ExperimentConfig, statistics: Statistics = NO_STATISTICS
-) -> PlannedModel:
-    """Plans like ``build``, but without an ``Experiment`` where the data are not there
-    and the config says enough of them.
-
-    Raises:
-      ConfigError: if the config says too little, does not fit the dataset, or its plan
-        is impossible.
-      DataError: if the dataset is damaged.
-    """
-    if (absent := source_of(config).absent()) is None:
-        return build(config, statistics=statistics)
-    description = with_negatives(config, absent)
-    tables, features = merged_model(config, description)
-    planned = make_plan(config, description, tables, features, statistics)
-    return PlannedModel(config, description, tables, features, planned)
 
 
 def _implementation(config: ExperimentConfig) -> str | None:

@@ -1,4 +1,5 @@
-"""Plans a table list: a config whose model nobody builds, as its products are known."""
+"""Plans configs and table lists, whose model nobody builds, as its products are
+known."""
 
 from __future__ import annotations
 
@@ -12,29 +13,33 @@ from embark_jax.planner import TableList
 from embark_jax.planner.request.dense import DenseNetwork, network_of
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans.options import DENSE_OPTIMIZERS
-from embark_jax.plans.plan import Plan
 from embark_jax.run import planning
-from embark_jax.simulator import Job
+from embark_jax.run.planning import Planned
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 
-def plan_list(
+def plan_described(
     config: ExperimentConfig,
-    listed: TableList,
+    listed: TableList | None,
     statistics: Statistics = NO_STATISTICS,
-) -> tuple[Job, Plan]:
-    """Plans a table list. Needs no JAX if the config names a fleet, on a computer
-    without a GPU.
+) -> Planned:
+    """Plans a config, or the table list that it is of. A list needs no JAX if the
+    config names a fleet, on a computer without a GPU.
 
     Args:
-      config: the list as a config, with the changes of the user.
+      config: the config, with the changes of the user.
       listed: the list.
-      statistics: statistics of the ids; without them bags have the mean lengths that
-        the list says.
+      statistics: statistics of the ids; without them bags have the mean lengths that a
+        list says.
 
     Raises:
-      ConfigError: if no plan is possible.
+      ConfigError: if no plan is possible; also as ``plan_model`` does.
+      DataError: as ``plan_model`` does.
     """
+    if listed is None:
+        from embark_jax.run.experiment import plan_model
+
+        return plan_model(config, statistics)
     embedding, data = config.embedding, config.data
     model: Any = config.model
     assert isinstance(data, SyntheticConfig)
@@ -42,9 +47,10 @@ def plan_list(
     with config_error_at("embedding.tables"):
         tables = [embedding.table(name, rows) for name, rows in table_rows.items()]
     network, dtype = DenseNetwork(), "bfloat16"
-    if listed.dense is not None and _is_unread(config):
-        network = listed.dense.network(tables, features)
-    elif not is_embeddings_alone(config, listed):
+    # The model is the list's own, whose keys are not read, or that of a config without.
+    is_own = type(model) is ModelConfig
+    is_none = listed.dense is None and model == ModelConfig.model_validate({})
+    if not (is_own or is_none):
         stride = listed.dense.pool_stride if listed.dense else 1
         network = network_of(model, tables, features, data.dense_features, stride)
         if network is None:
@@ -53,6 +59,8 @@ def plan_list(
                 "dlrm_dcnv2 or dlrm"
             )
         dtype = model.compute_dtype
+    elif listed.dense is not None:
+        network = listed.dense.network(tables, features)
     kind = config.dense_optimizer.kind
     if kind in DENSE_OPTIMIZERS:
         states = STATE_VALUES[kind][0]
@@ -64,7 +72,7 @@ def plan_list(
     kernels = "xla"
     if config.embedding.kernels != "auto" or has_gpu():
         kernels = planning.kernels(config)
-    load = planning.workload_of(
+    return planning.plan_of(
         config,
         data.zipf_exponent,
         dense,
@@ -73,18 +81,3 @@ def plan_list(
         features,
         statistics if statistics.samples else listed.statistics(),
     )
-    made = planning.plan_of(config, load, tables, features)
-    return Job(tables, features, load), made
-
-
-def is_embeddings_alone(config: ExperimentConfig, listed: TableList) -> bool:
-    """Says whether nothing is known of the dense layers: the list has none, and nobody
-    changed those of a config without a model."""
-    return listed.dense is None and (
-        _is_unread(config) or config.model == ModelConfig.model_validate({})
-    )
-
-
-def _is_unread(config: ExperimentConfig) -> bool:
-    """Says whether the model is the list's own, whose keys are not read."""
-    return type(config.model) is ModelConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import embark_kernels
 
@@ -15,7 +15,7 @@ from embark_jax.config import ExperimentConfig
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
 from embark_jax.planner.request.workload import STATE_VALUES
-from embark_jax.plans import fleet
+from embark_jax.plans import fleet as fleets
 from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import FREE, ForcedPlacement, with_small_replicated
@@ -30,11 +30,29 @@ from embark_jax.plans.tables import (
 from embark_jax.plans.traffic import VALUE_BYTES
 from embark_jax.plans.wire import VALUE_BYTES as DTYPE_BYTES
 from embark_jax.plans.wire import Wire
+from embark_jax.simulator import Job
 from embark_jax.statistics import hot_rows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 if TYPE_CHECKING:
     from embark_jax.data import Description
+
+COUNTED_SAMPLES = 100_000
+"""Number of random training samples that tell which rows are hot."""
+
+
+class Planned(NamedTuple):
+    """The plan of what a user describes.
+
+    Attributes:
+      job: what is planned; ``plan`` is its plan.
+      without_data: whether the data are not on this machine, so that only the config
+        says what they are like.
+    """
+
+    job: Job
+    plan: Plan
+    without_data: bool = False
 
 
 def wire(config: ExperimentConfig) -> Wire:
@@ -47,10 +65,10 @@ def machines(config: ExperimentConfig) -> Fleet:
     placeholders, but JAX says whether its devices are GPUs."""
     nodes, gpus_per_node = config.mesh.nodes, config.mesh.gpus_per_node
     if config.fleet is not None:
-        return fleet.load(config.fleet, nodes, gpus_per_node)
+        return fleets.load(config.fleet, nodes, gpus_per_node)
     import jax
 
-    here = fleet.this_machine(nodes, gpus_per_node)
+    here = fleets.this_machine(nodes, gpus_per_node)
     return dataclasses.replace(here, shared=jax.default_backend() == "cpu")
 
 
@@ -77,25 +95,43 @@ def kernels(config: ExperimentConfig) -> Kernels:
     return config.embedding.kernels
 
 
-def workload(
+def make_plan(
     config: ExperimentConfig,
     data: Description,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     statistics: Statistics = NO_STATISTICS,
-) -> Workload:
-    """Returns the workload that the config's plan is made for.
+) -> Planned:
+    """Plans the config's tables, with the placements that it forces.
 
     Raises:
-      ConfigError: if its model does not suit the embeddings.
+      ConfigError: if no plan is possible, or the model does not suit the embeddings.
     """
-    dense = _dense_load(config, data, tables, features)
-    return workload_of(
-        config, data.zipf_exponent, dense, kernels(config), tables, features, statistics
+    from embark_jax import models  # what reads data and builds models takes a second
+    from embark_jax.run.accesses import sample_accesses
+    from embark_jax.run.dataset import source_of
+    from embark_jax.run.optimizers import state_values
+
+    needs_counts = config.embedding.hot_budget is not None and not statistics.samples
+    if needs_counts and source_of(config).absent() is None:
+        statistics = sample_accesses(config, COUNTED_SAMPLES)
+    shapes = embedding_shapes(tables, features)
+    with config_error_at("model"):
+        model = models.footprint(config.model, shapes, data.dense_features)
+    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
+    dense = DenseLoad(
+        model.parameters,
+        state_values(config.dense_optimizer),
+        activation_bytes(model.kept_bytes, pooled_bytes),
+        config.train.dense,
+        getattr(config.model, "compute_dtype", "float32"),
+        network_of(config.model, tables, features, data.dense_features),
     )
+    zipf = data.zipf_exponent
+    return plan_of(config, zipf, dense, kernels(config), tables, features, statistics)
 
 
-def workload_of(
+def plan_of(
     config: ExperimentConfig,
     zipf_exponent: float,
     dense: DenseLoad,
@@ -103,14 +139,19 @@ def workload_of(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     statistics: Statistics,
-) -> Workload:
-    """Returns the workload with these dense layers, and with this implementation of
-    lookups and updates. Needs no JAX if the config names a fleet."""
-    embedding = config.embedding
+) -> Planned:
+    """Plans tables below these dense layers, with this implementation of lookups and
+    updates, and with the placements that the config forces. If the tables do not fit,
+    the planner chooses the tiers of those for which the config names none. Needs no JAX
+    if the config names a fleet.
+
+    Raises:
+      ConfigError: if no plan is possible.
+    """
+    embedding, fleet = config.embedding, machines(config)
     kinds = [embedding.optimizer_of(table.name).kind for table in tables]
-    its_fleet = machines(config)
-    return Workload(
-        fleet=its_fleet,
+    workload = Workload(
+        fleet=fleet,
         batch_size=config.train.batch_size,
         zipf_exponent=zipf_exponent,
         capacity_slack=embedding.capacity_slack,
@@ -119,75 +160,23 @@ def workload_of(
         wire=wire(config),
         dense=dense,
         micro_batches=config.train.micro_batches,
-        overlap=not its_fleet.shared,
+        overlap=not fleet.shared,
         sample_ids=sum(feature.hotness for feature in features),
         kernels=implementation,
         memory_gb=embedding.memory_gb,
     )
-
-
-def _dense_load(
-    config: ExperimentConfig,
-    data: Description,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-) -> DenseLoad:
-    from embark_jax import models
-    from embark_jax.run.optimizers import state_values
-
-    shapes = embedding_shapes(tables, features)
-    with config_error_at("model"):
-        model = models.footprint(config.model, shapes, data.dense_features)
-    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
-    return DenseLoad(
-        model.parameters,
-        state_values(config.dense_optimizer),
-        activation_bytes(model.kept_bytes, pooled_bytes),
-        config.train.dense,
-        getattr(config.model, "compute_dtype", "float32"),
-        network_of(config.model, tables, features, data.dense_features),
-    )
-
-
-def make_plan(
-    config: ExperimentConfig,
-    data: Description,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    statistics: Statistics,
-) -> Plan:
-    """Plans the config's tables, with the placements that it forces.
-
-    Raises:
-      ConfigError: if no plan is possible, or the model does not suit the embeddings.
-    """
-    load = workload(config, data, tables, features, statistics)
-    return plan_of(config, load, tables, features)
-
-
-def plan_of(
-    config: ExperimentConfig,
-    load: Workload,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-) -> Plan:
-    """Plans for a workload, with the placements that the config forces. If the tables
-    do not fit, the planner chooses the tiers of those for which the config names none.
-
-    Raises:
-      ConfigError: if no plan is possible.
-    """
-    forced = {name: table.forced for name, table in config.embedding.tables.items()}
+    forced = {name: table.forced for name, table in embedding.tables.items()}
     if config.train.hot_batches:
         forced = with_small_replicated(tables, forced)
-    if config.embedding.hot_budget is not None:
-        forced = _with_hot_rows(config, tables, forced, load.statistics)
+    if embedding.hot_budget is not None:
+        forced = _with_hot_rows(config, tables, forced, statistics)
     # Host devices have no memory but that of the host.
-    open_tiers = [] if load.fleet.shared else with_open_tiers(config, tables)
+    tiers = [] if fleet.shared else with_open_tiers(config, tables)
     with config_error_at("embedding"):
-        return plan_for(
-            load, tables, features, forced=forced, or_tables=open_tiers, advise=True
+        plan = plan_for(
+            workload, tables, features, forced=forced, or_tables=tiers, advise=True
         )
+    return Planned(Job(tables, features, workload), plan)
 
 
 def with_open_tiers(

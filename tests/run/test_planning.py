@@ -6,7 +6,7 @@ from embark_kernels import _implementation, check
 from embark_jax.config import reading
 from embark_jax.report import summary
 from embark_jax.report.page import plan_page
-from embark_jax.run import experiment, planning
+from embark_jax.run import experiment
 from tests import runs
 
 GPUS = ("fleet=dgx-h100", "train.batch_size=64")
@@ -19,12 +19,10 @@ def planned(tmp_path):
 
     def plan(*overrides):
         """The workload and the plan of a config, and what its trainer is told."""
-        setup = experiment.build(reading.load(path, overrides))
-        asked = setup.config, setup.description, setup.tables, setup.features
-        workload = planning.workload(*asked)
-        assert workload.overlap == setup.plan.prediction.overlap
-        assert workload.kernels == setup.plan.prediction.kernels
-        return workload, setup.plan
+        job, plan, _ = experiment.plan_model(reading.load(path, overrides))
+        assert job.workload.overlap == plan.prediction.overlap
+        assert job.workload.kernels == plan.prediction.kernels
+        return job.workload, plan
 
     return plan
 

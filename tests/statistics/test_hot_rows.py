@@ -10,8 +10,7 @@ from embark_jax.config import ExperimentConfig, reading
 from embark_jax.run import experiment
 from embark_jax.run.accesses import sample_accesses
 from embark_jax.run.dataset import read_dataset
-from embark_jax.run.planning import make_plan
-from embark_jax.statistics.accesses import NO_STATISTICS, Statistics, TableAccess
+from embark_jax.statistics.accesses import Statistics, TableAccess
 from embark_jax.statistics.histogram import Histogram
 from embark_jax.statistics.hot_rows import within_budget
 
@@ -127,8 +126,13 @@ def test_a_budget_gives_every_table_hot_rows(tmp_path):
     assert any(batch.hot for batch in batches)
 
 
-def test_a_budget_needs_statistics():
-    absent = make_config(hot_budget="1MB")
-    _, data, tables, features = read_dataset(absent)
+def test_a_budget_needs_statistics(tmp_path):
+    absent = ExperimentConfig.model_validate(
+        {
+            "data": {"kind": "movielens_100k", "path": tmp_path / "absent"},
+            "model": {"kind": "dlrm", "bottom": [4], "top": [1]},
+            "embedding": {"dim": 4, "hot_budget": "1MB"},
+        }
+    )
     with pytest.raises(ConfigError, match=r"embedding\.hot_budget: needs statistics"):
-        make_plan(absent, data, tables, features, NO_STATISTICS)
+        experiment.plan_model(absent)
