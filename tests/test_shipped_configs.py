@@ -118,7 +118,7 @@ def test_every_gin_config_equals_its_yaml_twin(path):
     assert load(path) == load(path.with_suffix(".yaml"))
 
 
-@pytest.mark.parametrize("path", YAML, ids=name_of)
+@pytest.mark.parametrize("path", thorough(YAML, TRAINED), ids=name_of)
 def test_every_experiment_plans_for_its_fleet_without_its_data(
     path, tmp_path, monkeypatch
 ):

@@ -66,6 +66,12 @@ def test_a_store_is_a_class_and_a_line_of_the_registry(monkeypatch):
     assert 0 <= late <= 1
 
 
+def test_slots_are_not_taken_for_rows():
+    trainer = trainer_of(HOST, ONE)
+    with pytest.raises(ValueError, match=r"are in slots, not all; trainer\.table\("):
+        ej.export_table(trainer.embeddings, trainer.state.storages, "x")
+
+
 def test_a_swap_moves_rows_in_place():
     check_swap(trainer_of(HOST, (1, 2)).embeddings.mesh, 4, slots=200_000)
 

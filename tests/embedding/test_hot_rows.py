@@ -40,7 +40,7 @@ def placed(cluster, hot_rows, exchange="flat") -> Placement:
     ("hot_rows", "cluster", "exchange"),
     thorough(
         itertools.product([1, 5, 26], ["rb", "ub"], ["flat", "hierarchical"]),
-        [(5, "rb", "flat"), (5, "ub", "hierarchical")],
+        [(5, "ub", "hierarchical")],
         unpack=True,
     ),
 )

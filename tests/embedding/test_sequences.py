@@ -54,7 +54,7 @@ def batch_of(kind: str):
     ("placed", "kind"),
     thorough(
         itertools.product(["dp", "ub", "ub, hot"], ["some", "none"]),
-        [("dp", "none"), ("ub, hot", "some")],
+        [("ub, hot", "some")],
         unpack=True,
     ),
 )

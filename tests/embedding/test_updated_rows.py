@@ -2,10 +2,10 @@
 
 import dataclasses
 
-import embark_kernels
 import jax
 import numpy as np
 import pytest
+from embark_kernels import RowwiseAdagrad
 
 import embark_jax as ej
 from embark_jax.plans.capacities import rows_of
@@ -51,8 +51,4 @@ def test_as_many_rows_as_a_batch_touches_are_enough(cluster, mesh):
             assert found == of_owners.max()
         needed = max(needed, found)
     enough = dataclasses.replace(ample, capacities=ample.capacities | {name: needed})
-    rule = embark_kernels.RowwiseAdagrad(1.0, eps=1.0)
-    one, two = (
-        problems.solve(problems.Problem(plan, rule, seed=7)) for plan in (ample, enough)
-    )
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    problems.check(problems.Problem(enough, RowwiseAdagrad(1.0, eps=1.0), seed=7))

@@ -26,16 +26,15 @@ from tests.train.accounting import (
     request,
 )
 
-PLANS = range(32)
-QUICK = (11, 14, 18, 28, 29, 30)
-"""Plans that need every collective, format and optimizer, as all of them do."""
+QUICK = (150, 163, 305, 326, 348)
+"""Small plans that together need every collective, format and optimizer."""
+PLANS = (*QUICK, *range(16))
 # What becomes of the collectives after they are chosen does not matter here.
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-@pytest.mark.parametrize("seeds", [PLANS, QUICK], ids=["all", "quick"])
-def test_the_plans_need_every_collective(seeds):
-    requests = [request(seed) for seed in seeds]
+def test_the_plans_need_every_collective():
+    requests = [request(seed) for seed in QUICK]
     assert {optimizer for _, optimizer, *_ in requests} == set(OPTIMIZERS)
     assert {wire.rows for _, _, wire, _ in requests} == set(FORMATS)
     assert {wire.gradients for _, _, wire, _ in requests} == set(FORMATS)

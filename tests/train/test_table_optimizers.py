@@ -34,22 +34,18 @@ GROWING = (
         for key, value in {"slots": 8, "max_slots": 60, "evicted": "disk"}.items()
     ),
 )
-"""Dynamic tables, two of which have one optimizer."""
+"""Some are dynamic, of which two have one optimizer; others stay fixed."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [(), GROWING])
-def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path, dynamic):
+def test_a_mesh_and_a_checkpoint_change_nothing(tmp_path):
     path = runs.write_config(tmp_path, CONFIG)
-    whole = experiment.build(reading.load(path, [*ONE, *dynamic]))
+    whole = experiment.build(reading.load(path, [*ONE, *GROWING]))
     expected = [r.loss for r in whole.trainer().iterate(whole.dataset, whole.steps)]
 
-    first = experiment.build(reading.load(path, [*MANY, *dynamic]))
+    first = experiment.build(reading.load(path, [*MANY, *GROWING]))
     trainer = first.trainer()
     losses = [r.loss for r in trainer.iterate(first.dataset, 3)]
-    if not dynamic:
-        storages = {name.rpartition("_by_")[2] for name in trainer.state.storages}
-        assert storages == {"rb_4", "user", "city", "hour"}
     with Checkpointer(tmp_path / "saved", first.identity, keep=2) as checkpoints:
         checkpoints.save(trainer.whole_state(), 3, trainer.embeddings, {})
         again = whole.trainer()

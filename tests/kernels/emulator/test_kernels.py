@@ -13,22 +13,12 @@ from embark_kernels.check import largest_error
 from experiments.gpu import check_cases
 from experiments.gpu.check_cases import Case, cases
 from tests.kernels.emulator.launch import Emulator, emulated, why_not
-from tests.kernels.emulator.mutants import mutants
 
 pytestmark = [
     pytest.mark.gpu_compile,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 LEAST_COVERAGE = 0.95  # loops whose bodies always run have code for when they do not
-MUTATED = (
-    (None, "number_segments", "600 segments of up to 4, room for 1000"),
-    (16, "sum_bags", "weighted"),
-    (96, "sum_groups", ""),
-    (24, "update_rows", "LazyAdam"),
-    (16, "sum_and_update", "RowwiseAdagrad"),
-    (128, "sum_and_update", "Adagrad"),
-)
-MUTANTS, LEAST_NOTICED = 10, 54
 
 
 def compiled(case: Case) -> Any:
@@ -100,25 +90,3 @@ def test_all_cases_are_right_in_the_emulator(width):
                 coverage[name] = max(executed.mean(), coverage.get(name, 0.0))
     assert {about: problems for about, problems in found.items() if problems} == {}
     assert {x: y for x, y in coverage.items() if y < LEAST_COVERAGE} == {}
-
-
-@pytest.mark.slow
-def test_mutants_are_noticed():
-    """Single changed instructions of executed code."""
-    noticed = []
-    for width, op, about in MUTATED:
-        case = next(c for c in cases(width) if (c.op, c.about) == (op, about))
-        with emulated() as emulator:
-            program = compiled(case)
-            assert problems(case, program, emulator, seeds=(0,)) == []
-            right, executed = max(
-                emulator.executed.items(), key=lambda item: len(item[0].code)
-            )
-            for mutant in mutants(right, executed, MUTANTS, seed=0):
-                emulator.problems.clear()
-                emulator.change = lambda kernel, right=right, mutant=mutant: (
-                    mutant if kernel is right else kernel
-                )
-                noticed.append(bool(problems(case, program, emulator, seeds=(0,))))
-    assert len(noticed) == MUTANTS * len(MUTATED)
-    assert sum(noticed) >= LEAST_NOTICED
