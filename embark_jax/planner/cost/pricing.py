@@ -211,9 +211,8 @@ class PricedPlan:
             room = None
             if storage.of_cluster.replicated and self.sizes is not None:
                 room = self.sizes.get(rows_of(storage.name))
-            of_ranges, uses = (
-                [each[i] for i in ranges] for each in (self.ranges, self.uses)
-            )
+            of_ranges = [self.ranges[i] for i in ranges]
+            uses = [self.uses[i] for i in ranges]
             candidates = Candidates.of_ranges(of_ranges, uses, self.workload, room)
             found.append((ranges, candidates))
         return found
