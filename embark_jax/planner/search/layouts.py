@@ -18,7 +18,6 @@ from embark_jax.planner.cost.loads import (
     EXCHANGE_NAMES,
     Cut,
     PricedCandidates,
-    price_candidates,
 )
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.request.workload import TableUse, Workload
@@ -81,7 +80,7 @@ def worthwhile_candidates(
                 for layout in _layouts(cut, force, splits, exchanges)
             ]
             cuts.append(cut)
-    return price_candidates(cuts, np.array(layouts), workload)
+    return PricedCandidates(cuts, np.array(layouts), workload)
 
 
 def fewest_slots(use: TableUse, workload: Workload) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.checking import checked
 from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.instance import make_instance
+from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.solve import (
     DoesNotFitError,
     SearchResult,
@@ -161,7 +161,7 @@ def _searched(
       DoesNotFitError: if the tables do not fit the fleet.
     """
     grown, forced = checked(tables, features, forced or {}, workload)
-    found = solve(make_instance(grown, features, forced, workload))
+    found = solve(Instance(grown, features, forced, workload))
     bound_ms = found.bound_ms
     if bound_ms > (step_ms := found.assignment.step_ms()):
         raise RuntimeError(
