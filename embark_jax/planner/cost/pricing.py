@@ -70,8 +70,8 @@ class PricedPlan:
     """Placements with what they cost.
 
     Attributes:
-      placements, features, workload, sizes: what is priced, as in ``price``.
-      ranges: their row ranges.
+      features, workload, sizes: as in ``price``.
+      ranges: the row ranges of the placements.
       candidates: candidate i is that of range i.
       owners: the owners of each range's shards.
       loads: the loads of all devices.
@@ -85,8 +85,7 @@ class PricedPlan:
         workload: Workload,
         sizes: Mapping[str, int] | None,
     ):
-        self.placements, self.features = placements, features
-        self.workload, self.sizes = workload, sizes
+        self.features, self.workload, self.sizes = features, workload, sizes
         self.ranges = ranges_of(placements, workload)
         self.uses = uses_of(self.ranges, features, workload)
         self.candidates = priced_ranges(self.ranges, self.uses, workload)
