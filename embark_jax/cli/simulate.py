@@ -62,28 +62,26 @@ def simulate(
         if listed is not None:
             from embark_jax.run.listed import is_embeddings_alone, plan_list
 
-            job, plan = plan_list(config, listed)
+            workload, plan = plan_list(config, listed)
             if is_embeddings_alone(config, listed):
                 notes.append(EMBEDDINGS_ALONE)
         else:
             from embark_jax.run import experiment, planning
 
             model = experiment.plan_model(config)
-            tables, features, plan = model.tables, model.features, model.plan
+            plan = model.plan
             workload = planning.workload(
-                model.config, model.description, tables, features
+                model.config, model.description, model.tables, model.features
             )
-            job = simulator.Job(tables, features, workload)
             if model.without_data:
                 notes.append(WITHOUT_DATA)
         if plan.prediction is not None and plan.prediction.placeholders:
             notes.append(PLACEHOLDERS)
         try:
-            simulations = [simulator.simulate_program(job, plan.placements)]
+            step = plan.placements, plan.features, workload
+            simulations = [simulator.simulate_program(*step)]
             if all_hot is not None:
-                simulations += simulator.simulate_hot_batches(
-                    job, plan.placements, all_hot
-                )
+                simulations += simulator.simulate_hot_batches(*step, all_hot)
                 notes.append(_gain(all_hot, simulations))
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -92,8 +90,8 @@ def simulate(
     if as_json:
         record = {
             "simulations": [simulation.record() for simulation in simulations],
-            "kernels": job.workload.kernels,
-            "overlap": job.workload.overlap,
+            "kernels": workload.kernels,
+            "overlap": workload.overlap,
             "notes": notes,
         }
         print(json.dumps(record))

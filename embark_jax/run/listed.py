@@ -8,13 +8,12 @@ from embark_jax._base.config import ConfigError, config_error_at
 from embark_jax._base.devices import has_gpu
 from embark_jax.config import ExperimentConfig, SyntheticConfig
 from embark_jax.config.models import ModelConfig
-from embark_jax.planner import TableList
+from embark_jax.planner import TableList, Workload
 from embark_jax.planner.request.dense import DenseNetwork, network_of
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans.options import DENSE_OPTIMIZERS
 from embark_jax.plans.plan import Plan
 from embark_jax.run import planning
-from embark_jax.simulator import Job
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 
@@ -22,7 +21,7 @@ def plan_list(
     config: ExperimentConfig,
     listed: TableList,
     statistics: Statistics = NO_STATISTICS,
-) -> tuple[Job, Plan]:
+) -> tuple[Workload, Plan]:
     """Plans a table list. Needs no JAX if the config names a fleet, on a computer
     without a GPU.
 
@@ -74,7 +73,7 @@ def plan_list(
         statistics if statistics.samples else listed.statistics(),
     )
     made = planning.plan_of(config, load, tables, features)
-    return Job(tables, features, load), made
+    return load, made
 
 
 def is_embeddings_alone(config: ExperimentConfig, listed: TableList) -> bool:
