@@ -133,9 +133,8 @@ def plan_for(
             f"memory is short with all rows on devices: {moved} of {len(tables)} "
             "tables are in another tier, as with embedding.tables.NAME.tier=auto"
         )
-    asked = workload.memory_gb is not None
-    least = not advise or asked or workload.fleet.placeholders
-    less = None if least else lighter(found)
+    limited = workload.memory_gb is not None or workload.fleet.placeholders
+    less = lighter(found) if advise and not limited else None
     if less is not None:
         best, gb = found.assignment, less.bytes() / 1e9
         longer = max(0.0, less.step_ms() / best.step_ms() - 1)
