@@ -141,7 +141,7 @@ def test_the_data_do_not_change_the_plan(movielens_folder, tmp_path):
     ]
     assert [planned.without_data for planned in plans] == [False, True]
     assert plans[0].plan == plans[1].plan
-    assert plans[0].job == plans[1].job
+    assert plans[0].workload == plans[1].workload
 
 
 @pytest.mark.parametrize(

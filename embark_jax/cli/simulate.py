@@ -60,19 +60,18 @@ def simulate(
     check_outputs([config_file, config.fleet], trace=trace)
     notes = []
     with Console(stderr=True).status("planning"):
-        job, plan, without_data = plan_described(config, listed)
-        if listed is not None and not job.workload.dense.parameters:
+        workload, plan, without_data = plan_described(config, listed)
+        if listed is not None and not workload.dense.parameters:
             notes.append(EMBEDDINGS_ALONE)
         if without_data:
             notes.append(WITHOUT_DATA)
         if plan.prediction is not None and plan.prediction.placeholders:
             notes.append(PLACEHOLDERS)
         try:
-            simulations = [simulator.simulate_program(job, plan.placements)]
+            step = plan.placements, plan.features, workload
+            simulations = [simulator.simulate_program(*step)]
             if all_hot is not None:
-                simulations += simulator.simulate_hot_batches(
-                    job, plan.placements, all_hot
-                )
+                simulations += simulator.simulate_hot_batches(*step, all_hot)
                 notes.append(_gain(all_hot, simulations))
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -81,8 +80,8 @@ def simulate(
     if as_json:
         record = {
             "simulations": [simulation.record() for simulation in simulations],
-            "kernels": job.workload.kernels,
-            "overlap": job.workload.overlap,
+            "kernels": workload.kernels,
+            "overlap": workload.overlap,
             "notes": notes,
         }
         print(json.dumps(record))

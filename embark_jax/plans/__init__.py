@@ -6,7 +6,7 @@
 - **placement** (``storage``): cluster, splits, owners and exchange of one table.
 - **storage** (``storage``, ``layout``): one array that holds all shards of one cluster
   and width, on all devices; a record says where each shard lies.
-- **wire**, **collectives**, **traffic**: formats, collectives and bytes of a step.
+- **wire**, **traffic**: formats and bytes of what a step moves.
 - **plan** (``plan``): placements of all tables, and capacities of their exchanges, as
   data; with the **prediction** of its cost, if the planner made it.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -59,7 +59,7 @@ class Prediction:
         allocated on it.
       stored_bytes: host memory and disk space for rows and keys of cached tables, by
         tier, of the node that needs most.
-      breakdown: parts of the time, if they were computed.
+      breakdown: parts of the time.
       placeholders: whether the figures of the fleet are placeholders, which weigh terms
         against each other and predict nothing.
       kernels: implementation of lookups and updates that is priced.
@@ -72,25 +72,24 @@ class Prediction:
     device_ms: tuple[Amount, ...]
     device_bytes: tuple[Amount, ...]
     stored_bytes: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
-    breakdown: Breakdown | None = None
+    breakdown: Breakdown = dataclasses.field(kw_only=True)
     placeholders: bool = False
-    kernels: Kernels | Literal[""] = ""
+    kernels: Kernels = dataclasses.field(kw_only=True)
     overlap: bool = False
     advice: tuple[str, ...] = ()
 
     def problems(self, tables: Sequence[str], devices: int) -> list[str]:
         """Lists what is wrong with this prediction for a plan of these tables."""
-        per_device = {"device_ms": self.device_ms, "device_bytes": self.device_bytes}
-        per_table: dict[str, Mapping[str, float]] = {}
-        if self.breakdown is not None:
-            per_device["device_ids"] = self.breakdown.device_ids
-            per_device |= {
-                f"phase_ms.{name}": ms for name, ms in self.breakdown.phase_ms.items()
-            }
-            per_table = {
-                "table_ms": self.breakdown.table_ms,
-                "hottest_row_shard": self.breakdown.hottest_row_shard,
-            }
+        breakdown = self.breakdown
+        per_device = {
+            "device_ms": self.device_ms,
+            "device_bytes": self.device_bytes,
+            "device_ids": breakdown.device_ids,
+        } | {f"phase_ms.{name}": ms for name, ms in breakdown.phase_ms.items()}
+        per_table = {
+            "table_ms": breakdown.table_ms,
+            "hottest_row_shard": breakdown.hottest_row_shard,
+        }
         problems = [
             f"prediction: {key} has {len(numbers)} values, must have one for each of "
             f"the {devices} devices"

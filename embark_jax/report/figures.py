@@ -93,8 +93,7 @@ def device_loads(plan: Plan) -> Figure:
     if plan.prediction is None:
         axes.set_title("load: no prediction")
         return figure
-    breakdown = plan.prediction.breakdown
-    phase_ms = breakdown.phase_ms if breakdown else {"step": plan.prediction.device_ms}
+    phase_ms = plan.prediction.breakdown.phase_ms
     below = np.zeros(plan.devices)
     for name, ms in phase_ms.items():
         axes.bar(devices, ms, bottom=below, width=0.9, label=name)

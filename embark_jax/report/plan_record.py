@@ -25,7 +25,6 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     prediction = plan.prediction
     if prediction is None:
         raise ValueError("the plan has no prediction: it was not made by the planner")
-    breakdown = prediction.breakdown
     return {
         "kernels": prediction.kernels,
         "overlap": prediction.overlap,
@@ -41,7 +40,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
             )
         ],
         "tables": [_table(placement, prediction) for placement in plan.placements],
-        **({"breakdown": _breakdown(breakdown)} if breakdown else {}),
+        "breakdown": _breakdown(prediction.breakdown),
         "shards": _shards(plan),
     }
 
@@ -54,8 +53,8 @@ def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
         "row_shards": placement.row_shards,
         "column_shards": placement.column_shards,
         "hot_rows": placement.hot_rows,
-        "hottest_row_shard": breakdown.hottest_row_shard[name] if breakdown else None,
-        "step_ms": breakdown.table_ms[name] if breakdown else None,
+        "hottest_row_shard": breakdown.hottest_row_shard[name],
+        "step_ms": breakdown.table_ms[name],
     }
 
 

@@ -73,18 +73,16 @@ KERNELS: dict[Kernels, str] = {
 
 def assumptions(plan: Plan) -> str:
     """Says of what step the prediction is: the implementation of lookups and updates,
-    who makes the routes, and what travels meanwhile; "" if it does not know."""
+    who makes the routes, and what travels meanwhile; "" if there is none."""
     prediction = plan.prediction
-    if prediction is None or not prediction.kernels:
+    if prediction is None:
         return ""
     text = f"assumes lookups and updates in {KERNELS[prediction.kernels]}; "
     if not prediction.overlap:
         return text + "nothing overlaps"
     text += "each step makes the routes of the next beside the dense layers"
-    if prediction.breakdown is None or not prediction.breakdown.hidden_ms:
-        return text
     hidden_ms = prediction.breakdown.hidden_ms
-    return f"{text}, where ids travel for {hidden_ms:.3f} ms"
+    return text + f", where ids travel for {hidden_ms:.3f} ms" * bool(hidden_ms)
 
 
 def headline(plan: Plan) -> str:

@@ -56,7 +56,7 @@ class Report:
         yield from _critical_path(plan)
         yield _decisions(plan, self.in_full, options.max_width >= WIDE_COLUMNS)
         yield Text(summary.CLUSTERS)
-        if plan.prediction and plan.prediction.breakdown:
+        if plan.prediction:
             yield Text(summary.COLUMNS)
         yield _devices(plan)
         if sentence := summary.uneven_rows(plan):
@@ -126,9 +126,10 @@ def _devices(plan: Plan) -> Table:
     columns = {}
     held = {"rows": summary.row_bytes(plan)}
     if plan.prediction:
-        columns = {"busy, ms": np.array(plan.prediction.device_ms)}
-        if plan.prediction.breakdown:
-            columns["ids a sample"] = np.array(plan.prediction.breakdown.device_ids)
+        columns = {
+            "busy, ms": np.array(plan.prediction.device_ms),
+            "ids a sample": np.array(plan.prediction.breakdown.device_ids),
+        }
         held["allocated"] = np.array(plan.prediction.device_bytes)
     unit, size = byte_unit(max(values.max() for values in held.values()))
     columns |= {f"{name}, {unit}": values / size for name, values in held.items()}

@@ -30,7 +30,6 @@ from embark_jax.plans.tables import (
 from embark_jax.plans.traffic import VALUE_BYTES
 from embark_jax.plans.wire import VALUE_BYTES as DTYPE_BYTES
 from embark_jax.plans.wire import Wire
-from embark_jax.simulator import Job
 from embark_jax.statistics import hot_rows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
@@ -45,12 +44,13 @@ class Planned(NamedTuple):
     """The plan of what a user describes.
 
     Attributes:
-      job: what is planned; ``plan`` is its plan.
+      workload: circumstances of the plan.
+      plan: the plan.
       without_data: whether the data are not on this machine, so that only the config
         says what they are like.
     """
 
-    job: Job
+    workload: Workload
     plan: Plan
     without_data: bool = False
 
@@ -176,7 +176,7 @@ def plan_of(
         plan = plan_for(
             workload, tables, features, forced=forced, or_tables=tiers, advise=True
         )
-    return Planned(Job(tables, features, workload), plan)
+    return Planned(workload, plan)
 
 
 def with_open_tiers(

@@ -10,35 +10,11 @@ import numpy as np
 from rich.table import Table
 
 from embark_jax.planner.cost.pricing import price
-from embark_jax.planner.request.table_list import TableList
 from embark_jax.planner.request.workload import SortedBatch, Workload
-from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.plans.tables import FeatureSpec
 from embark_jax.simulator.step import step_tasks
 from embark_jax.simulator.timeline import Timeline, schedule
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Everything that a step's time depends on, except where the tables lie.
-
-    Attributes:
-      tables, features: those of the model.
-      workload: fleet, batch, skew, optimizer, and the dense layers.
-    """
-
-    tables: Sequence[TableSpec]
-    features: Sequence[FeatureSpec]
-    workload: Workload
-
-
-def job_of_list(
-    listed: TableList, fleet: Fleet, batch: int | None = None, **changes: Any
-) -> Job:
-    """Returns the job that trains a table list's model, with dense layers in bfloat16,
-    or none if the list has none; arguments are those of ``TableList.workload``."""
-    return Job(*listed.specs(), listed.workload(fleet, batch, **changes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,37 +63,44 @@ class Simulation:
 
 
 def simulate_program(
-    job: Job, placements: Sequence[Placement], system: str = "embark_jax"
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    system: str = "embark_jax",
 ) -> Simulation:
     """Simulates this package's train step, overlapped as far as XLA may.
 
     Args:
-      job: what is trained.
-      placements: placements of all tables.
+      placements, features: placements of all tables, and what reads them.
+      workload: fleet, batch, skew, optimizer, and the dense layers.
       system: name in the result.
 
     Raises:
       ValueError: if a placement is impossible on the fleet, or the products of the
         dense layers are not known.
     """
-    dense = job.workload.dense
+    dense = workload.dense
     if dense.parameters and dense.network is None:
         raise ValueError(
             "the products of the model's dense layers are not known, so that its step "
             "cannot be simulated; choose model.kind dlrm_dcnv2 or dlrm"
         )
-    tasks = step_tasks(price(placements, job.features, job.workload))
-    return Simulation(system, job.workload.batch_size, schedule(tasks))
+    tasks = step_tasks(price(placements, features, workload))
+    return Simulation(system, workload.batch_size, schedule(tasks))
 
 
 def simulate_hot_batches(
-    job: Job, placements: Sequence[Placement], all_hot_share: float
+    placements: Sequence[Placement],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+    all_hot_share: float,
 ) -> tuple[Simulation, Simulation]:
     """Simulates steps of ``train.hot_batches``: of an all-hot batch, in which no
     sharded table appears, and of a mixed one, which has all cold ids.
 
     Args:
-      job, placements: as for ``simulate_program``; all tables have hot rows.
+      placements, features, workload: as for ``simulate_program``; all tables have hot
+        rows.
       all_hot_share: share of the samples whose ids are all of hot rows, as ``embark
         data stats`` counts them.
 
@@ -127,9 +110,8 @@ def simulate_hot_batches(
 
     def simulated(all_hot: bool, system: str) -> Simulation:
         sorted_batch = SortedBatch(all_hot_share, all_hot)
-        workload = dataclasses.replace(job.workload, sorted_batch=sorted_batch)
-        of_kind = dataclasses.replace(job, workload=workload)
-        return simulate_program(of_kind, placements, system)
+        of_kind = dataclasses.replace(workload, sorted_batch=sorted_batch)
+        return simulate_program(placements, features, of_kind, system)
 
     return simulated(True, "all-hot batch"), simulated(False, "mixed batch")
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from embark_jax import planner, simulator
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
-from embark_jax.simulator import Job
+from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.system import simulate_ablation
 
 FOLDER = Path(__file__).parent
@@ -55,7 +55,7 @@ def changed(job: Job, changes: dict[str, Any]) -> Job:
 def simulated(job: Job) -> dict[str, Any]:
     """Plans a job and simulates its step."""
     plan = planner.plan_for(job.workload, job.tables, job.features)
-    step = simulator.simulate_program(job, plan.placements)
+    step = simulator.simulate_program(plan.placements, plan.features, job.workload)
     return {
         "step_ms": step.timeline.step_ms,
         "samples_per_s": step.samples_per_s,
@@ -74,7 +74,7 @@ def cumulative() -> Iterator[tuple[str, dict[str, Any]]]:
 def steps(model: str, nodes: int, batch: int) -> dict[str, Any]:
     """Simulates the steps of a model, and EMBark's system, on the same constants."""
     machines = fleet.dgx_h100(nodes)
-    job = simulator.job_of_list(
+    job = job_of_list(
         planner.load_table_list(model), machines, batch, kernels="mosaic_gpu"
     )
     row: dict[str, Any] = {"model": model, "gpus": machines.devices, "batch": batch}
@@ -97,7 +97,7 @@ def weak_scaling(model: str) -> Iterator[dict[str, Any]]:
     for nodes in WEAK_NODES:
         machines = fleet.dgx_h100(nodes)
         batch = WEAK_BATCH * machines.devices
-        job = simulator.job_of_list(
+        job = job_of_list(
             planner.load_table_list(model), machines, batch, kernels="mosaic_gpu"
         )
         row: dict[str, Any] = {"model": model, "nodes": nodes, "batch": batch}

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from embark_jax import planner, simulator
+from embark_jax import planner
 from embark_jax.plans import fleet
-from embark_jax.simulator import Job
+from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.system import simulate_ablation
 
 FOLDER = Path(__file__).parent
@@ -36,7 +36,7 @@ def job_of(name: str, nodes: int, batch: int | None = None) -> Job:
     """A model on DGX H100."""
     listed = planner.load_table_list(name.lower().replace("-", "_"))
     machines = fleet.dgx_h100(nodes)
-    return simulator.job_of_list(listed, machines, batch, kernels="mosaic_gpu")
+    return job_of_list(listed, machines, batch, kernels="mosaic_gpu")
 
 
 def ablation(name: str, batch: int | None = None) -> dict[str, Any]:

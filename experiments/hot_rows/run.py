@@ -49,7 +49,6 @@ def describe(made: Plan) -> dict[str, Any]:
     """What is told of a plan."""
     assert made.prediction is not None
     breakdown = made.prediction.breakdown
-    assert breakdown is not None
     return {
         "step_ms": made.prediction.step_ms,
         "bound_ms": made.prediction.lower_bound_ms,

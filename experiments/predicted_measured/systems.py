@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner, simulator
+from experiments.embark_table1.job import job_of_list
 from experiments.embark_table1.placements import Settings, embark, table_bytes
 from experiments.embark_table1.system import simulate_embark
 from experiments.predicted_measured.cases import Case, fleet_of, measured
@@ -19,7 +20,7 @@ def predicted(record: dict[str, Any]) -> simulator.Simulation:
     ``sharding/planner.py`` beside its ``train.py`` makes with its settings."""
     machines = fleet_of(record)
     listed = planner.read_table_list(MODEL.read_text())
-    job = simulator.job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
+    job = job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
     least_bytes = 1e9 * record["dp_threshold_gb"]
     clusters = [
         "dp" if table_bytes(table, job.workload) < least_bytes else "rb"

@@ -13,7 +13,7 @@ from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.search import params
-from embark_jax.planner.search.instance import make_instance
+from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import least_bytes, searched
 from embark_jax.planner.search.spread import Spread
@@ -167,7 +167,7 @@ def check(seed, request=request):
     """How far the plan is from the best there is, as a ratio; None if that is not
     known."""
     tables, features, forced, workload = request(seed)
-    instance = make_instance(tables, features, forced, workload)
+    instance = Instance(tables, features, forced, workload)
     optima = []
     for allowed in searched(instance):
         relaxation = Relaxation(Spread(instance), allowed)
@@ -240,7 +240,7 @@ def test_the_relaxation_counts_large_shards_where_memory_is_short():
         for width in (32, 64, 128)
     ]
     features = [ej.FeatureSpec(table.name) for table in tables]
-    instance = make_instance(tables, features, {}, workload)
+    instance = Instance(tables, features, {}, workload)
     relaxed = Relaxation(Spread(instance)).solve()
     assert relaxed is not None
     needed_bytes = relaxed.tables @ instance.shard_bytes

@@ -13,7 +13,7 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import TableUse
-from embark_jax.planner.search.instance import make_instance
+from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.solve import least_bytes
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement, StorageKind
@@ -206,6 +206,6 @@ def test_no_plan_takes_less_than_the_bound_says():
     tables = [TableSpec(f"t{i}", int(rng.integers(10, 10**5)), 16) for i in range(6)]
     features = [FeatureSpec(t.name, hotness=int(rng.integers(1, 20))) for t in tables]
     workload = dataclasses.replace(WORKLOAD, batch_size=800, dense=DENSE)
-    instance = make_instance(tables, features, {}, workload)
+    instance = Instance(tables, features, {}, workload)
     found = plan_for(workload, tables, features).prediction
     assert 0 < least_bytes(instance) <= found.device_bytes[0]

@@ -7,7 +7,6 @@ from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
-from embark_jax.simulator import Job
 
 TABLES = [
     TableSpec("big", rows=1_000_000, dim=16),
@@ -34,8 +33,8 @@ def machines(nodes, gpus, **changed):
     return dataclasses.replace(real, device=device, nodes=nodes, gpus_per_node=gpus)
 
 
-def job(fleet_, batch=4096):
-    workload = Workload(
+def workload_on(fleet_, batch=4096):
+    return Workload(
         fleet_,
         batch,
         1.1,
@@ -43,4 +42,3 @@ def job(fleet_, batch=4096):
         dense=NETWORK.load(states=1),
         kernels="mosaic_gpu",
     )
-    return Job(TABLES, FEATURES, workload)

@@ -7,7 +7,6 @@ import pytest
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
-from embark_jax.simulator import job_of_list
 from tests.planner import published
 
 # EMBark's Table 1, millions a sample.
@@ -16,8 +15,8 @@ MFLOPS = {"DLRM-DCNv2": 96, "T180": 308, "T200": 387, "T510": 1015, "T7": 25}
 
 @pytest.mark.parametrize("name", MFLOPS)
 def test_operations_are_the_published_ones(name):
-    job = job_of_list(published.table_list(name), fleet.dgx_h100())
-    operations = 6 * job.workload.dense.layers.parameters
+    workload = published.table_list(name).workload(fleet.dgx_h100())
+    operations = 6 * workload.dense.layers.parameters
     assert operations / 1e6 == pytest.approx(MFLOPS[name], rel=0.025)
 
 

@@ -23,16 +23,22 @@ from embark_jax.simulator import (
     simulate_program,
 )
 from embark_jax.simulator.step import step_tasks
-from tests.simulator.jobs import FEATURES, NETWORK, PLACEMENTS, TABLES, job, machines
+from tests.simulator.jobs import (
+    FEATURES,
+    NETWORK,
+    PLACEMENTS,
+    TABLES,
+    machines,
+    workload_on,
+)
 
 
 def of_program(fleet_, placements):
-    mine = job(fleet_)
-    return step_tasks(planner.price(placements, mine.features, mine.workload))
+    return step_tasks(planner.price(placements, FEATURES, workload_on(fleet_)))
 
 
 def test_serial_embedding_tasks_take_as_long_as_the_planner_predicts():
-    workload = job(machines(2, 4)).workload
+    workload = workload_on(machines(2, 4))
     tasks = of_program(workload.fleet, PLACEMENTS)
     dense = ("dense", "all-reduce", "capacity check")
     device_ms = sum(task.ms for task in tasks if task.phase not in dense)
@@ -75,14 +81,12 @@ def test_the_program_overlaps_collectives_but_not_kernels():
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(kernels))
 
 
-def changed_job(**changes):
-    mine = job(machines(2, 4))
-    workload = dataclasses.replace(mine.workload, **changes)
-    return dataclasses.replace(mine, workload=workload)
+def changed(**changes):
+    return dataclasses.replace(workload_on(machines(2, 4)), **changes)
 
 
-def spans_of(job_, placements=PLACEMENTS):
-    found = simulate_program(job_, placements).timeline
+def spans_of(workload, placements=PLACEMENTS):
+    found = simulate_program(placements, FEATURES, workload).timeline
     return {span.task.name: span for span in found.spans}, found
 
 
@@ -91,7 +95,7 @@ def test_a_hierarchical_exchange_takes_one_way_after_the_other():
         dataclasses.replace(each, exchange="hierarchical") if each.devices else each
         for each in PLACEMENTS
     ]
-    spans, _ = spans_of(changed_job(), placements)
+    spans, _ = spans_of(changed(), placements)
     near, far = "travel inside nodes", "travel along rails"
     for exchange, first, second in (
         ("rb_16_hierarchical row exchange", near, far),
@@ -106,7 +110,7 @@ def test_a_hierarchical_exchange_takes_one_way_after_the_other():
 
 def test_overlap_keeps_nothing_waiting_for_routes():
     (_, plain), (spans, overlapped) = (
-        spans_of(changed_job(overlap=overlap)) for overlap in (False, True)
+        spans_of(changed(overlap=overlap)) for overlap in (False, True)
     )
     assert overlapped.step_ms < plain.step_ms
     total_ms = [sum(s.task.ms for s in each.spans) for each in (plain, overlapped)]
@@ -123,15 +127,13 @@ def test_row_stores_work_over_the_host_link_beside_a_step_that_looks_ahead():
     placements = [dataclasses.replace(PLACEMENTS[0], table=big), *PLACEMENTS[1:]]
     steps_ms = []
     for overlap in (False, True):
-        made = job(slow)
-        workload = dataclasses.replace(made.workload, overlap=overlap)
-        made = dataclasses.replace(made, workload=workload)
-        timeline = simulate_program(made, placements).timeline
+        workload = dataclasses.replace(workload_on(slow), overlap=overlap)
+        timeline = simulate_program(placements, FEATURES, workload).timeline
         (store,) = (s for s in timeline.spans if s.task.name == "rb_16_host row store")
         assert store.task.resources == {"host link"}
         store_ms = float((store.end_ms - store.start_ms).max())
         # In and out, of those devices that have a shard.
-        use = table_uses([big], FEATURES[:1], made.workload)[0]
+        use = table_uses([big], FEATURES[:1], workload)[0]
         rows = use.missed_rows(4096)
         expected_ms = 1e3 * 2 * rows / 3 * 4 * 17 / (1e9 * slow.efficiency.link)
         assert store_ms == pytest.approx(expected_ms, rel=1e-3)
@@ -149,25 +151,25 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
         else placement
         for placement in PLACEMENTS
     ]
-    made = job(machines(1, 8))
-    own = simulate_program(made, hot)
-    all_hot, mixed = simulate_hot_batches(made, hot, 0.25)
+    workload = workload_on(machines(1, 8))
+    own = simulate_program(hot, FEATURES, workload)
+    all_hot, mixed = simulate_hot_batches(hot, FEATURES, workload, 0.25)
     names = {span.task.name for span in all_hot.timeline.spans}
     assert not [name for name in names if name.startswith(("rb_", "ub_"))]
     assert [span for span in mixed.timeline.spans if span.task.name.startswith("rb_")]
     assert all_hot.timeline.step_ms < own.timeline.step_ms < mixed.timeline.step_ms
     assert report([own, all_hot, mixed]).row_count > 6  # some lack phases of others
-    use = table_uses(TABLES[:1], FEATURES[:1], made.workload)[0]
+    use = table_uses(TABLES[:1], FEATURES[:1], workload)[0]
     cold_share = 1 - use.skew.share(use.rows, 0, 1000)
-    workload = dataclasses.replace(made.workload, sorted_batch=SortedBatch(0.25, False))
+    of_mixed = dataclasses.replace(workload, sorted_batch=SortedBatch(0.25, False))
     ranges = row_ranges(hot[:1])
-    of_hot, of_cold = uses_of(ranges, FEATURES[:1], workload)
+    of_hot, of_cold = uses_of(ranges, FEATURES[:1], of_mixed)
     assert of_cold.ids == pytest.approx(20 * cold_share / 0.75)
     assert of_hot.ids + of_cold.ids == pytest.approx(20)
     with pytest.raises(ValueError, match=r"1 of 3 tables have no hot rows, such as"):
-        simulate_hot_batches(made, [PLACEMENTS[0], *hot[1:]], 0.25)
+        simulate_hot_batches([PLACEMENTS[0], *hot[1:]], FEATURES, workload, 0.25)
     with pytest.raises(ValueError, match=r"of a share from 0"):
-        simulate_hot_batches(made, hot, 1.0)
+        simulate_hot_batches(hot, FEATURES, workload, 1.0)
 
 
 def test_zero1_sends_as_much_and_updates_a_part():
@@ -176,12 +178,12 @@ def test_zero1_sends_as_much_and_updates_a_part():
     no_latency |= {"short_reduce": None}
     efficiency = dataclasses.replace(machines_.efficiency, **no_latency)
     fleet_ = dataclasses.replace(machines_, efficiency=efficiency)
-    plain, _ = spans_of(changed_job(fleet=fleet_))
-    half, _ = spans_of(changed_job(fleet=fleet_, wire=Wire(sums="bfloat16")))
+    plain, _ = spans_of(changed(fleet=fleet_))
+    half, _ = spans_of(changed(fleet=fleet_, wire=Wire(sums="bfloat16")))
     np.testing.assert_allclose(
         2 * half["all-reduce"].task.ms, plain["all-reduce"].task.ms
     )
-    spans, _ = spans_of(changed_job(fleet=fleet_, dense=NETWORK.load(1, "zero1")))
+    spans, _ = spans_of(changed(fleet=fleet_, dense=NETWORK.load(1, "zero1")))
     sent_ms = spans["reduce-scatter"].task.ms + spans["all-gather"].task.ms
     # The plain sum also carries the gradients of 50 replicated rows of 16 values.
     rows_bytes = 2 * (4 * 50 * 16) / 4 / 2
@@ -192,10 +194,10 @@ def test_zero1_sends_as_much_and_updates_a_part():
 
 
 def test_sums_are_as_many_as_xla_combines_and_leave_when_they_are_full():
-    one, _ = spans_of(changed_job())
+    one, _ = spans_of(changed())
     # 300 MiB of the top MLP's gradients: more than twice the 128 MiB of a sum.
     wide = dataclasses.replace(NETWORK, top=((96, 300 * 2**18 // 96),))
-    several, _ = spans_of(changed_job(dense=wide.load(1)))
+    several, _ = spans_of(changed(dense=wide.load(1)))
     counts = [
         sum(span.task.phase == "all-reduce" for span in spans.values())
         for spans in (one, several)
@@ -221,7 +223,7 @@ def test_a_short_sum_takes_less_latency_and_more_time_a_byte():
 
 
 def test_row_gradients_leave_beside_the_dense_update_and_rows_are_written_last():
-    spans, _ = spans_of(changed_job())
+    spans, _ = spans_of(changed())
     leave_ms = [
         spans[f"{storage} gradient exchange: travel"].start_ms.min()
         for storage in ("rb_16", "ub_32_split")
@@ -235,14 +237,13 @@ def test_row_gradients_leave_beside_the_dense_update_and_rows_are_written_last()
 
 
 def test_one_device_exposes_nothing():
-    alone = job(machines(1, 1))
     placements = [Placement(table, "dp") for table in TABLES]
-    ours = simulate_program(alone, placements)
+    ours = simulate_program(placements, FEATURES, workload_on(machines(1, 1)))
     assert abs(ours.exposed_share) + abs(ours.waiting_share) < 1e-9
 
 
 def test_a_trace_shows_every_task_once_on_each_resource():
-    timeline = simulate_program(job(machines(2, 4)), PLACEMENTS).timeline
+    _, timeline = spans_of(workload_on(machines(2, 4)))
     events = json.loads(chrome_trace(timeline))["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     assert {names[3, tid] for tid in range(1, 4)} == {

@@ -87,8 +87,8 @@ def test_the_compiled_step_sends_what_is_simulated(kind):
     network = NETWORKS[kind]
     dense = network.load(0, "tensor", "float32")
     workload = Workload(fleet, BATCH, optimizer="sgd", dense=dense)
-    job = simulator.Job(TABLES, FEATURES, workload)
-    spans = simulator.simulate_program(job, plan.placements).timeline.spans
+    step = simulator.simulate_program(plan.placements, FEATURES, workload)
+    spans = step.timeline.spans
 
     made, others_bytes = compiled(kind, plan)
     made = [each for each in made if "pred" not in each.types]

@@ -6,7 +6,6 @@ hot rows, which lie in DP, are added to what it costs everywhere.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
@@ -51,7 +50,22 @@ class Load(enum.IntEnum):
 KINDS = len(Load)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+class Cut(NamedTuple):
+    """A table's rows, cut in two.
+
+    Attributes:
+      table: number of the table.
+      cold: use of the rows that are sharded or, in DP, of all, with tier and slots.
+      hot_rows: number of hot rows.
+      hot: use of these rows; None if there are none.
+    """
+
+    table: int
+    cold: TableUse
+    hot_rows: int = 0
+    hot: TableUse | None = None
+
+
 class PricedCandidates:
     """Candidates of some tables, as arrays, with what each costs.
 
@@ -72,20 +86,69 @@ class PricedCandidates:
       first: ``[candidates + 1]`` number of each candidate's first row shard.
     """
 
-    table: np.ndarray
-    cluster: np.ndarray
-    exchange: np.ndarray
-    row_shards: np.ndarray
-    column_shards: np.ndarray
-    hot_rows: np.ndarray
-    slots: np.ndarray
-    storages: tuple[StorageKind, ...]
-    storage: np.ndarray
-    hot_storage: np.ndarray
-    everywhere_ms: np.ndarray
-    everywhere_bytes: np.ndarray
-    loads: np.ndarray
-    first: np.ndarray
+    def __init__(self, cuts: Sequence[Cut], layouts: np.ndarray, workload: Workload):
+        """
+        Args:
+          cuts: the cuts of tables.
+          layouts: ``[candidates, 5]`` number of a cut, and how its cold rows are laid
+            out: cluster, exchange, row shards, column shards.
+          workload: circumstances of the plan.
+        """
+        layouts = np.asarray(layouts, np.int64).reshape(-1, 5)
+        cut, self.cluster, self.exchange, self.row_shards, self.column_shards = (
+            layouts.T
+        )
+        uses = [each.cold for each in cuts]
+        self.table = np.array([each.table for each in cuts], np.int64)[cut]
+        self.hot_rows = np.array([each.hot_rows for each in cuts], np.int64)[cut]
+        self.slots = np.array([use.table.slots or 0 for use in uses], np.int64)[cut]
+        owned_shards = np.where(IS_REPLICATED[self.cluster], 0, self.row_shards)
+        self.first = np.concatenate([[0], np.cumsum(owned_shards)])
+        self.everywhere_ms, self.everywhere_bytes = np.zeros((2, len(cut)))
+        self.loads = np.zeros((KINDS, self.first[-1]))
+        model, memory = ProgramModel(workload), Memory(workload)
+        for of_cluster, name in enumerate(CLUSTER_NAMES):
+            alike = np.flatnonzero(self.cluster == of_cluster)
+            shards = self.row_shards[alike], self.column_shards[alike]
+            candidates = Candidates(workload, uses, name, cut[alike], *shards)
+            self.everywhere_ms[alike] = model.everywhere_ms(candidates)
+            self.everywhere_bytes[alike] = memory.everywhere_bytes(candidates)
+            if not candidates.of_cluster.replicated:
+                first = self.first[alike][candidates.candidate]
+                of_shards = _shard_loads(candidates, model, memory)
+                self.loads[:, first + candidates.row_shard] = of_shards
+        # Hot rows, which lie in DP, cost the same for all candidates of a cut.
+        has_hot = [c for c, each in enumerate(cuts) if each.hot is not None]
+        hot_uses = [each.hot for each in cuts if each.hot is not None]
+        hot_ms, hot_bytes = np.zeros((2, len(cuts)))
+        if hot_uses:
+            number, whole = np.arange(len(hot_uses)), np.ones(len(hot_uses), np.int64)
+            in_dp = Candidates(workload, hot_uses, REPLICATED, number, whole, whole)
+            hot_ms[has_hot] = model.everywhere_ms(in_dp)
+            hot_bytes[has_hot] = memory.everywhere_bytes(in_dp)
+        self.everywhere_ms += hot_ms[cut]
+        self.everywhere_bytes += hot_bytes[cut]
+        different, of_different = np.unique(
+            layouts[:, [0, 1, 2, 4]], axis=0, return_inverse=True
+        )
+        kinds = [
+            StorageKind.of(
+                uses[c].table,
+                CLUSTER_NAMES[of_cluster],
+                columns,
+                EXCHANGE_NAMES[of_exchange],
+                uses[c].weighted,
+            )
+            for c, of_cluster, of_exchange, columns in different.tolist()
+        ]
+        hot_kinds = [StorageKind.of(use.table, REPLICATED) for use in hot_uses]
+        self.storages = tuple(sorted({*kinds, *hot_kinds}))
+        numbers = {kind: s for s, kind in enumerate(self.storages)}
+        of_kinds = np.array([numbers[kind] for kind in kinds], np.int64)
+        self.storage = of_kinds[of_different.reshape(-1)]
+        hot_storage = np.full(len(cuts), -1)
+        hot_storage[has_hot] = [numbers[kind] for kind in hot_kinds]
+        self.hot_storage = hot_storage[cut]
 
     def __len__(self) -> int:
         return len(self.table)
@@ -113,96 +176,6 @@ class PricedCandidates:
             first = self.first[sharded]
             reduced[..., sharded] = operation.reduceat(values, first, axis=-1)
         return reduced
-
-
-class Cut(NamedTuple):
-    """A table's rows, cut in two.
-
-    Attributes:
-      table: number of the table.
-      cold: use of the rows that are sharded or, in DP, of all, with tier and slots.
-      hot_rows: number of hot rows.
-      hot: use of these rows; None if there are none.
-    """
-
-    table: int
-    cold: TableUse
-    hot_rows: int = 0
-    hot: TableUse | None = None
-
-
-def price_candidates(
-    cuts: Sequence[Cut], layouts: np.ndarray, workload: Workload
-) -> PricedCandidates:
-    """Returns candidates with what they cost, priced at once.
-
-    Args:
-      cuts: the cuts of tables.
-      layouts: ``[candidates, 5]`` number of a cut, and how its cold rows are laid out:
-        cluster, exchange, row shards, column shards.
-      workload: circumstances of the plan.
-    """
-    layouts = np.asarray(layouts, np.int64).reshape(-1, 5)
-    model, memory = ProgramModel(workload), Memory(workload)
-    uses = [each.cold for each in cuts]
-    cut, cluster, exchange, row_shards, column_shards = layouts.T
-    owned_shards = np.where(IS_REPLICATED[cluster], 0, row_shards)
-    first = np.concatenate([[0], np.cumsum(owned_shards)])
-    everywhere_ms, everywhere_bytes = np.zeros((2, len(cut)))
-    loads = np.zeros((KINDS, first[-1]))
-    for of_cluster, name in enumerate(CLUSTER_NAMES):
-        alike = np.flatnonzero(cluster == of_cluster)
-        of_alike = cut[alike], row_shards[alike], column_shards[alike]
-        candidates = Candidates(workload, uses, name, *of_alike)
-        everywhere_ms[alike] = model.everywhere_ms(candidates)
-        everywhere_bytes[alike] = memory.everywhere_bytes(candidates)
-        if not candidates.of_cluster.replicated:
-            flat = first[alike][candidates.candidate] + candidates.row_shard
-            loads[:, flat] = _shard_loads(candidates, model, memory)
-    # Hot rows, which lie in DP, cost the same for all candidates of a cut.
-    has_hot = [c for c, each in enumerate(cuts) if each.hot is not None]
-    hot_uses = [each.hot for each in cuts if each.hot is not None]
-    hot_ms, hot_bytes = np.zeros((2, len(cuts)))
-    if hot_uses:
-        number, whole = np.arange(len(hot_uses)), np.ones(len(hot_uses), np.int64)
-        in_dp = Candidates(workload, hot_uses, REPLICATED, number, whole, whole)
-        hot_ms[has_hot] = model.everywhere_ms(in_dp)
-        hot_bytes[has_hot] = memory.everywhere_bytes(in_dp)
-    different, of_different = np.unique(
-        layouts[:, [0, 1, 2, 4]], axis=0, return_inverse=True
-    )
-    kinds = [
-        StorageKind.of(
-            uses[c].table,
-            CLUSTER_NAMES[of_cluster],
-            columns,
-            EXCHANGE_NAMES[of_exchange],
-            uses[c].weighted,
-        )
-        for c, of_cluster, of_exchange, columns in different.tolist()
-    ]
-    hot_kinds = [StorageKind.of(use.table, REPLICATED) for use in hot_uses]
-    storages = tuple(sorted({*kinds, *hot_kinds}))
-    numbers = {kind: s for s, kind in enumerate(storages)}
-    of_kinds = np.array([numbers[kind] for kind in kinds], np.int64)
-    hot_storage = np.full(len(cuts), -1)
-    hot_storage[has_hot] = [numbers[kind] for kind in hot_kinds]
-    return PricedCandidates(
-        table=np.array([each.table for each in cuts], np.int64)[cut],
-        cluster=cluster,
-        exchange=exchange,
-        row_shards=row_shards,
-        column_shards=column_shards,
-        hot_rows=np.array([each.hot_rows for each in cuts], np.int64)[cut],
-        slots=np.array([use.table.slots or 0 for use in uses], np.int64)[cut],
-        storages=storages,
-        storage=of_kinds[of_different.reshape(-1)],
-        hot_storage=hot_storage[cut],
-        everywhere_ms=everywhere_ms + hot_ms[cut],
-        everywhere_bytes=everywhere_bytes + hot_bytes[cut],
-        loads=loads,
-        first=first,
-    )
 
 
 def _shard_loads(
@@ -239,7 +212,7 @@ def priced_ranges(
         for i, rows in enumerate(ranges)
     ]
     cuts = [Cut(i, use) for i, use in enumerate(uses)]
-    return price_candidates(cuts, np.array(layouts), workload)
+    return PricedCandidates(cuts, np.array(layouts), workload)
 
 
 class Loads:

@@ -70,8 +70,8 @@ class PricedPlan:
     """Placements with what they cost.
 
     Attributes:
-      placements, features, workload, sizes: what is priced, as in ``price``.
-      ranges: their row ranges.
+      features, workload, sizes: as in ``price``.
+      ranges: the row ranges of the placements.
       candidates: candidate i is that of range i.
       owners: the owners of each range's shards.
       loads: the loads of all devices.
@@ -85,8 +85,7 @@ class PricedPlan:
         workload: Workload,
         sizes: Mapping[str, int] | None,
     ):
-        self.placements, self.features = placements, features
-        self.workload, self.sizes = workload, sizes
+        self.features, self.workload, self.sizes = features, workload, sizes
         self.ranges = ranges_of(placements, workload)
         self.uses = uses_of(self.ranges, features, workload)
         self.candidates = priced_ranges(self.ranges, self.uses, workload)
@@ -211,9 +210,8 @@ class PricedPlan:
             room = None
             if storage.of_cluster.replicated and self.sizes is not None:
                 room = self.sizes.get(rows_of(storage.name))
-            of_ranges, uses = (
-                [each[i] for i in ranges] for each in (self.ranges, self.uses)
-            )
+            of_ranges = [self.ranges[i] for i in ranges]
+            uses = [self.uses[i] for i in ranges]
             candidates = Candidates.of_ranges(of_ranges, uses, self.workload, room)
             found.append((ranges, candidates))
         return found

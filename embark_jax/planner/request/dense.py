@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import DenseParallelism, Dtype
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_width
-
-VALUE_BYTES = 4
-"""Bytes of a float32."""
+from embark_jax.plans.traffic import VALUE_BYTES
 
 Product = tuple[float, float]
 """Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""

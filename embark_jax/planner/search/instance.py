@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import Load, PricedCandidates
-from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.loads import Load
 from embark_jax.planner.cost.objective import Objective
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
@@ -19,41 +17,60 @@ from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Instance:
     """The search's form of one request.
 
     Attributes:
       workload, objective: circumstances of the plan, and what prices it.
+      memory: the memory of the objective.
       tables: tables of the model.
       group: ``[tables]`` number of the group of alike tables: equal in use, and in what
         is forced.
       counts: ``[groups]`` number of tables.
-      uses: ``[groups]`` use of each table.
+      uses, forced: ``[groups]`` use of each table, and what is forced.
       owners: ``[groups]`` forced owners, or None.
       candidates: candidates of all groups, group by group; a candidate's ``table`` is
         a group.
     """
 
-    workload: Workload
-    objective: Objective
-    tables: Sequence[TableSpec]
-    group: np.ndarray
-    counts: np.ndarray
-    uses: Sequence[TableUse]
-    forced: Sequence[ForcedPlacement]
-    candidates: PricedCandidates
-
-    @property
-    def memory(self) -> Memory:
-        return self.objective.memory
-
-    @property
-    def owners(self) -> list[np.ndarray | None]:
-        return [
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[FeatureSpec],
+        forced: Mapping[str, ForcedPlacement],
+        workload: Workload,
+    ):
+        """
+        Args:
+          tables, features, forced: as for ``plan``.
+          workload: circumstances of the plan.
+        """
+        forces = [forced.get(table.name, FREE) for table in tables]
+        for table, force in zip(tables, forces, strict=True):
+            skew = workload.statistics.skew(table)
+            if force.hot_rows and skew is not None and not skew.in_order:
+                raise ValueError(
+                    f"table {table.name!r}: hot_rows is {force.hot_rows}, but by the "
+                    "statistics its first rows are not the most frequent ones; number "
+                    "its rows by frequency (embark_jax.by_frequency; the vocabularies "
+                    "of `embark data prepare` are), or leave hot_rows out"
+                )
+        numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
+        requests = zip(table_uses(tables, features, workload), forces, strict=True)
+        self.group = np.array(
+            [numbers.setdefault(each, len(numbers)) for each in requests]
+        )
+        self.counts = np.bincount(self.group)
+        self.uses = [use for use, _ in numbers]
+        self.forced = [force for _, force in numbers]
+        self.owners = [
             None if force.devices is None else np.array(force.devices, np.int64)
             for force in self.forced
         ]
+        self.tables, self.workload = tables, workload
+        self.candidates = worthwhile_candidates([*numbers], tables, workload)
+        self.objective = Objective(self.candidates.storages, workload)
+        self.memory = self.objective.memory
 
     @property
     def is_large(self) -> bool:
@@ -85,41 +102,3 @@ class Instance:
         weights = self.objective.stored_weights[candidates.storage]
         stored_bytes = weights * stored * candidates.column_shards
         return candidates.everywhere_bytes + stored_bytes
-
-
-def make_instance(
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    forced: Mapping[str, ForcedPlacement],
-    workload: Workload,
-) -> Instance:
-    """Makes the instance of one request.
-
-    Args:
-      tables, features, forced: as for ``plan``.
-      workload: circumstances of the plan.
-    """
-    forces = [forced.get(table.name, FREE) for table in tables]
-    for table, force in zip(tables, forces, strict=True):
-        skew = workload.statistics.skew(table)
-        if force.hot_rows and skew is not None and not skew.in_order:
-            raise ValueError(
-                f"table {table.name!r}: hot_rows is {force.hot_rows}, but by the "
-                "statistics its first rows are not the most frequent ones; number its "
-                "rows by frequency (embark_jax.by_frequency; the vocabularies of "
-                "`embark data prepare` are), or leave hot_rows out"
-            )
-    numbers: dict[tuple[TableUse, ForcedPlacement], int] = {}
-    requests = zip(table_uses(tables, features, workload), forces, strict=True)
-    group = np.array([numbers.setdefault(each, len(numbers)) for each in requests])
-    candidates = worthwhile_candidates([*numbers], tables, workload)
-    return Instance(
-        workload=workload,
-        objective=Objective(candidates.storages, workload),
-        tables=tables,
-        group=group,
-        counts=np.bincount(group),
-        uses=[use for use, _ in numbers],
-        forced=[force for _, force in numbers],
-        candidates=candidates,
-    )

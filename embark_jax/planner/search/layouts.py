@@ -8,8 +8,9 @@ cluster, exchange and split.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from embark_jax.planner.cost.loads import (
     EXCHANGE_NAMES,
     Cut,
     PricedCandidates,
-    price_candidates,
 )
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.request.workload import TableUse, Workload
@@ -32,7 +32,7 @@ from embark_jax.plans.clusters import (
     SHARDED,
 )
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.options import Cluster, Exchange, Tier
+from embark_jax.plans.options import Cluster, Tier
 from embark_jax.plans.tables import TableSpec
 
 MIN_WIDTH = 8
@@ -61,27 +61,14 @@ def worthwhile_candidates(
       workload: circumstances of the plan.
     """
     tiers = _offered_tiers(tables, workload)
-    splits = _even_splits(workload.devices)
-    # Going inside nodes first is worth it where partial sums are added up on the way.
-    stages = min(workload.fleet.nodes, workload.fleet.gpus_per_node) > 1
-    exchanges: dict[Cluster, Sequence[Exchange]] = {
-        name: [
-            exchange
-            for exchange in cluster.exchanges
-            if not EXCHANGES[exchange].staged or (stages and cluster.pools_at_owner)
-        ]
-        for name, cluster in CLUSTERS.items()
-    }
     cuts: list[Cut] = []
     layouts = []
     for number, (use, force) in enumerate(requests):
         for cut in _cuts(number, use, force, workload, tiers):
-            layouts += [
-                (len(cuts), *layout)
-                for layout in _layouts(cut, force, splits, exchanges)
-            ]
+            of_cut = _layouts(cut, force, workload)
+            layouts += [(len(cuts), *layout) for layout in of_cut]
             cuts.append(cut)
-    return price_candidates(cuts, np.array(layouts), workload)
+    return PricedCandidates(cuts, np.array(layouts), workload)
 
 
 def fewest_slots(use: TableUse, workload: Workload) -> int:
@@ -166,25 +153,24 @@ def _hot_rows(use: TableUse, force: ForcedPlacement, devices: int) -> list[int]:
     return sorted(numbers)
 
 
-def _layouts(
-    cut: Cut,
-    force: ForcedPlacement,
-    row_splits: Sequence[int],
-    exchanges: Mapping[Cluster, Sequence[Exchange]],
-) -> list[Layout]:
-    """Returns the layouts of a cut's cold rows that are worth a try: halvings of
-    columns, and these splits of rows that make at most one shard for each device."""
-    layouts: list[Layout] = []
-    for cluster in _clusters(cut, force, single_device=row_splits[-1] == 1):
-        if CLUSTERS[cluster].replicated:
-            layouts.append(HELD_BY_ALL)
+def _layouts(cut: Cut, force: ForcedPlacement, workload: Workload) -> Iterator[Layout]:
+    """Yields the layouts of a cut's cold rows that are worth a try. An exchange that
+    goes inside nodes first is where partial sums are added up on the way."""
+    fleet = workload.fleet
+    for cluster in _clusters(cut, force, single_device=fleet.devices == 1):
+        properties = CLUSTERS[cluster]
+        if properties.replicated:
+            yield HELD_BY_ALL
             continue
-        worthwhile = exchanges[cluster]
-        for exchange in worthwhile if force.exchange is None else (force.exchange,):
-            numbers = CLUSTER_NAMES.index(cluster), EXCHANGE_NAMES.index(exchange)
-            splits = _splits(cut.cold, force, row_splits)
-            layouts += [(*numbers, rows, columns) for rows, columns in splits]
-    return layouts
+        adds_up = (
+            properties.pools_at_owner and min(fleet.nodes, fleet.gpus_per_node) > 1
+        )
+        for exchange in properties.exchanges:
+            worthwhile = adds_up or not EXCHANGES[exchange].staged
+            if force.exchange == exchange or (force.exchange is None and worthwhile):
+                numbers = CLUSTER_NAMES.index(cluster), EXCHANGE_NAMES.index(exchange)
+                for split in _splits(cut.cold, force, fleet.devices):
+                    yield *numbers, *split
 
 
 def _clusters(
@@ -208,10 +194,11 @@ def _clusters(
 
 
 def _splits(
-    use: TableUse, force: ForcedPlacement, row_splits: Sequence[int]
+    use: TableUse, force: ForcedPlacement, devices: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields row shards and column shards."""
-    dim, devices = use.table.dim, row_splits[-1]
+    """Yields row shards and column shards: halvings of columns, and even splits of rows
+    that make at most one shard for each device."""
+    dim = use.table.dim
     halvings = [2**k for k in range(dim.bit_length())]
     splits = [m for m in halvings if dim % m == 0 and dim // m >= MIN_WIDTH] or [1]
     if force.column_shards is not None:
@@ -223,9 +210,10 @@ def _splits(
             yield max(1, len(force.devices) // columns), columns
         else:
             limit = min(use.rows, devices // columns)
-            yield from ((shards, columns) for shards in row_splits if shards <= limit)
+            yield from ((n, columns) for n in _even_splits(devices) if n <= limit)
 
 
+@functools.cache
 def _even_splits(devices: int) -> list[int]:
     """Returns numbers of row shards, ascending: halvings, and all even shares of the
     fleet."""

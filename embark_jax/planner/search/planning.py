@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.checking import checked
 from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.instance import make_instance
+from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.solve import (
     DoesNotFitError,
     SearchResult,
@@ -133,9 +133,8 @@ def plan_for(
             f"memory is short with all rows on devices: {moved} of {len(tables)} "
             "tables are in another tier, as with embedding.tables.NAME.tier=auto"
         )
-    asked = workload.memory_gb is not None
-    least = not advise or asked or workload.fleet.placeholders
-    less = None if least else lighter(found)
+    limited = workload.memory_gb is not None or workload.fleet.placeholders
+    less = lighter(found) if advise and not limited else None
     if less is not None:
         best, gb = found.assignment, less.bytes() / 1e9
         longer = max(0.0, less.step_ms() / best.step_ms() - 1)
@@ -161,7 +160,7 @@ def _searched(
       DoesNotFitError: if the tables do not fit the fleet.
     """
     grown, forced = checked(tables, features, forced or {}, workload)
-    found = solve(make_instance(grown, features, forced, workload))
+    found = solve(Instance(grown, features, forced, workload))
     bound_ms = found.bound_ms
     if bound_ms > (step_ms := found.assignment.step_ms()):
         raise RuntimeError(
