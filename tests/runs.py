@@ -42,6 +42,8 @@ embedding:
     city: {}
 train: {batch_size: 64, steps: 6, log_every: 1, checkpoint_every: 2}
 """
+OF_SHARED = ("mesh.nodes=1", "mesh.gpus_per_node=2", "train.eval_every=2")
+"""Overrides of the run that several files of tests look at."""
 
 
 class Outcome(NamedTuple):

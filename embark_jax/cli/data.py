@@ -132,6 +132,7 @@ def _show(statistics: Statistics) -> None:
 
 def _show_hot_samples(config: ExperimentConfig, statistics: Statistics) -> None:
     """Shows how many samples have hot rows alone, by the memory that these take."""
+    from embark_jax._base.memory import bytes_text
     from embark_jax.run.planning import hot_row_bytes
     from embark_jax.statistics import hot_rows
 
@@ -145,9 +146,11 @@ def _show_hot_samples(config: ExperimentConfig, statistics: Statistics) -> None:
     rows = []
     for budget_bytes in hot_rows.budgets(table_bytes):
         hot = hot_rows.within_budget(statistics, row_bytes, budget_bytes)
+        if not any(hot.rows.values()):
+            continue  # no row is as small
         rows.append(
             (
-                f"{budget_bytes / 1e6:,.2f} MB",
+                bytes_text(budget_bytes),
                 sum(hot.rows.values()),
                 hot.accesses,
                 sum(not count for count in hot.rows.values()),

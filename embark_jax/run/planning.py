@@ -65,7 +65,14 @@ def machines(config: ExperimentConfig) -> Fleet:
     placeholders, but JAX says whether its devices are GPUs."""
     nodes, gpus_per_node = config.mesh.nodes, config.mesh.gpus_per_node
     if config.fleet is not None:
-        return fleets.load(config.fleet, nodes, gpus_per_node)
+        its_gpus = fleets.load(config.fleet).gpus_per_node
+        fleet = fleets.load(config.fleet, nodes, gpus_per_node)
+        if gpus_per_node > its_gpus and not fleet.shared:
+            raise ConfigError(
+                f"mesh.gpus_per_node is {gpus_per_node}, more than the {its_gpus} that "
+                f"each node of fleet {config.fleet} has; raise mesh.nodes instead"
+            )
+        return fleet
     import jax
 
     here = fleets.this_machine(nodes, gpus_per_node)
