@@ -104,5 +104,6 @@ def tiny_run(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("trained")
     config, workdir = runs.write_config(folder), folder / "run"
-    outcome = runs.done("train", config, *runs.OF_SHARED, "--workdir", workdir)
+    words = "train", config, *runs.OF_SHARED, "--workdir", workdir
+    outcome = runs.done(*words, draws=True)
     return config, workdir, outcome.out

@@ -74,21 +74,9 @@ Rounds = Annotated[
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Shows a bar for each stage of some work on a terminal. The function that it gives
     takes the stage, how far it is, and where it ends."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description:6}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with Progress(console=console, disable=not console.is_terminal) as bars:
         tasks = {}
 
         def update(stage: str, done: int, total: int) -> None:

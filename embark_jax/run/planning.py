@@ -87,13 +87,6 @@ def why_plain_xla() -> str:
     return next(filter(None, tell_all(embark_kernels.why_plain_xla(), "kernels")), "")
 
 
-def unused_kernels(config: ExperimentConfig) -> str:
-    """Returns why GPU kernels that can run here are not used; "" if they are, cannot
-    run, or the config names an implementation. All processes must call this."""
-    reason = why_plain_xla() if config.embedding.kernels == "auto" else ""
-    return "" if embark_kernels.availability()["mosaic_gpu"] else reason
-
-
 def kernels(config: ExperimentConfig) -> Kernels:
     """Returns the implementation of lookups and updates that runs: where the config
     does not name it, the GPU kernels if they pass their check in all processes."""

@@ -60,6 +60,7 @@ def test_a_run_leaves_all_it_should(tiny_run):
     assert f"plan and curves: {report}" in lines[:first]
     page = report.read_text()
     assert page.startswith("<!DOCTYPE html>")
+    assert page.count("<img ") == 4  # its curves, and three pictures of the plan
     assert f"{record['test_auc']:.5g}" in page
     assert "3 tables, 3 features on 1 × 2 devices" in page
     # Without a terminal: a line for each record, nothing that moves, 120 columns.
