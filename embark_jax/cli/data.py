@@ -12,11 +12,11 @@ from embark_jax.cli import prepare
 from embark_jax.cli.arguments import (
     Overrides,
     check_outputs,
-    console,
     end_like_ctrl_c,
     load,
     say,
     show_table,
+    tracked,
 )
 
 if TYPE_CHECKING:
@@ -79,8 +79,6 @@ def stats(
     """Show how often rows are looked up, how long bags are, and how many samples need
     hot rows alone."""
     check_outputs([config_file], out=out, plot=plot)
-    from rich.progress import track
-
     from embark_jax.config import ExperimentConfig, PreparedConfig
 
     if config_file.is_dir():
@@ -91,13 +89,7 @@ def stats(
         config = load(config_file, overrides)
     from embark_jax.run.accesses import sample_accesses
 
-    statistics = sample_accesses(
-        config,
-        samples,
-        lambda steps: track(
-            steps, "reading", console=console, transient=True, disable=len(steps) < 2
-        ),
-    )
+    statistics = sample_accesses(config, samples, tracked("reading"))
     _show(statistics)
     _show_hot_samples(config, statistics)
     if out is not None:

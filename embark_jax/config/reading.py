@@ -119,18 +119,11 @@ def _file(source: str | Path) -> Path:
     )
 
 
-def dump_yaml(config: ExperimentConfig) -> str:
-    """Returns the whole config, defaults included, as YAML that loads back equal.
-
-    A key that is not set (``None``) is left out.
-    """
-    data = config.model_dump(mode="json", exclude_none=True)
-    return yaml_text.dump(data)
-
-
 def save(config: ExperimentConfig, path: str | Path) -> None:
-    """Writes ``dump_yaml(config)``."""
-    local(path).write_text(dump_yaml(config), "utf-8")
+    """Writes the whole config, defaults included, as YAML that loads back equal. A key
+    that is not set (``None``) is left out."""
+    data = config.model_dump(mode="json", exclude_none=True)
+    local(path).write_text(yaml_text.dump(data), "utf-8")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], TableList | None]:
