@@ -95,3 +95,15 @@ def write(tmp_path, monkeypatch):
         return name
 
     return write
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """Config, folder and output of a run of six steps, which nobody may change."""
+    from tests import runs
+
+    folder = tmp_path_factory.mktemp("trained")
+    config, workdir = runs.write_config(folder), folder / "run"
+    words = "train", config, *runs.OF_SHARED, "--workdir", workdir
+    outcome = runs.done(*words, draws=True)
+    return config, workdir, outcome.out

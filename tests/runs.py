@@ -22,6 +22,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from embark_jax import cli
 from embark_jax.launch.one_host import FAILED, USER_ERROR
+from embark_jax.report import page
 
 OWN = Path(__file__).parent.parent / "experiments" / "own"
 """A folder with a model and data of a user's own, and a config."""
@@ -42,6 +43,8 @@ embedding:
     city: {}
 train: {batch_size: 64, steps: 6, log_every: 1, checkpoint_every: 2}
 """
+OF_SHARED = ("mesh.nodes=1", "mesh.gpus_per_node=2", "train.eval_every=2")
+"""Overrides of the run that several files of tests look at."""
 
 
 class Outcome(NamedTuple):
@@ -52,16 +55,19 @@ class Outcome(NamedTuple):
     err: str
 
 
-def embark(*args: str | Path) -> Outcome:
+def embark(*args: str | Path, draws: bool = False) -> Outcome:
     """Runs the command in this process; only its eight devices are there.
 
     Args:
       args: its words, or a single text that is split into words as a shell does it.
+      draws: whether pages have pictures: to draw them takes half of a short run.
     """
+    pictures = mock.patch.object(page, "_image", return_value="")
     if len(args) == 1:
         args = tuple(shlex.split(str(args[0])))
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
+        contextlib.nullcontext() if draws else pictures,
         mock.patch.object(sys, "argv", ["embark", *map(str, args)]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -73,9 +79,9 @@ def embark(*args: str | Path) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def done(*args: str | Path) -> Outcome:
+def done(*args: str | Path, draws: bool = False) -> Outcome:
     """Runs the command, which must succeed and say nothing on stderr."""
-    outcome = embark(*args)
+    outcome = embark(*args, draws=draws)
     assert (outcome.code, outcome.err) == (0, ""), outcome.err
     return outcome
 

@@ -104,8 +104,8 @@ def problems_of(
                 _, should, rule = details["msg"].partition(" should ")
                 rule = f"must {rule}" if should else details["msg"]
                 text = f"{short(details['input'])} given, {rule}"
-                field = keys and _fields_at(schema, keys[:-1], None).get(keys[-1])
-                if field and field.default is None:
+                fields = _fields_at(schema, keys[:-1], None)
+                if keys and keys[-1] in fields and fields[keys[-1]].default is None:
                     may_be_null.add(".".join(map(str, keys)))
         key = ".".join(map(str, keys))
         if problems.setdefault(key, text) != text:

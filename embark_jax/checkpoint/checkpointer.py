@@ -46,7 +46,7 @@ from embark_jax.train.state import TrainState
 GIGABYTE = 1e9
 
 
-class Checkpointer:
+class Checkpointer(contextlib.AbstractContextManager):
     """Writes and reads the checkpoints of one run.
 
     Args:
@@ -93,9 +93,6 @@ class Checkpointer:
             self._manager = Manager(
                 self._folder, self._writer, keep, lambda: self.best_step, self._written
             )
-
-    def __enter__(self) -> Checkpointer:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         # Of several processes the others may never come to here.

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from embark_jax.cli.errors import printable
 if TYPE_CHECKING:
     from embark_jax.config import ExperimentConfig
 
+T = TypeVar("T")
 PIPED_COLUMNS = 120
 """Width of what is shown where no terminal, and no COLUMNS, says another."""
 console = Console()
@@ -74,21 +75,9 @@ Rounds = Annotated[
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Shows a bar for each stage of some work on a terminal. The function that it gives
     takes the stage, how far it is, and where it ends."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description:6}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with Progress(console=console, disable=not console.is_terminal) as bars:
         tasks = {}
 
         def update(stage: str, done: int, total: int) -> None:
@@ -97,6 +86,17 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield update
+
+
+def tracked(text: str) -> Callable[[Sequence[T]], Iterable[T]]:
+    """Returns what iterates over some work, with a bar on a terminal if it is long."""
+    from rich.progress import track
+
+    def iterate(items: Sequence[T]) -> Iterable[T]:
+        short = len(items) < 2
+        return track(items, text, console=console, transient=True, disable=short)
+
+    return iterate
 
 
 def show_table(

@@ -12,11 +12,11 @@ from embark_jax.cli import prepare
 from embark_jax.cli.arguments import (
     Overrides,
     check_outputs,
-    console,
     end_like_ctrl_c,
     load,
     say,
     show_table,
+    tracked,
 )
 
 if TYPE_CHECKING:
@@ -79,8 +79,6 @@ def stats(
     """Show how often rows are looked up, how long bags are, and how many samples need
     hot rows alone."""
     check_outputs([config_file], out=out, plot=plot)
-    from rich.progress import track
-
     from embark_jax.config import ExperimentConfig, PreparedConfig
 
     if config_file.is_dir():
@@ -91,13 +89,7 @@ def stats(
         config = load(config_file, overrides)
     from embark_jax.run.accesses import sample_accesses
 
-    statistics = sample_accesses(
-        config,
-        samples,
-        lambda steps: track(
-            steps, "reading", console=console, transient=True, disable=len(steps) < 2
-        ),
-    )
+    statistics = sample_accesses(config, samples, tracked("reading"))
     _show(statistics)
     _show_hot_samples(config, statistics)
     if out is not None:
@@ -132,6 +124,7 @@ def _show(statistics: Statistics) -> None:
 
 def _show_hot_samples(config: ExperimentConfig, statistics: Statistics) -> None:
     """Shows how many samples have hot rows alone, by the memory that these take."""
+    from embark_jax._base.memory import bytes_text
     from embark_jax.run.planning import hot_row_bytes
     from embark_jax.statistics import hot_rows
 
@@ -145,9 +138,11 @@ def _show_hot_samples(config: ExperimentConfig, statistics: Statistics) -> None:
     rows = []
     for budget_bytes in hot_rows.budgets(table_bytes):
         hot = hot_rows.within_budget(statistics, row_bytes, budget_bytes)
+        if not any(hot.rows.values()):
+            continue  # no row is as small
         rows.append(
             (
-                f"{budget_bytes / 1e6:,.2f} MB",
+                bytes_text(budget_bytes),
                 sum(hot.rows.values()),
                 hot.accesses,
                 sum(not count for count in hot.rows.values()),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 
-from embark_jax.cli.arguments import Step, TrustCode, console, say
-from embark_jax.plans.tables import TableSpec
+from embark_jax.cli.arguments import Step, TrustCode, say, tracked
 
 
 def export(
@@ -26,20 +24,13 @@ def export(
     trust_code: TrustCode = False,
 ) -> None:
     """Export a trained model: rows as safetensors, dense layers in ONNX and in JAX."""
-    from rich.progress import track
-
     from embark_jax.export.writing import export_run
-
-    def show(tables: Sequence[TableSpec]) -> Iterable[TableSpec]:
-        return track(
-            tables, "tables", console=console, transient=True, disable=len(tables) < 2
-        )
 
     exported = export_run(
         workdir,
         out,
         step,
-        progress=show,
+        progress=tracked("tables"),
         trust_code=trust_code,
         onnx=onnx,
     )

@@ -6,8 +6,7 @@ list, in YAML or JSON.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +34,7 @@ def shipped() -> dict[str, Path]:
     return configs | {path.stem: path for path in SHIPPED.glob("models/*.yaml")}
 
 
-def load(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    point: Mapping[str, Any] | None = None,
-) -> ExperimentConfig:
+def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """Reads an experiment config.
 
     Args:
@@ -51,15 +46,13 @@ def load(
         of a key wins. Changing the ``kind`` of a section drops the keys of the file
         that the new kind does not have. ``scale=0.001`` shrinks the experiment after
         all other overrides, as ``ExperimentConfig.shrunk`` does.
-      point: values by dotted key that a trial of the config's ``search`` has. They take
-        precedence over all else, and the config then has no such section.
 
     Raises:
       ConfigError: with every problem of the file and the overrides: dotted key, value
         and rule, one a line. Rules between several keys are checked once each key is
         right by itself.
     """
-    return _load(path, overrides, point)[0]
+    return _load(path, overrides)[0]
 
 
 def load_with_list(
@@ -70,14 +63,11 @@ def load_with_list(
     a list is left unread, ``WITHOUT_MODEL``, unless something of it changes."""
     of_model = ("model", "data=", "data.kind", "data.dense_features")
     is_changed = any(each.startswith(of_model) for each in overrides)
-    return _load(path, overrides, None, None if is_changed else WITHOUT_MODEL)
+    return _load(path, overrides, None if is_changed else WITHOUT_MODEL)
 
 
 def _load(
-    path: str | Path,
-    overrides: Sequence[str],
-    point: Mapping[str, Any] | None,
-    context_of_list: Any = None,
+    path: str | Path, overrides: Sequence[str], context_of_list: Any = None
 ) -> tuple[ExperimentConfig, TableList | None]:
     path = _file(path)
     try:
@@ -87,13 +77,9 @@ def _load(
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
-    changes = list(overrides)
-    if point is not None:
-        tried = (f"{key}={json.dumps(value)}" for key, value in point.items())
-        changes += ["search=null", *tried]
-    source = f"{path} with {', '.join(changes)}" if changes else str(path)
-    scales = [change for change in changes if change.startswith("scale=")]
-    others = [change for change in changes if change not in scales]
+    source = f"{path} with {', '.join(overrides)}" if overrides else str(path)
+    scales = [change for change in overrides if change.startswith("scale=")]
+    others = [change for change in overrides if change not in scales]
     context = None if tables is None else context_of_list
     config = validated(ExperimentConfig, data, others, source, context)
     if config.fleet is not None and "gpus_per_node" not in config.mesh.model_fields_set:
@@ -102,18 +88,14 @@ def _load(
         gpus = fleets.load(config.fleet).gpus_per_node
         others.append(f"mesh.gpus_per_node={gpus}")
         config = validated(ExperimentConfig, data, others, source, context)
-    if not scales:
-        return config, _of_list(config, tables)
-    try:
-        config = _shrunk(config, scales[-1].removeprefix("scale="))
-    except ConfigError as error:
-        raise listed(source, {"scale": str(error)}) from None
-    return config, _of_list(config, tables)
-
-
-def _of_list(config: ExperimentConfig, tables: TableList | None) -> TableList | None:
-    known = config.model.kind in ("dlrm", "dlrm_dcnv2")
-    return tables if known and isinstance(config.data, SyntheticConfig) else None
+    if scales:
+        try:
+            config = config.shrunk(yaml_text.parse(scales[-1].removeprefix("scale=")))
+        except ConfigError as error:
+            raise listed(source, {"scale": str(error)}) from None
+    is_known = config.model.kind in ("dlrm", "dlrm_dcnv2")
+    is_of_list = is_known and isinstance(config.data, SyntheticConfig)
+    return config, tables if is_of_list else None
 
 
 def _file(source: str | Path) -> Path:
@@ -137,25 +119,11 @@ def _file(source: str | Path) -> Path:
     )
 
 
-def _shrunk(config: ExperimentConfig, text: str) -> ExperimentConfig:
-    scale = yaml_text.parse(text)
-    if not isinstance(scale, int | float) or not 0 < scale <= 1:
-        raise ConfigError(f"{text} given, must be a number above 0, and at most 1")
-    return config.shrunk(scale)
-
-
-def dump_yaml(config: ExperimentConfig) -> str:
-    """Returns the whole config, defaults included, as YAML that loads back equal.
-
-    A key that is not set (``None``) is left out.
-    """
-    data = config.model_dump(mode="json", exclude_none=True)
-    return yaml_text.dump(data)
-
-
 def save(config: ExperimentConfig, path: str | Path) -> None:
-    """Writes ``dump_yaml(config)``."""
-    local(path).write_text(dump_yaml(config), "utf-8")
+    """Writes the whole config, defaults included, as YAML that loads back equal. A key
+    that is not set (``None``) is left out."""
+    data = config.model_dump(mode="json", exclude_none=True)
+    local(path).write_text(yaml_text.dump(data), "utf-8")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], TableList | None]:

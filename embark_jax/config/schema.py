@@ -256,8 +256,10 @@ class ExperimentConfig(Config):
         10, of the batch and of the samples, rounded up. Widths and mesh stay.
 
         Raises:
-          ConfigError: if the data are not synthetic.
+          ConfigError: if the data are not synthetic, or it is no share.
         """
+        if not isinstance(scale, int | float) or not 0 < scale <= 1:
+            raise ConfigError(f"{scale} given, must be a number above 0, and at most 1")
         if not isinstance(self.data, SyntheticConfig):
             raise ConfigError(
                 f"data.kind is {self.data.kind!r}, must be 'synthetic': a smaller "

@@ -21,6 +21,10 @@ HEARTBEAT_S = 30
 """A process that is silent for this long is lost, and the others end."""
 
 
+class SharedError(ConfigError):
+    """An error that all processes of a run have alike: the first one tells it."""
+
+
 def join(
     config: ExperimentConfig,
     coordinator: str | None = None,
@@ -60,7 +64,7 @@ def join(
         ) from error
     make_host_devices(config.mesh.devices)
     if jax.device_count() != config.mesh.devices:
-        raise ConfigError(
+        raise SharedError(
             f"mesh: has {config.mesh.devices} devices (mesh.nodes {config.mesh.nodes} "
             f"× mesh.gpus_per_node {config.mesh.gpus_per_node}), the "
             f"{jax.process_count()} processes have {jax.device_count()}: a mesh must "
@@ -93,7 +97,8 @@ def ending_at_once(show: Callable[[Exception], None]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        show(error)
+        if not (isinstance(error, SharedError) and jax.process_index()):
+            show(error)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_status(error))

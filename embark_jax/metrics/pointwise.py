@@ -196,49 +196,6 @@ def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -
         )
 
 
-class EvalAccumulator:
-    """Collects labels and logits batch by batch, for ``evaluate``.
-
-    Device arrays stay where they are until ``result``, so adding a batch waits for no
-    device. In a run of several processes all must add the same global batches, and all
-    get the result.
-    """
-
-    def __init__(self):
-        self._batches: list[tuple[list[ArrayLike], int]] = []
-
-    def add(
-        self,
-        labels: ArrayLike,
-        logits: ArrayLike,
-        valid: int,
-        weights: ArrayLike | None = None,
-    ) -> None:
-        """Adds a batch to those to evaluate.
-
-        Args:
-          labels, logits: ``[batch]`` or ``[batch, tasks]``, on the host or on devices,
-            sharded or not.
-          valid: number of its first samples that count; the others are padding.
-          weights: ``[batch]`` weights of the samples, in all batches or in none.
-        """
-        arrays = labels, logits, *(() if weights is None else (weights,))
-        # A copy, since a view keeps a whole batch.
-        kept = [x.copy() if isinstance(x, np.ndarray) else x for x in arrays]
-        self._batches.append((kept, valid))
-
-    def result(self) -> Metrics:
-        """Returns the metrics of everything that was added.
-
-        Raises:
-          ValueError: as ``evaluate`` does.
-        """
-        if not self._batches:
-            return evaluate(np.empty(0), np.empty(0))
-        batches = [[to_host(x)[:valid] for x in b] for b, valid in self._batches]
-        return evaluate(*map(np.concatenate, zip(*batches, strict=True)))
-
-
 def to_host(array: ArrayLike) -> np.ndarray:
     """Returns the whole of an array, whichever processes hold its shards; where this is
     not one alone, all must call it."""

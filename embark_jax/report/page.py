@@ -64,7 +64,7 @@ def plan_html(plan: Plan, in_full: bool = False) -> str:
 def run_page(
     name: str,
     records: Records,
-    plan: Plan,
+    plan: str,
     traces: Sequence[str] = (),
     about: str = "",
 ) -> str:
@@ -73,7 +73,7 @@ def run_page(
     Args:
       name: name of the run.
       records: its records.
-      plan: its plan.
+      plan: its plan in HTML, by ``plan_html``.
       traces: paths of profiles, from the page's folder.
       about: HTML that says of what model and config it is.
     """
@@ -87,7 +87,7 @@ def run_page(
         link = f'<a href="{escape(quote(path))}" download>{escape(path)}</a>'
         viewer = '<a href="https://ui.perfetto.dev">Perfetto</a>'
         sections.append(f"<p>Profile: {link}; open it in {viewer}.</p>")
-    sections.append(f"<h2>Plan</h2>{plan_html(plan, in_full=True)}")
+    sections.append(f"<h2>Plan</h2>{plan}")
     return PAGE.substitute(title=f"Run: {title}", body="\n".join(sections))
 
 

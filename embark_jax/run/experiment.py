@@ -261,15 +261,16 @@ def build(
         the given plan is damaged or made for something else.
       DataError: if the dataset is missing or damaged.
     """
-    dataset, *model = _checked_dataset(config, first_step)
+    dataset, description, tables, features = _checked_dataset(config, first_step)
     if plan_file is None:
-        planned = make_plan(config, *model).plan
+        planned = make_plan(config, description, tables, features).plan
     else:
-        planned = read_plan(plan_file, config, *model[1:])
+        planned = read_plan(plan_file, config, tables, features)
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         planned = Plan.from_json(of_process_0(planned.to_json()))
     in_training_order(dataset, config, planned)  # raises now, not when training begins
-    return Experiment(config, *model, planned, dataset, first_step)
+    model = config, description, tables, features, planned
+    return Experiment(*model, dataset, first_step)
 
 
 def plan_model(
@@ -289,11 +290,11 @@ def plan_model(
     """
     if (absent := source_of(config).absent()) is not None:
         description = with_negatives(config, absent)
-        model = description, *merged_model(config, description)
-        planned = make_plan(config, *model, statistics)
+        tables, features = merged_model(config, description)
+        planned = make_plan(config, description, tables, features, statistics)
         return planned._replace(without_data=True)
-    dataset, *model = _checked_dataset(config)
-    planned = make_plan(config, *model, statistics)
+    dataset, description, tables, features = _checked_dataset(config)
+    planned = make_plan(config, description, tables, features, statistics)
     in_training_order(dataset, config, planned.plan)
     return planned
 
@@ -301,7 +302,8 @@ def plan_model(
 def _checked_dataset(config: ExperimentConfig, first_step: int = 0) -> ModelData:
     """Reads the dataset as ``read_dataset`` does; raises ``ConfigError`` also if a run
     cannot train on it as the config says."""
-    dataset, *model = read_dataset(config)
+    found = read_dataset(config)
+    dataset = found[0]
     check_batch_size(config, dataset)
     if isinstance(dataset, WindowsData):
         check_windows(config)
@@ -318,7 +320,7 @@ def _checked_dataset(config: ExperimentConfig, first_step: int = 0) -> ModelData
             "train.eval_every: the data have neither a validation nor a test set; "
             "leave it out"
         )
-    return dataset, *model
+    return found
 
 
 def _has_held_out(dataset: Dataset) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -22,7 +23,7 @@ class LogError(UserError, ValueError):
     """A log that is missing or damaged."""
 
 
-class MetricsLog:
+class MetricsLog(contextlib.AbstractContextManager):
     """Appends to ``metrics.jsonl`` and to the TensorBoard events of a run.
 
     Each line is one JSON object with ``step`` first, and outlives the process once
@@ -78,16 +79,10 @@ class MetricsLog:
         for key, value in numbers.items():
             self._events.add_scalar(key, value, step)
 
-    def close(self) -> None:
+    def __exit__(self, *exception) -> None:
         """Closes both files."""
         self._file.close()
         self._events.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:

@@ -65,7 +65,14 @@ def machines(config: ExperimentConfig) -> Fleet:
     placeholders, but JAX says whether its devices are GPUs."""
     nodes, gpus_per_node = config.mesh.nodes, config.mesh.gpus_per_node
     if config.fleet is not None:
-        return fleets.load(config.fleet, nodes, gpus_per_node)
+        its_gpus = fleets.load(config.fleet).gpus_per_node
+        fleet = fleets.load(config.fleet, nodes, gpus_per_node)
+        if gpus_per_node > its_gpus and not fleet.shared:
+            raise ConfigError(
+                f"mesh.gpus_per_node is {gpus_per_node}, more than the {its_gpus} that "
+                f"each node of fleet {config.fleet} has; raise mesh.nodes instead"
+            )
+        return fleet
     import jax
 
     here = fleets.this_machine(nodes, gpus_per_node)
@@ -78,13 +85,6 @@ def why_plain_xla() -> str:
     from embark_jax.launch.agreement import tell_all
 
     return next(filter(None, tell_all(embark_kernels.why_plain_xla(), "kernels")), "")
-
-
-def unused_kernels(config: ExperimentConfig) -> str:
-    """Returns why GPU kernels that can run here are not used; "" if they are, cannot
-    run, or the config names an implementation. All processes must call this."""
-    reason = why_plain_xla() if config.embedding.kernels == "auto" else ""
-    return "" if embark_kernels.availability()["mosaic_gpu"] else reason
 
 
 def kernels(config: ExperimentConfig) -> Kernels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from embark_jax._base.config import ConfigError
 PROFILE = "profile"
 
 
-class StepProfile:
+class StepProfile(contextlib.AbstractContextManager):
     """Traces steps into ``profile/`` of a run; leaving its context closes the trace.
 
     Process 0 alone writes one, of its own devices: all processes run one program.
@@ -39,9 +40,6 @@ class StepProfile:
                 f"--profile {self.stops[0] + 1}:{self.stops[1]}: this run trains steps "
                 f"{step + 1} to {last_step}; name some of these"
             )
-
-    def __enter__(self) -> StepProfile:
-        return self
 
     def begin(self, step: int, state: Any) -> None:
         """Begins the trace if its first step comes after ``step``."""

@@ -11,7 +11,7 @@ import itertools
 import json
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def search(
             dict(zip(searched, map(json.loads, texts), strict=True))
             for texts in combinations
         )
-        tried = [reading.load(path, overrides, point) for point in points]
+        tried = [_trial_config(path, overrides, point) for point in points]
     deciding = f"{_deciding_split(tried, is_grid)}_{metric}"
     make_host_devices(config.mesh.devices)
     study = _open(config, metric, workdir)
@@ -117,7 +117,7 @@ def search(
         for key, value in values.items():
             console.print(f"  {key} = {value}", markup=False, highlight=False)
         folder = workdir / name
-        trained = reading.load(path, overrides, values)
+        trained = _trial_config(path, overrides, values)
         if lines := RunFolder(folder).changes(trained):  # of a search by another metric
             raise ConfigError("\n  ".join([f"{folder}: is of another search:", *lines]))
         record = training.train(trained, folder, folder.exists(), console)
@@ -144,6 +144,14 @@ def search(
         best = workdir / study.best_trial.user_attrs["folder"] / "config.yaml"
         console.print(f"the best config: {best}", soft_wrap=True, markup=False)
     return study
+
+
+def _trial_config(
+    path: Path, overrides: list[str], values: Mapping[str, Any]
+) -> ExperimentConfig:
+    """Reads the config of a trial, which has these values and no search."""
+    own = (f"{key}={json.dumps(value)}" for key, value in values.items())
+    return reading.load(path, [*overrides, "search=null", *own])
 
 
 def _deciding_split(tried: Sequence[ExperimentConfig], is_grid: bool) -> str:

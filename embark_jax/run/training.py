@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from embark_kernels import availability
 from rich.console import Console
 
 from embark_jax._base.agreement import RESUMED, parts
@@ -21,14 +22,14 @@ from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.report.display import say, say_at_end, show_result
-from embark_jax.report.page import run_page
+from embark_jax.report.page import plan_html, run_page
 from embark_jax.report.summary import overview
 from embark_jax.run import experiment, initial
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import PLAN, RunFolder
 from embark_jax.run.logs import MetricsLog, read_metrics
 from embark_jax.run.loop import Loop
-from embark_jax.run.planning import unused_kernels
+from embark_jax.run.planning import why_plain_xla
 from embark_jax.run.profile import StepProfile, traces
 from embark_jax.train.trainer import Trainer
 
@@ -117,8 +118,10 @@ def train(
 def _introduce(setup: Experiment, console: Console) -> None:
     """Shows the plan, and what a user should know before hours of training."""
     console.print(overview(setup.plan), markup=False, highlight=False)
-    reason = unused_kernels(setup.config)  # all processes find out
-    if reason:
+    reason = ""
+    if setup.config.embedding.kernels == "auto":
+        reason = why_plain_xla()  # all processes find out
+    if reason and not availability()["mosaic_gpu"]:
         say(console, f"lookups and updates run in plain XLA: {reason}")
 
 
@@ -171,18 +174,18 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
     folder.save_config(setup.config)
     setup.save_encoding(files)
     (files / PLAN).write_text(setup.plan.to_json())
+    plan = plan_html(setup.plan, in_full=True)
+
+    def write_report() -> None:
+        """Writes the page of the run, with what its log has so far."""
+        links = [path.relative_to(files).as_posix() for path in traces(files)]
+        text = run_page(files.name, read_metrics(files), plan, links, _about(setup))
+        (files / REPORT).write_text(text, "utf-8")
+
     with folder.published(), MetricsLog(files, step) as log:
-        write_report(files, setup)
+        write_report()
         yield log
-        write_report(files, setup)
-
-
-def write_report(workdir: Path, setup: Experiment) -> None:
-    """Writes the page of a run, with what its log has so far."""
-    links = [path.relative_to(workdir).as_posix() for path in traces(workdir)]
-    records, about = read_metrics(workdir), _about(setup)
-    text = run_page(workdir.name, records, setup.plan, links, about)
-    (workdir / REPORT).write_text(text, "utf-8")
+        write_report()
 
 
 def _about(setup: Experiment) -> str:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from embark_jax._base.config import ConfigError
 from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
@@ -217,9 +218,9 @@ def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array
 
 
 def check_logits(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the logits, if there is one per label; else raises ``ValueError``."""
+    """Returns the logits, if there is one per label; else raises ``ConfigError``."""
     if logits.shape != labels.shape:
-        raise ValueError(
+        raise ConfigError(
             f"the model returns logits of shape {logits.shape}, must be "
             f"{labels.shape}: one for each label"
         )

@@ -18,7 +18,7 @@ from embark_jax.data import Batch, BatchChecker, Dataset, prefetch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import TableRows, export_table
 from embark_jax.embedding.rules import AnyRule, RowRules
-from embark_jax.metrics.pointwise import EvalAccumulator, Metrics
+from embark_jax.metrics.pointwise import Metrics, evaluate, to_host
 from embark_jax.models.function import Model
 from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
 from embark_jax.report.display import step_progress
@@ -272,10 +272,17 @@ class Trainer(Loop):
         )
         to_the_end = iter(lambda: next(taken), None)
         placed = self.place_ahead(to_the_end, to_score=True)
-        scores = EvalAccumulator()
+        labels, scores, weights = [], [], []
         for batch, logits in self.score(placed, STEPS_IN_FLIGHT):
-            scores.add(batch.labels, logits, len(batch), batch.sample_weights)
-        return scores.result()
+            labels.append(batch.labels.copy())  # a view would keep a whole batch
+            if batch.sample_weights is not None:
+                weights.append(batch.sample_weights.copy())
+            scores.append(logits)  # no device is waited for before the end
+        if not labels:
+            return evaluate(np.empty(0), np.empty(0))
+        logits = [to_host(x)[: len(y)] for x, y in zip(scores, labels, strict=True)]
+        given = np.concatenate(weights) if weights else None
+        return evaluate(np.concatenate(labels), np.concatenate(logits), given)
 
     def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those

@@ -24,31 +24,19 @@ def config(tmp_path) -> Path:
     return runs.write_config(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Config, workdir and output of a run, and what it compiled."""
-    folder = tmp_path_factory.mktemp("trained")
-    config, workdir = runs.write_config(folder), folder / "run"
-    with runs.compilations() as compiled:
-        outcome = done("train", config, "train.eval_every=2", "--workdir", workdir)
-    return config, workdir, outcome.out, compiled
-
-
 @pytest.fixture
-def earlier(trained, tmp_path):
+def earlier(tiny_run, tmp_path):
     """A copy of a run, and a check that nothing in it was changed."""
-    workdir = shutil.copytree(trained[1], tmp_path / "earlier")
+    workdir = shutil.copytree(tiny_run[1], tmp_path / "earlier")
     before = runs.snapshot(workdir)
     yield workdir
     assert runs.snapshot(workdir) == before
 
 
-def test_a_run_leaves_all_it_should(trained):
-    config, workdir, out, _ = trained
-    assert reading.load(workdir / "config.yaml") == reading.load(
-        config, ["train.eval_every=2"]
-    )
-    assert Plan.from_json((workdir / "plan.json").read_text()).devices == 8
+def test_a_run_leaves_all_it_should(tiny_run):
+    config, workdir, out = tiny_run
+    assert reading.load(workdir / "config.yaml") == reading.load(config, runs.OF_SHARED)
+    assert Plan.from_json((workdir / "plan.json").read_text()).devices == 2
     assert sorted(runs.losses(workdir)) == [1, 2, 3, 4, 5, 6]
     evaluated = [each["step"] for each in runs.records(workdir) if "test_auc" in each]
     assert evaluated == [2, 4, 6, 6]
@@ -63,7 +51,7 @@ def test_a_run_leaves_all_it_should(trained):
     lines = out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("step "))
     assert lines[:2] == [
-        "3 tables, 3 features on 2 × 4 devices, batch 64",
+        "3 tables, 3 features on 1 × 2 devices, batch 64",
         "tables: 1 in RB, 1 in UB, 1 in DP",
     ]
     checkpoints = [line for line in lines[:first] if line.startswith("checkpoint ")]
@@ -72,8 +60,9 @@ def test_a_run_leaves_all_it_should(trained):
     assert f"plan and curves: {report}" in lines[:first]
     page = report.read_text()
     assert page.startswith("<!DOCTYPE html>")
+    assert page.count("<img ") == 4  # its curves, and three pictures of the plan
     assert f"{record['test_auc']:.5g}" in page
-    assert "3 tables, 3 features on 2 × 4 devices" in page
+    assert "3 tables, 3 features on 1 × 2 devices" in page
     # Without a terminal: a line for each record, nothing that moves, 120 columns.
     assert [
         line for line in out.splitlines() if re.match(r"step \d+: loss 0\.\d", line)
@@ -84,16 +73,16 @@ def test_a_run_leaves_all_it_should(trained):
     assert max(map(len, out.replace(str(workdir), "").splitlines())) <= 120
 
 
-def test_tensorboard_shows_every_number_of_the_log(trained):
+def test_tensorboard_shows_every_number_of_the_log(tiny_run):
     logged = {
         (record["step"], key): pytest.approx(value, rel=1e-6)
-        for record in runs.records(trained[1])
+        for record in runs.records(tiny_run[1])
         for key, value in record.items()
         if type(value) in (int, float) and key != "step"
     }
     shown = {
         (event.step, value.tag): value.simple_value
-        for event in runs.events(trained[1])
+        for event in runs.events(tiny_run[1])
         for value in event.summary.value
     }
     assert shown == logged

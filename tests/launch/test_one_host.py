@@ -94,33 +94,6 @@ def test_a_run_ends_with_the_status_of_its_processes(launch, tmp_path, status, s
     assert len(began(tmp_path)) == 2 * starts
 
 
-@pytest.mark.parametrize(
-    ("override", "why"),
-    [
-        ("train.bach_size=4", "did you mean batch_size?"),
-        pytest.param(
-            "train.steps=1",
-            "already holds a run (config.yaml): pass --resume",
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["an unknown key", "a folder that holds a run"],
-)
-def test_none_starts_again_with_wrong_input(launch, tmp_path, override, why):
-    (tmp_path / "config.yaml").touch()
-    program = f"""
-from embark_jax.cli import main
-words = "train quickstart mesh.nodes=2 --distributed --workdir . {override}"
-sys.argv[1:1] = words.split()
-main()
-"""
-    status, said = ended(launch(program, restarts=2))
-    assert status == 2
-    assert why in said
-    assert said.count("would fail again (exit status 2): none starts") == 1
-    assert began(tmp_path) == ["0 of 2, again=False", "1 of 2, again=False"]
-
-
 def test_sigterm_is_passed_on(launch, tmp_path):
     program = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

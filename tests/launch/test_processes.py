@@ -23,7 +23,8 @@ from jax.experimental import multihost_utils
 port, index, end = sys.argv[1:]
 data = {"kind": "synthetic"}
 batch = 4 if end == "config" and index == "1" else 2
-config = ExperimentConfig(data=data, mesh={"nodes": 2}, train={"batch_size": batch})
+mesh = {"nodes": 1 if end == "mesh" else 2}
+config = ExperimentConfig(data=data, mesh=mesh, train={"batch_size": batch})
 with processes.ending_at_once(lambda error: print(type(error).__name__, error)):
     processes.join(config, f"localhost:{port}", 2, int(index))
     multihost_utils.sync_global_devices("both are there")
@@ -105,6 +106,13 @@ def test_processes_have_one_config():
     assert second == USER_ERROR
     assert "all processes must have one config:" in said
     assert "train.batch_size" in said
+
+
+@pytest.mark.slow
+def test_a_mesh_that_is_too_small_is_told_once():
+    statuses, said, _ = outcome("mesh")
+    assert statuses == [USER_ERROR] * 2
+    assert [text.count("mesh: has 1 devices") for text in said] == [1, 0]
 
 
 KERNELS = """

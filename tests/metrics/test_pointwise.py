@@ -3,15 +3,13 @@
 import dataclasses
 import math
 
-import jax
 import numpy as np
 import pytest
 import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from embark_jax.metrics.pointwise import EvalAccumulator, evaluate
+from embark_jax.metrics.pointwise import evaluate
 
 
 def brute_force_auc(labels, logits):
@@ -82,29 +80,6 @@ def test_weights_are_those_of_scikit_learn():
     }
     for name, value in expected.items():
         assert getattr(found, name) == pytest.approx(value, rel=1e-9), name
-    accumulator = EvalAccumulator()
-    for start in (0, 128):
-        part = slice(start, start + 128)
-        rows = len(labels[part])
-        accumulator.add(labels[part], logits[part], rows, weights[part])
-    assert accumulator.result() == found
-
-
-def test_sharded_batches_equal_the_whole_set():
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal(40).astype(np.float32)
-    labels = (rng.random(40) < 0.3).astype(np.float32)
-    mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
-    sharding = NamedSharding(mesh, PartitionSpec(("node", "gpu")))
-    accumulator = EvalAccumulator()
-    with pytest.raises(ValueError, match="at least one sample"):
-        accumulator.result()
-    for start, valid in ((0, 16), (16, 16), (32, 8)):
-        # The last batch is padded with samples that must not count.
-        batch = np.full((2, 16), 7, np.float32)
-        batch[:, :valid] = labels[start : start + 16], logits[start : start + 16]
-        accumulator.add(batch[0], jax.device_put(batch[1], sharding), valid)
-    assert accumulator.result() == evaluate(labels, logits)
 
 
 @pytest.mark.parametrize("weights", [[1], [0, 0], [1, -1], [1, math.nan]])

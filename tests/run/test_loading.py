@@ -6,17 +6,6 @@ import pytest
 import embark_jax as ej
 from tests import runs
 
-MESH = ("mesh.nodes=1", "mesh.gpus_per_node=2")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run of six steps, with checkpoints at 4 and 6."""
-    folder = tmp_path_factory.mktemp("loaded")
-    config = runs.write_config(folder)
-    runs.done("train", config, *MESH, "--workdir", folder / "run")
-    return folder / "run"
-
 
 def tables(trainer: ej.Trainer) -> dict[str, np.ndarray]:
     names = [table.name for table in trainer.embeddings.plan.tables]
@@ -34,7 +23,8 @@ def assert_same(found: ej.Trainer, expected: ej.Trainer, data) -> None:
     np.testing.assert_array_equal(*logits)
 
 
-def test_it_has_what_the_run_had_and_trains_on(whole):
+def test_it_has_what_the_run_had_and_trains_on(tiny_run):
+    _, whole, _ = tiny_run
     before = runs.snapshot(whole)
     (setup, last), (_, middle) = ej.load_run(whole), ej.load_run(whole, step=4)
     assert (last.step, middle.step) == (6, 4)

@@ -5,12 +5,10 @@ from embark_kernels import _implementation, check
 
 from embark_jax.config import reading
 from embark_jax.report import summary
-from embark_jax.report.page import plan_page
 from embark_jax.run import experiment
 from tests import runs
 
 GPUS = ("fleet=dgx-h100", "train.batch_size=64")
-CACHED = ("embedding.tables.item.tier=host", "embedding.tables.item.slots=16")
 
 
 @pytest.fixture
@@ -32,7 +30,6 @@ def planned(tmp_path):
     [
         ((), "nothing overlaps"),  # on 8 devices of this CPU
         (GPUS, "beside the dense layers"),
-        ((*GPUS, *CACHED), "beside the dense layers"),
     ],
 )
 def test_on_gpus_a_plan_prices_routes_that_hide_beside_dense_layers(
@@ -41,7 +38,6 @@ def test_on_gpus_a_plan_prices_routes_that_hide_beside_dense_layers(
     workload, plan = planned(*overrides)
     assert workload.overlap == (said != "nothing overlaps")
     assert said in summary.overview(plan)
-    assert said in plan_page(plan)
 
 
 def test_a_plan_prices_the_kernels_that_run(planned, monkeypatch):

@@ -7,11 +7,15 @@ from embark_jax.config import reading
 from embark_jax.run import experiment
 from tests import runs
 
+ONE_DEVICE = "mesh.nodes=1", "mesh.gpus_per_node=1"
+
 
 @pytest.fixture
 def build(tmp_path):
     path = runs.write_config(tmp_path)
-    return lambda *overrides: experiment.build(reading.load(path, overrides))
+    return lambda *overrides: experiment.build(
+        reading.load(path, [*ONE_DEVICE, *overrides])
+    )
 
 
 def samples(setup) -> np.ndarray:

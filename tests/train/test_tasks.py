@@ -10,6 +10,7 @@ from flax import nnx
 from sklearn.metrics import roc_auc_score
 
 from embark_jax import models
+from embark_jax._base.errors import UserError
 from embark_jax.config.models import section_of
 from embark_jax.data import DataError
 from embark_jax.train.losses import BinaryCrossEntropy
@@ -141,7 +142,7 @@ def test_batches_with_and_without_weights_do_not_mix():
 
 
 def test_a_model_for_other_labels_is_refused():
-    with pytest.raises(ValueError, match=r"logits of shape \(16,\), must be \(16, 2\)"):
+    with pytest.raises(UserError, match=r"logits of shape \(16,\), must be \(16, 2\)"):
         tasks_trainer(Sum()).train([batch_of(0)])
     trainer = tasks_trainer(Sum())
     trainer.train([SMALL_DATA.train_batch(0, SMALL_BATCH)])

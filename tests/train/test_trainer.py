@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from embark_jax.metrics.pointwise import evaluate
 from embark_jax.plans.capacities import rows_of
 from tests import runs
 from tests.builders import assert_equal_states, losses, snapshot
@@ -40,6 +41,8 @@ def test_an_overflow_in_evaluation_changes_no_bit(trainer):
     assert tight.recompilations > trainer.recompilations == 0
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert_equal_states(snapshot(tight), snapshot(trainer))
+    labels = np.concatenate([batch.labels for batch in batches])
+    assert tight.evaluate(batches) == evaluate(labels, np.concatenate(found))
 
 
 def test_each_step_compiles_once():
