@@ -47,6 +47,7 @@ TRAINED = {
     *one_of_each_kind(),
     *(CONFIGS / "models" / f"{name}.yaml" for name in ("dlrm_dcnv2", "t7", "t180")),
 }
+PLANNED_QUICKLY = TRAINED - {CONFIGS / "experiments" / "yambda" / "dlrm_v4.yaml"}
 STEPS = 10
 MOST_TABLES = 60
 # Narrow layers, which compile and run fast; tables keep their dims.
@@ -118,7 +119,7 @@ def test_every_gin_config_equals_its_yaml_twin(path):
     assert load(path) == load(path.with_suffix(".yaml"))
 
 
-@pytest.mark.parametrize("path", thorough(YAML, TRAINED), ids=name_of)
+@pytest.mark.parametrize("path", thorough(YAML, PLANNED_QUICKLY), ids=name_of)
 def test_every_experiment_plans_for_its_fleet_without_its_data(
     path, tmp_path, monkeypatch
 ):

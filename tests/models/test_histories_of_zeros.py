@@ -2,12 +2,14 @@
 
 import jax
 import numpy as np
+import pytest
 
 from embark_jax.config import reading
 from embark_jax.run import experiment
 from tests.models.histories import write_config
 
 
+@pytest.mark.slow
 def test_rows_that_begin_as_zeros_learn(tmp_path):
     run = experiment.build(reading.load(write_config("din", tmp_path)))
     trainer = run.trainer()
