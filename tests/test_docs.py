@@ -193,6 +193,16 @@ def run_program(program: Path) -> None:
         runpy.run_path(str(program), run_name="__main__")
 
 
+def test_the_example_of_the_readme_trains(capsys):
+    (example,) = blocks(ROOT / "README.md", "python")
+    exec(compile(example.code, "README.md", "exec"), {})
+    *_, loss, auc = capsys.readouterr().out.splitlines()
+    found, best = map(float, auc.split(" of "))
+    # One device, 300 steps: far from chance and not beyond the best attainable.
+    assert 0.6 < found < best
+    assert 0 < float(loss.removeprefix("loss ")) < 0.6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
 def test_a_tutorial_runs_as_it_is_read(page, tmp_path):
