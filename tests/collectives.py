@@ -7,18 +7,20 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 
-KINDS = (
-    "all-to-all|all-reduce|all-gather|reduce-scatter"
-    "|collective-permute|collective-broadcast"
-)
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
-COLLECTIVE = re.compile(rf"^(?P<shapes>.+?) (?P<kind>{KINDS})(?P<start>-start)?\(")
-DONE = re.compile(r"-done\((?:[^%)]*)%?(?P<started>[\w.\-]+)\)")
-SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+from experiments.step_bytes.hlo import Instruction, Program
+
+KINDS = {
+    "all-to-all",
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+}
+COMPUTES = {"fusion", "custom-call", "dot", "convolution", "sort", "while", "call"}
 LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
 IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 MESH = re.compile(
@@ -26,19 +28,6 @@ MESH = re.compile(
     r"(?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))?\s*\{([^}]*)\}"
 )
 AXIS = re.compile(r"'(\w+)'=(\d+)")
-NAMED = re.compile(r'op_name="([^"]*)"')
-COMPUTES = re.compile(r" (?:fusion|custom-call|dot|convolution|sort|while|call)\(")
-BYTES = {
-    "pred": 1,
-    "u8": 1,
-    "bf16": 2,
-    "u16": 2,
-    "f32": 4,
-    "s32": 4,
-    "u32": 4,
-    "s64": 8,
-    "u64": 8,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,21 +75,19 @@ class Collective:
 def collectives(hlo: str) -> list[Collective]:
     """Those of a scheduled program, in its order."""
     found: list[Collective] = []
-    for lines in _computations(hlo):
+    for lines in Program(hlo).computations.values():
         waiting: dict[str, int] = {}  # start -> place in `found`
-        for name, rest in lines:
-            if match := COLLECTIVE.match(rest):
-                found.append(_collective(match, rest))
-                if match["start"]:
-                    waiting[name] = len(found) - 1
-            elif (done := DONE.search(rest)) and done["started"] in waiting:
-                del waiting[done["started"]]
-            elif COMPUTES.search(rest):
-                named = NAMED.search(rest)
+        for each in lines.values():
+            if each.opcode.removesuffix("-start") in KINDS:
+                if each.opcode.endswith("-start"):
+                    waiting[each.name] = len(found)
+                found.append(_collective(each))
+            elif each.opcode.endswith("-done"):
+                waiting.pop(each.operands[0], None)
+            elif each.opcode in COMPUTES:
                 for place in waiting.values():
-                    each = found[place]
-                    between = (*each.between, named[1] if named else "")
-                    found[place] = dataclasses.replace(each, between=between)
+                    between = (*found[place].between, each.purpose)
+                    found[place] = dataclasses.replace(found[place], between=between)
     return found
 
 
@@ -118,27 +105,12 @@ def counted(hlo: str) -> Counter[tuple[str, int]]:
     return found
 
 
-def _computations(hlo: str) -> Iterator[list[tuple[str, str]]]:
-    """The named instructions of each computation."""
-    lines: list[tuple[str, str]] = []
-    for line in hlo.splitlines():
-        if line.startswith("}"):
-            yield lines
-            lines = []
-        elif match := INSTRUCTION.match(line):
-            lines.append((match["name"], match["rest"]))
-
-
-def _collective(match: re.Match, rest: str) -> Collective:
-    shapes = SHAPE.findall(match["shapes"])
-    operands = [
-        BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
-        for dtype, dims in shapes
-    ]
-    if match["start"] and match["kind"] != "all-reduce":  # operands, then results
+def _collective(each: Instruction) -> Collective:
+    kind = each.opcode.removesuffix("-start")
+    operands = tuple(map(int.__mul__, each.sizes, each.item_bytes))
+    if kind not in (each.opcode, "all-reduce"):  # operands, then results
         operands = operands[len(operands) // 2 :]
-    types = frozenset(dtype for dtype, _ in shapes)
-    return Collective(match["kind"], tuple(operands), _group(rest), types)
+    return Collective(kind, operands, _group(each.rest), frozenset(each.types))
 
 
 def _group(rest: str) -> tuple[int, ...]:

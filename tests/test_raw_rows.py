@@ -4,13 +4,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 
 import embark_jax as ej
-from embark_jax.data import DataError
 from tests import runs
 from tests.data.prepare.raw_files import write_table
 from tests.runs import done, embark
@@ -83,26 +80,6 @@ def test_raw_rows_are_scored_as_the_test_set_was(trained, tmp_path):
     positive = np.array([row["stars"] >= 3 for row in trained.test])
     loss = -np.log(np.where(positive, found, 1 - found)).mean()
     assert loss == pytest.approx(final["test_log_loss"], rel=1e-5)
-
-
-def test_rows_in_memory_and_in_parquet_are_scored_alike(trained, tmp_path):
-    """Without label and time, integers as integers and lists as lists."""
-    expected = probabilities(trained.workdir, trained.new, tmp_path / "a.csv")
-    inputs = ("user", "film", "genres", "age", "price")
-    columns = {name: [row[name] for row in trained.test] for name in inputs}
-    columns["age"] = [None if age == "" else age for age in columns["age"]]
-    columns["price"] = [float(price) for price in columns["price"]]
-    columns["genres"] = [genres.split("|") for genres in columns["genres"]]
-    scorer = ej.load_scorer(trained.workdir)
-    np.testing.assert_allclose(scorer.predict(columns), expected, rtol=1e-6)
-    with pytest.raises(DataError, match="rows: are no table"):
-        scorer.predict(columns | {"age": columns["age"][:-1]})
-    table = pa.table(columns)
-    assert len(scorer.predict(table[:0])) == 0
-    pq.write_table(table, tmp_path / "rows.parquet")
-    raw = tmp_path / "rows.parquet"
-    found = probabilities(trained.workdir, raw, tmp_path / "b.csv")
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_an_export_needs_neither_run_nor_data(trained, tmp_path):

@@ -23,17 +23,13 @@ GIN = [
     for pattern in ("*.gin", "experiments/*/*.gin")
     for path in sorted(CONFIGS.glob(pattern))
 ]
-TRAINED_QUICKLY = [
-    CONFIGS / "quickstart.yaml",
-    CONFIGS / "models" / "rmc1.yaml",
-]
-"""A config, and a list of tables; all others are slow."""
+QUICKSTART = CONFIGS / "quickstart.yaml"
 
 
 def one_of_each_kind() -> list[Path]:
     """Those that train each model, each kind of data, and on a stand-in of each set."""
     trained, kinds = [], set()
-    for path in sorted(YAML, key=lambda path: path not in TRAINED_QUICKLY):
+    for path in sorted(YAML, key=lambda path: path != QUICKSTART):
         config = load(path)
         of_path = {config.model.kind, config.data.kind, path.parent.name}
         if new := of_path - kinds:
@@ -42,11 +38,11 @@ def one_of_each_kind() -> list[Path]:
     return trained
 
 
-TRAINED = {
-    *TRAINED_QUICKLY,
-    *one_of_each_kind(),
-    *(CONFIGS / "models" / f"{name}.yaml" for name in ("dlrm_dcnv2", "t7", "t180")),
-}
+TRAINED = one_of_each_kind()
+TRAINED_LISTS = [
+    CONFIGS / "models" / f"{name}.yaml" for name in ("rmc1", "dlrm_dcnv2", "t7", "t180")
+]
+PLANNED_QUICKLY = [path for path in TRAINED if path.parent.name != "yambda"]
 STEPS = 10
 MOST_TABLES = 60
 # Narrow layers, which compile and run fast; tables keep their dims.
@@ -118,7 +114,7 @@ def test_every_gin_config_equals_its_yaml_twin(path):
     assert load(path) == load(path.with_suffix(".yaml"))
 
 
-@pytest.mark.parametrize("path", thorough(YAML, TRAINED), ids=name_of)
+@pytest.mark.parametrize("path", thorough(YAML, PLANNED_QUICKLY), ids=name_of)
 def test_every_experiment_plans_for_its_fleet_without_its_data(
     path, tmp_path, monkeypatch
 ):
@@ -144,11 +140,8 @@ def test_the_data_do_not_change_the_plan(movielens_folder, tmp_path):
     assert plans[0].workload == plans[1].workload
 
 
-@pytest.mark.parametrize(
-    "path",
-    thorough([each for each in YAML if each in TRAINED], TRAINED_QUICKLY),
-    ids=name_of,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TRAINED, ids=name_of)
 def test_an_experiment_trains(path, movielens_folder):
     changes = stand_in(path)
     if load(path).data.kind == "synthetic":
@@ -182,9 +175,7 @@ def test_every_other_table_list_plans_for_its_fleet(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path",
-    thorough([each for each in TABLE_LISTS if each in TRAINED], TRAINED_QUICKLY),
-    ids=name_of,
+    "path", thorough(TRAINED_LISTS, TRAINED_LISTS[:1]), ids=name_of
 )
 def test_a_table_list_trains(path, tmp_path):
     few = without_most_equals(path, tmp_path)

@@ -66,6 +66,7 @@ class Instruction:
     Attributes:
       name, opcode: as the text has them.
       dims: dimensions of each array that it makes.
+      types: such as ``f32``, of the elements of each of these arrays.
       item_bytes: bytes of an element of each of these arrays.
       operands: names of other instructions of the computation.
       rest: the text of its attributes.
@@ -74,6 +75,7 @@ class Instruction:
     name: str
     opcode: str
     dims: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
     item_bytes: tuple[int, ...]
     operands: tuple[str, ...]
     rest: str
@@ -90,6 +92,12 @@ class Instruction:
     @property
     def bytes(self) -> int:
         return sum(map(int.__mul__, self.sizes, self.item_bytes))
+
+    @property
+    def purpose(self) -> str:
+        """The name that JAX gave it; empty if XLA made it."""
+        named = NAMED.search(self.rest)
+        return named[1] if named else ""
 
     @property
     def called(self) -> list[str]:
@@ -123,24 +131,27 @@ class Moved:
 
 
 class Program:
-    """The computations of a scheduled module.
+    """A scheduled module.
 
     Args:
       text: the module's text, as ``jax.stages.Compiled.as_text`` returns it.
+
+    Attributes:
+      computations: the instructions of each computation by their names, in order.
     """
 
     def __init__(self, text: str):
-        self._computations: dict[str, dict[str, Instruction]] = {}
+        self.computations: dict[str, dict[str, Instruction]] = {}
         self._roots: dict[str, Instruction] = {}
         entry = current = ""
         for line in text.splitlines():
             if found := COMPUTATION.match(line):
                 current = found["name"]
-                self._computations[current] = {}
+                self.computations[current] = {}
                 entry = current if found["entry"] else entry
             elif current and (found := INSTRUCTION.match(line)):
                 each = _instruction(found)
-                self._computations[current][each.name] = each
+                self.computations[current][each.name] = each
                 if found["root"]:
                     self._roots[current] = each
         self._entry = entry
@@ -150,7 +161,7 @@ class Program:
         return list(self._moved(self._entry, 1))
 
     def _moved(self, computation: str, turns: int) -> Iterator[Moved]:
-        lines = self._computations[computation]
+        lines = self.computations[computation]
         for each in lines.values():
             if each.opcode in MOVE_NOTHING or each.opcode.endswith("-done"):
                 continue
@@ -168,11 +179,10 @@ class Program:
             else:
                 operands = [lines[name] for name in each.operands]
                 read, written = self._bytes_of(each, operands)
-                named = NAMED.search(each.rest)
                 yield Moved(
                     each.name,
                     each.opcode,
-                    named[1] if named else "",
+                    each.purpose,
                     turns * read,
                     turns * written,
                 )
@@ -185,7 +195,7 @@ class Program:
         if declared := DECLARED.search(each.rest):
             return float(declared[1]), float(declared[2])
         if each.opcode == "fusion":
-            lines = self._computations[each.called[0]]
+            lines = self.computations[each.called[0]]
             inputs = {n for n, line in lines.items() if line.opcode == "parameter"}
             root = self._roots[each.called[0]]
             if root.opcode == "sort":
@@ -270,9 +280,10 @@ class Program:
 
 
 def _instruction(found: re.Match) -> Instruction:
-    shapes, item_bytes = [], []
+    shapes, types, item_bytes = [], [], []
     for kind, bits, dims in SHAPE.findall(found["shape"]):
         shapes.append(tuple(int(n) for n in dims.split(",") if n))
+        types.append(kind + bits)
         if (kind == "f" and bits == "8") or kind == "pred":
             bits = "8"
         item_bytes.append(int(bits or 0) // 8)
@@ -280,6 +291,7 @@ def _instruction(found: re.Match) -> Instruction:
         found["name"],
         found["opcode"],
         tuple(shapes),
+        tuple(types),
         tuple(item_bytes),
         tuple(OPERAND.findall(found["operands"])),
         found["rest"],

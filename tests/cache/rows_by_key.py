@@ -1,4 +1,4 @@
-"""Keys that are hard to tell apart, and the initial row of each in the table "user"."""
+"""Keys that are hard to tell apart, and the initial row of each in the table "x"."""
 
 import functools
 import zlib
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from embark_jax.embedding.keys import hash_words, row_shard_of, words_of
+from tests.matrix.runs import DIM, SCALE
 
-DIM, SCALE = 4, 0.3
 EXTREME = [0, 1, -2, 2**63 - 1, -(2**63), 2**31, -(2**31), 2**32 - 1, 2**32]
 BUCKET_SEEDS = (0x9E3779B9, 0x85EBCA6B)
 
@@ -26,8 +26,8 @@ def colliding(count: int) -> list[int]:
 
 @jax.jit
 def initial_values(low: jax.Array, high: jax.Array) -> jax.Array:
-    """Of a user whose key has these halves, said the long way."""
-    cell = jax.random.fold_in(jax.random.key(1), zlib.crc32(b"user") >> 1)
+    """Of the key with these halves, said the long way."""
+    cell = jax.random.fold_in(jax.random.key(1), zlib.crc32(b"x") >> 1)
     cell = jax.random.fold_in(jax.random.fold_in(cell, low), high)
     columns = [jax.random.fold_in(cell, i) for i in range(DIM)]
     return jnp.stack([jax.random.uniform(c, minval=-1.0) * SCALE for c in columns])

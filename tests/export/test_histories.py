@@ -1,4 +1,5 @@
-"""Exports know the events of a history by their ids, not by rows that are not zeros."""
+"""Training and exports know the events of a history by their ids, not by rows that are
+not zeros."""
 
 import dataclasses
 
@@ -10,8 +11,36 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
 from embark_jax.export import load_id_scorer
 from embark_jax.run import experiment
-from tests.models.histories import KINDS, write_config
+from tests import runs
 from tests.runs import done
+
+pytestmark = pytest.mark.slow
+CONFIG = """\
+data: {kind: synthetic, dense_features: 1, train_samples: 64, test_samples: 32}
+model: {kind: MODEL, history: {past: now}OPTIONS}
+embedding:
+  dim: 8
+  tables: {past: {rows: 50, init_scale: 0.0}, now: {rows: 50}}
+  features: {past: {hotness: 3, pooling: none}, now: {}}
+  optimizer: {kind: sgd, learning_rate: 1.0}
+train: {batch_size: 32, steps: 1}
+mesh: {nodes: 1, gpus_per_node: 2}
+"""
+
+
+KINDS = {
+    "din": "",
+    "hstu": "",
+    "tbsm": ", bottom: [8]",
+    "next_item": "",
+    "dlrm_v4": ", content: past",
+}
+"""Further options of each model."""
+
+
+def write_config(kind, folder):
+    text = CONFIG.replace("MODEL", kind).replace("OPTIONS", KINDS[kind])
+    return runs.write_config(folder, text)
 
 
 def saved(path, folder):
@@ -38,7 +67,6 @@ def logits_of(lengths, scorers, trainer, batch):
     return expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_zeros_are_events(kind, tmp_path):
     trainer, batch = saved(write_config(kind, tmp_path), tmp_path)
@@ -52,3 +80,16 @@ def test_rows_of_zeros_are_events(kind, tmp_path):
     if kind != "din":  # which adds up events of zeros
         changed = np.abs(some - none) > 1e-4 * np.abs(none).max()
         np.testing.assert_array_equal(changed, np.arange(32) % 4 > 0)
+
+
+def test_rows_of_zeros_learn(tmp_path):
+    trainer, batch = saved(write_config("din", tmp_path), tmp_path)
+
+    def zeros() -> int:
+        storages = jax.tree.map(np.asarray, trainer.state.storages)
+        return sum(int((~rows.any(axis=1)).sum()) for rows in storages.values())
+
+    before = zeros()
+    assert before >= 50
+    trainer.train([batch])
+    assert zeros() < before

@@ -151,16 +151,15 @@ def test_rows_that_go_on_elsewhere_take_their_whole_mean_square(implementation):
     assert_updated(actual, expected)
 
 
+GROUPS = {
+    "duplicates only": [4] * 9,
+    "long and short segments": [8, 0, 0, -1, 0, 8, 0, ROWS, 0],
+    "all padding": [-1] * 9,
+}
+
+
 @each_implementation
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param([4] * 9, id="duplicates only"),
-        pytest.param([8, 0, 0, -1, 0, 8, 0, ROWS, 0], id="long and short segments"),
-        pytest.param([-1] * 9, id="all padding"),
-    ],
-)
-def test_groups_are_summed(implementation, rows, monkeypatch):
+def test_groups_are_summed(implementation, monkeypatch):
     monkeypatch.setattr(_segments_kernel, "IDS_PER_PROGRAM", 2)
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 8)).astype(np.float32)
@@ -172,13 +171,14 @@ def test_groups_are_summed(implementation, rows, monkeypatch):
         groups = group_rows(rows, ROWS, **options)
         return groups.row, sum_groups(values, groups, source, weights, **options)
 
-    given = np.array(rows, np.int32), values, source, weights
-    for row, summed in zip(*run(implementation, function, *given), strict=True):
-        ids = [i for i, other in enumerate(rows) if other == row < ROWS]
-        if ids:
-            terms = as_float64(weights)[ids, None] * values[source[ids]]
-            magnitude = np.abs(terms).sum(0)
-            assert_sums_close(summed, terms.sum(0), magnitude, len(ids))
+    for rows in GROUPS.values():  # which are compiled for once
+        given = np.array(rows, np.int32), values, source, weights
+        for row, summed in zip(*run(implementation, function, *given), strict=True):
+            ids = [i for i, other in enumerate(rows) if other == row < ROWS]
+            if ids:
+                terms = as_float64(weights)[ids, None] * values[source[ids]]
+                magnitude = np.abs(terms).sum(0)
+                assert_sums_close(summed, terms.sum(0), magnitude, len(ids))
 
 
 @each_implementation

@@ -79,7 +79,9 @@ class Launcher:
         data = f"data.path={self._data}"
         runs.done("plan", self._config, data, "--out", path)
         plan = json.loads(path.read_text())
-        plan["capacities"] = dict.fromkeys(plan["capacities"], 1)
+        plan["capacities"] = {
+            name: max(1, most // 2) for name, most in plan["capacities"].items()
+        }
         path.write_text(json.dumps(plan, indent=1))
         return path
 

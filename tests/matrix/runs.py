@@ -1,7 +1,7 @@
 """One small run for every kind of table: its plan, its batches, and what it trains."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import FLOAT32
 from tests.builders import make_plan, make_trainer
 
-BATCH, DIM, ROWS, OTHERS, HOT = 16, 4, 240, 12, 9
+BATCH, DIM, SCALE, ROWS, OTHERS, HOT = 16, 4, 0.5, 240, 12, 9
 MESH = (2, 2)
 ADAGRAD = ej.Adagrad(0.5)
 POOLED = (
@@ -30,13 +30,13 @@ class Kind:
     """A kind of table.
 
     Attributes:
-      table: makes the table "x".
+      table: the table "x".
       placed: cluster, column shards and hot rows of it.
       resident: the kind that trains to the same bits with all rows on devices.
       features: of the table, and of one beside it.
     """
 
-    table: Callable[[], ej.TableSpec]
+    table: ej.TableSpec
     placed: tuple[str, int, int] = ("ub", 1, 0)
     resident: str = ""
     features: tuple[ej.FeatureSpec, ...] = POOLED
@@ -44,9 +44,9 @@ class Kind:
     def placement(self, devices: int) -> Placement:
         cluster, column_shards, hot_rows = self.placed
         if cluster == "dp":
-            return Placement(self.table(), "dp")
+            return Placement(self.table, "dp")
         return Placement(
-            self.table(),
+            self.table,
             cluster,
             devices // column_shards,
             column_shards,
@@ -55,13 +55,13 @@ class Kind:
         )
 
 
-def fixed(**options: Any) -> Callable[[], ej.TableSpec]:
-    return lambda: ej.TableSpec("x", ROWS, DIM, 0.5, **options)
+def fixed(**options: Any) -> ej.TableSpec:
+    return ej.TableSpec("x", ROWS, DIM, SCALE, **options)
 
 
-def dynamic(**options: Any) -> Callable[[], ej.TableSpec]:
+def dynamic(**options: Any) -> ej.TableSpec:
     """Begins with few slots; its keys are the numbers of a fixed table's rows."""
-    return lambda: ej.TableSpec.dynamic("x", DIM, init_scale=0.5, **options)
+    return ej.TableSpec.dynamic("x", DIM, init_scale=SCALE, **options)
 
 
 KINDS = {
@@ -73,7 +73,7 @@ KINDS = {
     "sequence": Kind(fixed(), features=SEQUENCES),
     "on host": Kind(fixed(tier="host", slots=80), resident="ub"),
     "on disk": Kind(fixed(tier="disk", slots=90, evict="lfu"), resident="ub"),
-    "dynamic": Kind(dynamic(slots=20, max_slots=90), resident="ub"),
+    "dynamic": Kind(dynamic(slots=50, max_slots=90), resident="ub"),
     "hot, 16 bits": Kind(fixed(dtype="bfloat16"), ("rb", 2, HOT)),
     "hot, 16 bits, on host": Kind(
         fixed(tier="host", slots=80, dtype="bfloat16"),
@@ -84,17 +84,29 @@ KINDS = {
         fixed(tier="disk", slots=90), resident="sequence", features=SEQUENCES
     ),
     "dynamic sequence": Kind(
-        dynamic(slots=20, max_slots=90), resident="sequence", features=SEQUENCES
+        dynamic(slots=50, max_slots=90), resident="sequence", features=SEQUENCES
     ),
     "dynamic in RB": Kind(
-        dynamic(slots=20, max_slots=90, evict="lfu", evicted="disk"),
+        dynamic(slots=50, max_slots=90, evict="lfu", evicted="disk"),
         ("rb", 2, 0),
         resident="rb",
     ),
 }
 
 
+def weights_of(features: Sequence[ej.FeatureSpec]) -> dict[str, np.ndarray]:
+    """What the logits take of each embedding, ``[length, DIM]``."""
+    return {
+        feature.name: np.linspace(0.5, 1 + i, shape * DIM, dtype=np.float32).reshape(
+            shape, DIM
+        )
+        for i, feature in enumerate(features)
+        for shape in [feature.hotness if feature.sequence else 1]
+    }
+
+
 def logits_of(params, dense, embeddings):
+    """The sum of all embeddings times their weights."""
     terms = [
         (embeddings[name].reshape(len(dense), -1, DIM) * weight[None]).sum((1, 2))
         for name, weight in params.items()
@@ -109,21 +121,17 @@ def trainer_of(
     exchange: str = "flat",
     wire: ej.Wire = FLOAT32,
     optimizer: ej.RowOptimizer = ADAGRAD,
+    dense_rate: float = 0.1,
     **options: Any,
 ) -> ej.Trainer:
     """A trainer of one kind of table, beside a small one on the first device."""
     placed = kind.placement(mesh[0] * mesh[1])
     if placed.cluster != "dp":
         placed = dataclasses.replace(placed, exchange=exchange)
-    other = Placement(ej.TableSpec("other", OTHERS, DIM, 0.5), "ub", 1, 1, (0,))
-    weights = {
-        feature.name: np.linspace(0.5, 1 + i, shape * DIM).reshape(shape, DIM)
-        for i, feature in enumerate(kind.features)
-        for shape in [feature.hotness if feature.sequence else 1]
-    }
+    other = Placement(ej.TableSpec("other", OTHERS, DIM, SCALE), "ub", 1, 1, (0,))
+    weights = weights_of(kind.features)
     model = ej.FunctionModel(
-        {name: jnp.asarray(each, jnp.float32) for name, each in weights.items()},
-        logits_of,
+        {name: jnp.asarray(each) for name, each in weights.items()}, logits_of
     )
     plan = make_plan(kind.features, (placed, other), *mesh, BATCH, capacity)
     if capacity:
@@ -133,7 +141,7 @@ def trainer_of(
         plan,
         model,
         optimizer,
-        dense_optimizer=optax.sgd(0.1),
+        dense_optimizer=optax.sgd(dense_rate),
         wire=wire,
         **options,
     )

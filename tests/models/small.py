@@ -14,6 +14,16 @@ VARIANTS = (
     ("autoint", {"deep": (DIM,)}),
     ("mmoe", {"experts": 1}),
     ("next_item", {"encoder": "sasrec", "heads": 2}),
+    (
+        "dlrm_v4",
+        {
+            "history": dict.fromkeys(("past", "actions", "others"), "item"),
+            "content": "past",
+            "encodings": ("actions",),
+            **dict.fromkeys(("width", "hidden", "deep"), DIM),
+            **dict.fromkeys(("heads", "head_dim", "layers"), 2),
+        },
+    ),
 )
 """Options that add layers to a model, or take some away."""
 KINDS = {kind: section_of(kind) for kind in MODELS}

@@ -14,7 +14,6 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 import embark_jax as ej
-from embark_jax.checkpoint import Checkpointer
 from tests.builders import (
     SMALL_BATCH,
     SMALL_DATA,
@@ -215,19 +214,3 @@ def test_tensor_shards_layers_inside_a_node():
     assert specs["bottom/layers/1/w"] == specs["cross/0/w"] == rows
     assert specs["bottom/layers/0/b"] == rows
     assert specs["bottom/layers/1/b"] == specs["cross/0/b"] == everywhere
-
-
-@pytest.mark.slow
-def test_checkpoints_load_into_another_layout(tmp_path, expected):
-    with Checkpointer(tmp_path, {}, keep=1) as checkpoints:
-        first = by_adam("zero1")
-        losses(first.iterate(DATA, 10))
-        checkpoints.save(first.state, 10, first.embeddings, {})
-        for dense in ("replicated", "tensor"):
-            second = by_adam(dense)
-            layout = jax.tree.map(lambda each: each.sharding, second.state)
-            second.restore(checkpoints.restore(second.state, second.embeddings)[0])
-            assert jax.tree.map(lambda each: each.sharding, second.state) == layout
-            np.testing.assert_allclose(
-                losses(second.iterate(DATA, STEPS)), expected[10:], rtol=1e-4
-            )

@@ -120,27 +120,6 @@ def test_no_sharded_table_is_in_the_program():
         assert not re.search(gathers, texts[True])
 
 
-@pytest.mark.slow
-def test_a_run_with_hot_batches(tmp_path):
-    """From a config, to the end."""
-    path = runs.write_config(tmp_path)
-    hot = [
-        "train.hot_batches=true",
-        "embedding.tables.user={rows: 1000, cluster: rb, hot_rows: 300}",
-        "embedding.tables.item={rows: 600, cluster: ub, hot_rows: 200}",
-    ]
-    setup = experiment.build(reading.load(path, hot))
-    trainer = setup.trainer()
-    kinds = [setup.training_data.train_batch(i, 64).hot for i in range(6)]
-    assert [result.step for result in trainer.iterate(setup.training_data, 6)] == [
-        *range(1, 7)
-    ]
-    assert trainer.recompilations == 0
-    assert any(kinds)
-    hot_rows = {"user": 300, "items": 200, "city": 20}
-    assert setup.facts["train"]["hot_rows"] == hot_rows
-
-
 def test_small_tables_need_no_settings(tmp_path):
     """1 MiB of rows of 4 float32 are 65,536 rows. What a user fixes stays."""
     tables = {
@@ -154,9 +133,12 @@ def test_small_tables_need_no_settings(tmp_path):
         text = text.replace(f"{name}: {found}", f"{name}: {tables[name]}")
     path.write_text(text)
     hot = "train.hot_batches=true"
-    plan = experiment.build(reading.load(path, [hot])).plan
-    clusters = {p.table.name: (p.cluster, p.hot_rows) for p in plan.placements}
+    setup = experiment.build(reading.load(path, [hot]))
+    placed = setup.plan.placements
+    clusters = {p.table.name: (p.cluster, p.hot_rows) for p in placed}
     assert clusters == {"user": ("dp", 0), "item": ("ub", 200), "city": ("dp", 0)}
+    hot_rows = {"user": 65536, "items": 200, "city": 20}
+    assert setup.facts["train"]["hot_rows"] == hot_rows
     path.write_text(text.replace("65536", "65537"))
     with pytest.raises(ConfigError, match=r"1 have no hot rows.*: user; give"):
         experiment.build(reading.load(path, [hot]))

@@ -47,9 +47,8 @@ def squared(logits, labels, embeddings):
     return jnp.square(logits - labels)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_a_loss_of_one_s_own_is_what_is_made_small(devices):
-    trainer = small_trainer(Sum(), devices, loss=squared)
+def test_a_loss_of_one_s_own_is_what_is_made_small():
+    trainer = small_trainer(Sum(), 4, loss=squared)
     batch = SMALL_DATA.train_batch(0, SMALL_BATCH)
     ((_, before),) = trainer.predict([batch])
     residual = np.asarray(before, np.float64) - batch.labels

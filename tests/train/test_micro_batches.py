@@ -1,12 +1,10 @@
-"""Cuts of the dense layers: the losses, gradients and rows of the whole batch, with the
-activations of one cut."""
+"""Cuts of the dense layers: the losses, gradients and rows of the whole batch."""
 
 import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from flax import nnx
 
 import embark_jax as ej
@@ -14,7 +12,6 @@ from embark_jax.models.interface import MaskedModel, unmasked
 from embark_jax.plans.storage import Placement
 from embark_jax.train.losses import BinaryCrossEntropy
 from tests.builders import make_plan, make_trainer
-from tests.compiled import compile_step
 
 BATCH, DENSE, STEPS = 32, 3, 3
 USER, ITEM = ej.TableSpec("user", 60, 4), ej.TableSpec("item", 20, 4)
@@ -81,7 +78,6 @@ def trained(micro_batches: int, **options) -> list[np.ndarray]:
     return [
         np.array([result.loss for result in results]),
         *(np.asarray(result.logits) for result in results),
-        *(logits for _, logits in trainer.predict([batch_of(STEPS)])),
         *(trainer.table(name).rows for name in ("user", "item")),
         np.asarray(trainer.state.params["hidden"]["kernel"][...]),
     ]
@@ -90,32 +86,3 @@ def trained(micro_batches: int, **options) -> list[np.ndarray]:
 def test_cuts_change_nothing_beside_rounding():
     for found, one in zip(trained(16), trained(1), strict=True):
         np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_cuts_take_less_memory():
-    """Most memory of this step is what its dense layers keep."""
-    tables = [ej.TableSpec(f"t{i}", 64, 128) for i in range(8)]
-    samples = 1024
-    plan = ej.plan(
-        tables,
-        [ej.FeatureSpec(table.name) for table in tables],
-        ej.fleets.this_machine(1, 1),
-        samples,
-        forced={table.name: ej.ForcedPlacement("ub") for table in tables},
-    )
-    whole_bytes, cut_bytes = (
-        compile_step(
-            plan,
-            plan.make_mesh(),
-            ej.RowwiseAdagrad(0.1),
-            bottom=(256, 128),
-            top=(1024, 1024, 1),
-            rank=64,
-            micro_batches=count,
-        )[0]
-        .memory_analysis()
-        .temp_size_in_bytes
-        for count in (1, 4)
-    )
-    assert cut_bytes < 0.65 * whole_bytes

@@ -15,7 +15,6 @@ from embark_jax.config.models import section_of
 from embark_jax.data import DataError
 from embark_jax.train.losses import BinaryCrossEntropy
 from tests.builders import SMALL_BATCH, SMALL_DATA, Sum, small_trainer
-from tests.thorough import thorough
 
 WEIGHTS = 1.0, 0.25
 
@@ -27,9 +26,9 @@ def batch_of(step):
     return dataclasses.replace(batch, labels=labels)
 
 
-def tasks_trainer(model, gpus=1, micro_batches=1):
+def tasks_trainer(model, gpus=1):
     loss = BinaryCrossEntropy(task_weights=WEIGHTS)
-    return small_trainer(model, gpus, micro_batches, loss=loss)
+    return small_trainer(model, gpus, loss=loss)
 
 
 def mmoe():
@@ -37,26 +36,6 @@ def mmoe():
         tasks=("click", "like"), experts=2, expert=(4,), tower=(3,)
     )
     return models.build(config, {"a": (4,), "b": (4,)}, 1, nnx.Rngs(0))
-
-
-@pytest.mark.slow
-def test_a_mesh_and_micro_batches_change_nothing():
-    losses, logits = [], []
-    for gpus, micro_batches in ((1, 1), (4, 2)):
-        trainer = tasks_trainer(mmoe(), gpus, micro_batches)
-        batches = [batch_of(step) for step in range(3)]
-        first = [np.asarray(each) for _, each in trainer.predict(batches[:1])]
-        p = 1 / (1 + np.exp(-np.concatenate(first).astype(np.float64)))
-        y = batches[0].labels
-        each = -(y * np.log(p) + (1 - y) * np.log(1 - p)).mean(axis=0)
-        found = [result.loss for result in trainer.iterate_batches(batches)]
-        assert found[0] == pytest.approx(each @ WEIGHTS, rel=1e-5)
-        losses.append(found)
-        logits.append([np.asarray(each) for _, each in trainer.predict(batches)])
-        metrics = trainer.evaluate(batches)
-        assert len(metrics.tasks) == 2
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
 
 
 def test_a_missing_label_has_no_loss_and_counts_in_no_metric():
@@ -95,8 +74,7 @@ def test_a_missing_label_has_no_loss_and_counts_in_no_metric():
         trainer.evaluate([dataclasses.replace(batch, labels=labels)])
 
 
-@pytest.mark.parametrize("gpus", thorough([1, 4], [4]))
-def test_a_weight_counts_like_copies_of_its_sample(gpus):
+def test_a_weight_counts_like_copies_of_its_sample():
     """Weights 2 and 0, and all others 1, train as the batch with copies in their
     place."""
     one = SMALL_DATA.train_batch(0, SMALL_BATCH)
@@ -112,7 +90,7 @@ def test_a_weight_counts_like_copies_of_its_sample(gpus):
     )
     losses, logits = [], []
     for batch in (dataclasses.replace(one, sample_weights=weights), copies):
-        trainer = tasks_trainer(Sum(), gpus)
+        trainer = tasks_trainer(Sum(), gpus=4)
         result = trainer.train([batch])
         assert result is not None
         losses.append(result.loss)

@@ -37,13 +37,6 @@ def test_some_columns_are_hashed_and_others_have_a_vocabulary(raw, tmp_path):
     assert set(batch.ids["city"][:, 0].tolist()) == {2, 3, 4}
 
 
-def test_a_table_with_more_values_than_may_be_is_hashed(raw, tmp_path):
-    data = prepared(raw, tmp_path / "out", max_rows=7, split="none")
-    assert data.table_rows == {"user": 7, "item": 2 + 7, "city": 2 + 3, "shop": 7}
-    (batch,) = data.in_file_order("train", len(ROWS))
-    assert {*batch.ids["user"][:, 0].tolist()} == hashed(1, 7)
-
-
 def test_a_table_of_keys_must_be_dynamic(raw, tmp_path):
     prepared(raw, tmp_path / "out", hash_columns={"user": KEYS})
     path = write_config(
