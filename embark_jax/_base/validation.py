@@ -116,12 +116,13 @@ def problems_of(
 
 
 def _hint(key: str, path: Sequence[str], known: Collection[str], schema: Any) -> str:
-    """Returns a hint for an unknown key: the same one of another section, or else those
-    of its own."""
-    for place, section in each_section(schema) if isinstance(schema, type) else ():
-        if key in section.__pydantic_fields__ and place != ".".join(path):
-            return f"did you mean {f'{place}.{key}'.lstrip('.')}?"
-    return nearest(key, known)
+    """Returns a hint for an unknown key: the same one of another section, unless its
+    own has it, too, where it is of another kind; or else those of its own."""
+    walked = each_section(schema) if isinstance(schema, type) else ()
+    places = [place for place, each in walked if key in each.__pydantic_fields__]
+    if not places or ".".join(path) in places:
+        return nearest(key, known)
+    return f"did you mean {f'{places[0]}.{key}'.lstrip('.')}?"
 
 
 def with_key(data: Any, key: str, value: Any, schema: type[Config]) -> Any:

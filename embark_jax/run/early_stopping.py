@@ -56,7 +56,6 @@ class Improvement:
     """
 
     def __init__(self, config: TrainConfig, past: Sequence[Record] = ()):
-        self._plateau_config = config.plateau
         self._stop, self._plateau = (
             section and _Patience(section, key)
             for key, section in (
@@ -83,8 +82,8 @@ class Improvement:
         self.ended = bool(self._stop and self._stop.add(record))
         if not (self._plateau and self._plateau.add(record)):
             return False
-        config, before = self._plateau_config, self.factor
-        assert config is not None
+        config, before = self._plateau.config, self.factor
+        assert isinstance(config, PlateauConfig)
         self._plateau.waited = 0
         self.factor = max(before * config.factor, config.least)
         return self.factor < before

@@ -136,12 +136,6 @@ class Experiment:
         batch_size = self.config.train.batch_size
         return FromStep(dataset, self.first_step, batch_size)
 
-    def save_encoding(self, workdir: Path) -> None:
-        """Saves the encoding that makes samples of raw rows, if the data were a user's
-        own files."""
-        if self.description.save_encoding is not None:
-            self.description.save_encoding(workdir)
-
     def optimizers(self, factor: float = 1.0) -> Optimizers:
         """Returns the optimizers, with this factor of all learning rates."""
         return build_optimizers(self.config, self.steps, factor)
@@ -216,13 +210,6 @@ def _check_retrieval(config: RetrievalConfig, model: Model, setup: Experiment) -
             "items share a row, so that nobody knows which one was found; prepare the "
             "data without hashing it"
         )
-
-
-def named_code(config: ExperimentConfig) -> list[str]:
-    """Returns what a config names as ``my_package.my_module:Name``."""
-    sections = config.model, config.data, config.dense_optimizer
-    kinds = [*(section.kind for section in sections), config.train.loss]
-    return [kind for kind in kinds if kind and ":" in kind]
 
 
 def _other_kinds(config: ExperimentConfig) -> dict[str, Any] | None:

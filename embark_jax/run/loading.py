@@ -10,7 +10,7 @@ from embark_jax.config import reading, trusted
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.run import experiment, initial
 from embark_jax.run.early_stopping import Improvement
-from embark_jax.run.experiment import Experiment, named_code
+from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import CONFIG, PLAN
 from embark_jax.run.saved import SavedRun
 from embark_jax.train.trainer import Trainer
@@ -49,8 +49,9 @@ def load_run(
     """
     run = SavedRun(path, step)
     config = reading.load(run.folder / CONFIG, changes) if changes else run.config
-    for kind in named_code(config):
-        trusted(run.folder, kind, trust_code)
+    sections = config.model, config.data, config.dense_optimizer
+    for kind in (*(section.kind for section in sections), config.train.loss):
+        trusted(run.folder, kind or "", trust_code)
     make_host_devices(config.mesh.devices)
     plan = None if changes else run.folder / PLAN
     first = initial.first_step(config, run.folder, resume=True)

@@ -172,7 +172,8 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
         return
     files = folder.files
     folder.save_config(setup.config)
-    setup.save_encoding(files)
+    if setup.description.save_encoding is not None:  # of a user's own files
+        setup.description.save_encoding(files)
     (files / PLAN).write_text(setup.plan.to_json())
     plan = plan_html(setup.plan, in_full=True)
 

@@ -21,6 +21,7 @@ from tests import runs
 from tests.models.sequence_oracle import last_event
 from tests.models.slopes import assert_slopes
 from tests.processes import train_in_two
+from tests.thorough import thorough
 
 USERS, ITEMS, BATCH, DIM = 50, 30, 16, 4
 TABLES = (ej.TableSpec("user", USERS, DIM), ej.TableSpec("item", ITEMS, DIM))
@@ -88,7 +89,7 @@ def tower(**options) -> ej.models.TwoTower:
     )
 
 
-@pytest.mark.parametrize("uniform", [0, 2])
+@pytest.mark.parametrize("uniform", thorough([0, 2], [2]))
 def test_the_loss_equals_its_formula(uniform):
     rng, kinds = np.random.default_rng(0), 9
     rows = rng.normal(size=(kinds, DIM)).astype(np.float32)
@@ -203,7 +204,7 @@ def in_float64(params, rows):
     [
         ("sasrec", True, jnp.asarray),
         ("hstu", False, jnp.asarray),
-        ("sasrec", True, keys_of),
+        pytest.param("sasrec", True, keys_of, marks=pytest.mark.slow),
     ],
 )
 def test_every_event_is_predicted_by_those_before(
