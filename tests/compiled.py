@@ -18,13 +18,20 @@ from embark_jax.embedding.device_batch import (
     route_batch,
 )
 from embark_jax.planner import plan
+from embark_jax.plans import fleet
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
+from experiments.step_bytes.absent import absent_mesh
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
+
+
+def h100_mesh(nodes: int, gpus_per_node: int = 8) -> Mesh:
+    """A mesh of H100s that are not there."""
+    return absent_mesh(fleet.dgx_h100(nodes, gpus_per_node))
 
 
 def compile_step(
