@@ -14,17 +14,23 @@ from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
 from embark_jax.embedding.collection import BATCH
 from embark_jax.embedding.device_batch import (
     abstract_batch,
-    abstract_routes,
     route_batch,
 )
 from embark_jax.planner import plan
+from embark_jax.plans import fleet
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
+from experiments.step_bytes.absent import absent_mesh, compile_model, wide_features
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
+
+
+def h100_mesh(nodes: int, gpus_per_node: int = 8) -> Mesh:
+    """A mesh of H100s that are not there."""
+    return absent_mesh(fleet.dgx_h100(nodes, gpus_per_node))
 
 
 def compile_step(
@@ -48,37 +54,10 @@ def compile_step(
         collection,
         FlaxModel(model(collection.output_shapes)),
         Optimizers(optax.adagrad(0.01), optimizer),
+        DENSE_FEATURES,
         options=StepOptions(micro_batches, dense, dense_wire=dense_wire),
-        wide=wide_features(plan),
         compiler_options=compiler_options,
     )
-
-
-def wide_features(plan: ej.Plan) -> set[str]:
-    """Features with ids beyond 32 bits."""
-    rows = {table.name: table.rows for table in plan.tables}
-    return {feature.name for feature in plan.features if rows[feature.table] > 2**31}
-
-
-def compile_model(
-    collection: ej.EmbeddingCollection,
-    model,
-    optimizers: Optimizers,
-    dense_features: int = DENSE_FEATURES,
-    *,
-    options: StepOptions | None = None,
-    wide: set[str] | None = None,
-    compiler_options: dict | None = None,
-):
-    """The compiled train step of a model, from shapes alone, and those of its state."""
-    options = options or StepOptions()
-    state = abstract_state(model, collection, optimizers, options.dense)
-    step = make_train_step(model, collection, optimizers, state, options)
-    with jax.enable_x64(bool(wide)):
-        plan, mesh = collection.plan, collection.mesh
-        batch = abstract_batch(plan, mesh, dense_features, wide or set())
-        lowered = step.lower(state, batch, abstract_routes(collection, batch), batch)
-    return lowered.compile(compiler_options), state
 
 
 def compile_cached(plan: ej.Plan, mesh: Mesh, optimizer, *, bottom, top, rank):

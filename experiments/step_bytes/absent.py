@@ -28,9 +28,10 @@ from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
+from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, TrainState, abstract_state
 from embark_jax.train.step import make_train_step
-from embark_jax.train.step_model import step_model
+from embark_jax.train.step_model import StepModel, step_model
 
 TARGET = Path(__file__).parent / "h100.textproto"
 """Describes an H100 to XLA, and, but for its memory, an H200."""
@@ -99,12 +100,36 @@ def compile_step(
         build_dense_optimizer(dense, steps=1),
         build_embedding_optimizer(rows, steps=1),
     )
-    state = abstract_state(model, collection, optimizers)
-    step = make_train_step(model, collection, optimizers, state)
+    return compile_model(collection, model, optimizers, features)
+
+
+def wide_features(plan: Plan) -> set[str]:
+    """Features with ids beyond 32 bits."""
     large = {table.name for table in plan.tables if table.rows > LARGEST_INT32}
-    wide = {f.name for f in plan.features if f.table in large}
-    batch = abstract_batch(plan, mesh, features, wide)
+    return {f.name for f in plan.features if f.table in large}
+
+
+def compile_model(
+    collection: EmbeddingCollection,
+    model: StepModel,
+    optimizers: Optimizers,
+    dense_features: int,
+    *,
+    options: StepOptions | None = None,
+    wide: set[str] | None = None,
+    compiler_options: dict | None = None,
+) -> tuple[jax.stages.Compiled, TrainState]:
+    """The compiled train step of a model, from shapes alone, and those of its state.
+
+    Args:
+      wide: features with 64-bit ids; None takes those that need them.
+    """
+    options = options or StepOptions()
+    plan, mesh = collection.plan, collection.mesh
+    wide = wide_features(plan) if wide is None else wide
+    state = abstract_state(model, collection, optimizers, options.dense)
+    step = make_train_step(model, collection, optimizers, state, options)
     with jax.enable_x64(bool(wide)):
-        return step.lower(
-            state, batch, abstract_routes(collection, batch), batch
-        ).compile(), state
+        batch = abstract_batch(plan, mesh, dense_features, wide)
+        lowered = step.lower(state, batch, abstract_routes(collection, batch), batch)
+    return lowered.compile(compiler_options), state

@@ -166,9 +166,17 @@ def spans_of(present: jax.Array) -> Spans:
     return Spans(begin.astype(jnp.int32), length.astype(jnp.int32))
 
 
-def step_of(collection: EmbeddingCollection, optimizer):
-    """A compiled step ``(storages, state, batch of "batches", number) -> (storages,
-    state, lookups, routes)``, which changes nothing if the batch does not fit."""
+def begin(plan: Plan, optimizer, seed: int = 0, **options):
+    """A collection, its storages and states at the start, and a compiled step
+    ``(storages, states, batch of "batches", number) -> (storages, states, lookups,
+    routes)``, which changes nothing if the batch does not fit.
+
+    Args:
+      options: of the collection.
+    """
+    collection = EmbeddingCollection(plan, plan.make_mesh(), **options)
+    storages = collection.init(jax.random.key(seed))
+    states = collection.init_optimizer(optimizer)
 
     @jax.jit
     def step(storages, state, batch, number):
@@ -186,23 +194,14 @@ def step_of(collection: EmbeddingCollection, optimizer):
         )
         return storages, state, lookups, routes
 
-    return step
+    return collection, storages, states, step
 
 
 def solve(problem: Problem, implementation: str = "xla"):
     """``(lookups of each step, tables, states)`` of the plan, as logical NumPy."""
     plan, optimizer = with_tight_events(problem.plan, problem.seed), problem.optimizer
-    mesh = plan.make_mesh()
-    collection = EmbeddingCollection(
-        plan,
-        mesh,
-        wire=problem.wire,
-        implementation=implementation,
-    )
-    storages = collection.init(jax.random.key(problem.seed))
-    state = collection.init_optimizer(optimizer)
-
-    step = step_of(collection, optimizer)
+    options = {"wire": problem.wire, "implementation": implementation}
+    collection, storages, state, step = begin(plan, optimizer, problem.seed, **options)
     initial = tables_of(collection, storages)
     lookups = []
     for number, batch in enumerate(batches(plan, problem.seed), start=1):

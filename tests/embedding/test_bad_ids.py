@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan
@@ -40,12 +39,8 @@ def with_garbage(plan, batch, seed, share):
 def check(problem: Problem, share: float) -> None:
     """Lookups, rows and states are those of the batch without its bad ids, bit by bit;
     the update is applied, as nobody looks at whether there are any."""
-    plan, optimizer = problem.plan, problem.optimizer
-    collection = EmbeddingCollection(plan, plan.make_mesh())
-    storages = collection.init(jax.random.key(problem.seed))
-    state = collection.init_optimizer(optimizer)
-
-    step = problems.step_of(collection, optimizer)
+    plan = problem.plan
+    _, storages, state, step = problems.begin(plan, problem.optimizer, problem.seed)
     batch = next(problems.batches(plan, problem.seed))
     bad, good, counts = with_garbage(plan, batch, problem.seed, share)
     *found, with_bad = step(storages, state, bad, 1)

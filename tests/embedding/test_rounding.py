@@ -1,6 +1,5 @@
 """Tables in 16 bits, whose updates are rounded stochastically."""
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -13,7 +12,7 @@ from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan, tables_of
 from tests.embedding import reference
-from tests.embedding.problems import batches, step_of
+from tests.embedding.problems import batches, begin
 from tests.thorough import thorough
 
 DTYPES = ["bfloat16", "float16"]
@@ -63,22 +62,6 @@ def test_what_the_format_has_stays(dtype):
         np.testing.assert_array_equal(rounded.astype(jnp.float32), values)
 
 
-def stepper(placed, mesh, optimizer, implementation="xla"):
-    """A collection, its initial arrays, and its step."""
-    planned = make_plan(FEATURES, placed, *mesh, 16)
-    collection = EmbeddingCollection(
-        planned, planned.make_mesh(), implementation=implementation
-    )
-    storages = collection.init(jax.random.key(0))
-
-    return (
-        collection,
-        storages,
-        collection.init_optimizer(optimizer),
-        step_of(collection, optimizer),
-    )
-
-
 def whole_gradients(batch):
     """Gradients whose sums are exact in any order."""
     ids, weights, gradients = batch
@@ -90,7 +73,8 @@ def test_the_mean_over_steps_is_the_exact_update(dtype):
     """From the same rows, with the random bits of many steps."""
     a, c = tables(dtype)
     placed = [Placement(a, "rb", 3, 2, (0,) * 6), Placement(c, "dp")]
-    collection, storages, state, step = stepper(placed, (1, 1), SGD(0.01))
+    planned = make_plan(FEATURES, placed, 1, 1, 16)
+    collection, storages, state, step = begin(planned, SGD(0.01))
     batch = next(batches(collection.plan, 1))
     ids, weights, gradients = batch
     begun = tables_of(collection, storages)
@@ -134,7 +118,8 @@ def test_no_plan_or_mesh_changes_the_rounding():
             shards = {"row_shards": 3, "column_shards": 2, "devices": OWNERS}
             placement = Placement(a, **how, **shards)
         placed = [placement, Placement(c, "dp")]
-        collection, storages, state, step = stepper(placed, mesh, Adagrad(0.01))
+        planned = make_plan(FEATURES, placed, *mesh, 16)
+        collection, storages, state, step = begin(planned, Adagrad(0.01))
         rounded = collection.clusters.keys() - {"dp_8"}
         assert all("bfloat16" in name for name in rounded)
         for number, batch in enumerate(batches(collection.plan, 1), start=1):

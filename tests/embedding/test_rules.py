@@ -12,7 +12,7 @@ from embark_jax.config import EmbeddingConfig
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, tables_of
 from tests.embedding import reference
-from tests.embedding.problems import batches, step_of
+from tests.embedding.problems import batches, begin
 
 RULES = {
     "": ej.RowwiseAdagrad(1.0, eps=1.0),
@@ -52,12 +52,8 @@ PLAN = make_plan(
 
 
 def test_each_table_follows_its_own_rule():
-    collection = ej.EmbeddingCollection(PLAN, PLAN.make_mesh())
     rules = ej.RowRules(RULES[""], {n: rule for n, rule in RULES.items() if n})
-    storages = collection.init(jax.random.key(0))
-    state = collection.init_optimizer(rules)
-
-    step = step_of(collection, rules)
+    collection, storages, state, step = begin(PLAN, rules)
     expected = {
         n: x.astype(np.float64) for n, x in tables_of(collection, storages).items()
     }

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from embark_kernels import Adagrad
 
-from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -61,11 +60,8 @@ def batch_of(kind: str):
 def test_packed_equals_padded_bit_by_bit(placed, kind):
     results = []
     for full in (True, False):
-        plan = plan_of(placed, full)
-        collection = EmbeddingCollection(plan, plan.make_mesh())
-        storages = collection.init(jax.random.key(0))
-        state = collection.init_optimizer(Adagrad(0.1))
-        step = problems.step_of(collection, Adagrad(0.1))
+        begun = problems.begin(plan_of(placed, full), Adagrad(0.1))
+        collection, storages, state, step = begun
         storages, state, lookups, routes = step(storages, state, batch_of(kind), 1)
         assert collection.fits(routes)
         results.append((tables_of(collection, storages), lookups))
@@ -73,12 +69,9 @@ def test_packed_equals_padded_bit_by_bit(placed, kind):
 
 
 def test_events_beyond_their_room_are_counted_and_change_nothing():
-    plan = plan_of("ub", full=False)
-    collection = EmbeddingCollection(plan, plan.make_mesh())
-    storages = collection.init(jax.random.key(0))
+    begun = problems.begin(plan_of("ub", full=False), Adagrad(0.1))
+    collection, storages, state, step = begun
     before = tables_of(collection, storages)
-    step = problems.step_of(collection, Adagrad(0.1))
-    state = collection.init_optimizer(Adagrad(0.1))
     storages, *_, routes = step(storages, state, batch_of("full"), 1)
     assert not collection.fits(routes)
     assert collection.needed(routes)[events_of("past")] == 2 * 6

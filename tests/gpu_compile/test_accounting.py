@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.gpu_compile.machines import h100_mesh
+from tests.compiled import h100_mesh
 from tests.train.accounting import compile_and_predict, request
 
 

@@ -9,8 +9,7 @@ import jax
 import pytest
 
 import embark_jax as ej
-from tests.compiled import compile_step
-from tests.gpu_compile.machines import h100_mesh
+from tests.compiled import compile_step, h100_mesh
 
 LOOPS = pytest.mark.xfail(
     jax.__version_info__ < (0, 11, 1),

@@ -10,8 +10,7 @@ from jax.sharding import SingleDeviceSharding
 
 import embark_jax as ej
 from embark_jax.cache import directory, key_index
-from tests.compiled import check_swap, compile_cached
-from tests.gpu_compile.machines import h100_mesh
+from tests.compiled import check_swap, compile_cached, h100_mesh
 from tests.planner.published import t7_of
 
 WIDTH, SLOTS, KEYS = 128, 1_000_000, 1 << 16

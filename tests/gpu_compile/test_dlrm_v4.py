@@ -18,9 +18,8 @@ from embark_jax.plans.wire import Wire
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import step_model
-from experiments.step_bytes.absent import absent_mesh
+from experiments.step_bytes.absent import absent_mesh, compile_model
 from tests.collectives import collectives
-from tests.compiled import compile_model
 from tests.config_files import CONFIGS
 
 EVENTS, SAMPLES, GPUS, DENSE_FEATURES = 600, 32, 8, 4

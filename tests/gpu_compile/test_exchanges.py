@@ -9,8 +9,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.plans.options import Exchange
 from tests.collectives import collectives
-from tests.compiled import compile_step
-from tests.gpu_compile.machines import h100_mesh
+from tests.compiled import compile_step, h100_mesh
 
 GPUS_PER_NODE, BATCH_PER_DEVICE, WIDTH = 8, 1024, 128
 FEATURES = (

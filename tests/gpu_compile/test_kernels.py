@@ -22,7 +22,7 @@ from jax.sharding import SingleDeviceSharding
 import embark_jax as ej
 from experiments.gpu import check_cases
 from experiments.step_bytes.hlo import Program
-from tests.gpu_compile.machines import h100_mesh
+from tests.compiled import h100_mesh
 
 ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10
 WIDTHS = [8, 24, 96, 128, 200, 256, 1024]

@@ -5,8 +5,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import dlrm_network
-from tests.compiled import DENSE_FEATURES, compile_step
-from tests.gpu_compile.machines import h100_mesh
+from tests.compiled import DENSE_FEATURES, compile_step, h100_mesh
 
 BATCH_SIZE = 8 * 1024
 BOTTOM, TOP, CROSS_RANK = (512, 128), (256, 1), 64

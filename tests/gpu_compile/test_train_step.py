@@ -6,8 +6,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.embedding.collection import index_of
-from tests.compiled import bytes_per_device, compile_step
-from tests.gpu_compile.machines import h100_mesh
+from tests.compiled import bytes_per_device, compile_step, h100_mesh
 
 BATCH_PER_DEVICE = 512
 UNIQUE_KERNEL = "number_segments_kernel"

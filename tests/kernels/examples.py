@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 
-few_examples = settings(max_examples=40)
+few_examples = settings(max_examples=25)
 
 
 def lists_of(elements):

@@ -24,9 +24,10 @@ from embark_jax.statistics.accesses import FeatureAccess, Statistics
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
+from experiments.step_bytes.absent import compile_model
 from tests.builders import dlrm_dcnv2
 from tests.collectives import counted
-from tests.compiled import DENSE_FEATURES, compile_model
+from tests.compiled import DENSE_FEATURES
 
 OPTIMIZERS = {
     "sgd": SGD(0.1),
@@ -163,6 +164,7 @@ def compile_and_predict(
         collection,
         FlaxModel(Flat(collection.output_shapes)),
         Optimizers(optax.sgd(0.1), OPTIMIZERS[name]),
+        DENSE_FEATURES,
         options=StepOptions(micro_batches),
         wide=wide,
         compiler_options=compiler_options,

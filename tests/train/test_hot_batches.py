@@ -16,10 +16,10 @@ from embark_jax.plans.storage import Placement
 from embark_jax.run import experiment
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
+from experiments.step_bytes.absent import compile_model
 from tests import runs
 from tests.builders import make_trainer
 from tests.collectives import counted
-from tests.compiled import compile_model
 
 BATCH, DENSE, HOT = 32, 2, 20
 TABLES = (ej.TableSpec("a", 71, 4), ej.TableSpec("b", 64, 8), ej.TableSpec("c", 7, 4))
