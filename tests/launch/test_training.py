@@ -217,8 +217,8 @@ def test_cached_tables_whatever_happens(launcher, tmp_path):
     assert "all start again from the last checkpoint (1 of 1)" in said[0]
     stopped = max(runs.losses(workdir))
     assert stopped < 300, "the table was to go on growing"
-    last = stopped + 40
-    fewer = "mesh={nodes: 1, gpus_per_node: 2}", f"train.steps={stopped + 20}"
+    last = stopped + 20
+    fewer = "mesh={nodes: 1, gpus_per_node: 2}", f"train.steps={stopped + 10}"
     launcher.finish(workdir, 1, *growing, *fewer, "--resume")
     launcher.finish(workdir, 2, *growing, f"train.steps={last}", "--resume")
     launcher.finish(one, 1, *growing, f"train.steps={last}")
