@@ -9,7 +9,7 @@ import numpy as np
 
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import Batch
-from embark_jax.plans.tables import PADDING_ID, FeatureSpec, TableSpec
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 from embark_jax.run.dataset import batch_checker, read_dataset
 from embark_jax.statistics.accesses import FeatureAccess, Statistics, TableAccess
 from embark_jax.statistics.histogram import BIN_RATIO, Histogram
@@ -53,11 +53,11 @@ def sample_accesses(
         for begin, half in enumerate(halves):
             for name, counter in half.items():
                 counter.add(batch.ids[name][begin::2])
+    fixed = [table for table in tables if not table.is_dynamic]
     counted = [
         {
-            table.name: _counts_of(table, half, features)
-            for table in tables
-            if not table.is_dynamic
+            t.name: merge(half[f.name].counts() for f in features if f.table == t.name)
+            for t in fixed
         }
         for half in halves
     ]
@@ -73,22 +73,9 @@ def sample_accesses(
                 table.rows,
                 Histogram.from_counts(*merge(counts[table.name] for counts in counted)),
             )
-            for table in tables
-            if not table.is_dynamic
+            for table in fixed
         },
         _binned(np.concatenate(rarest)),
-    )
-
-
-def _counts_of(
-    table: TableSpec,
-    half: Mapping[str, BagCounter],
-    features: Sequence[FeatureSpec],
-) -> Counts:
-    return merge(
-        half[feature.name].counts()
-        for feature in features
-        if feature.table == table.name
     )
 
 

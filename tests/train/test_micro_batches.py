@@ -78,6 +78,7 @@ def trained(micro_batches: int, **options) -> list[np.ndarray]:
     return [
         np.array([result.loss for result in results]),
         *(np.asarray(result.logits) for result in results),
+        *(logits for _, logits in trainer.predict([batch_of(STEPS)])),
         *(trainer.table(name).rows for name in ("user", "item")),
         np.asarray(trainer.state.params["hidden"]["kernel"][...]),
     ]
