@@ -142,7 +142,7 @@ def test_all_that_is_wrong_is_said_once(tmp_path):
         read_table_list(text)
     assert str(error.value).splitlines() == [
         "table list: 4 problems",
-        "  tables.0.rows: 0 given, must be greater than or equal to 1",
+        "  tables.0.rows: 0 given, must be greater than or equal to 1, or null",
         "  tables.1.dim: 'x' given, must be a valid integer",
         "  tables.1.hotness: [1, 'x'] given, must be a valid integer",
         "  tables.1.hotness.1: 'x' given, must be a valid integer",

@@ -17,10 +17,10 @@ def planned(tmp_path):
 
     def plan(*overrides):
         """The workload and the plan of a config, and what its trainer is told."""
-        job, plan, _ = experiment.plan_model(reading.load(path, overrides))
-        assert job.workload.overlap == plan.prediction.overlap
-        assert job.workload.kernels == plan.prediction.kernels
-        return job.workload, plan
+        workload, plan, _ = experiment.plan_model(reading.load(path, overrides))
+        assert workload.overlap == plan.prediction.overlap
+        assert workload.kernels == plan.prediction.kernels
+        return workload, plan
 
     return plan
 
