@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -79,12 +79,14 @@ class Emulator:
 
     Attributes:
       seed: draws the order of execution of the next launches.
+      change: changes the code of the next launches.
       launches: the launches of all programs that were compiled.
       problems: races and registers that may be unset.
       executed: for each kernel, whether each instruction was executed.
     """
 
     seed: int = 0
+    change: Callable[[Kernel], Kernel] = lambda kernel: kernel
     launches: list[Launch] = dataclasses.field(default_factory=list)
     problems: list[str] = dataclasses.field(default_factory=list)
     executed: dict[Kernel, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -95,7 +97,7 @@ class Emulator:
         Raises:
           KernelError: see ``machine``.
         """
-        kernel = launch.kernel
+        kernel = self.change(launch.kernel)
         self.problems += kernel.unset_reads()
         memory = Memory(launch.blocks, launch.shared_bytes)
         replaced = launch.replaced.values()

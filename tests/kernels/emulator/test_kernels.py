@@ -13,12 +13,22 @@ from embark_kernels.check import largest_error
 from experiments.gpu import check_cases
 from experiments.gpu.check_cases import Case, cases
 from tests.kernels.emulator.launch import Emulator, emulated, why_not
+from tests.kernels.emulator.mutants import mutants
 
 pytestmark = [
     pytest.mark.gpu_compile,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 LEAST_COVERAGE = 0.95  # loops whose bodies always run have code for when they do not
+MUTATED = (
+    (None, "number_segments", "600 segments of up to 4, room for 1000"),
+    (16, "sum_bags", "weighted"),
+    (96, "sum_groups", ""),
+    (24, "update_rows", "LazyAdam"),
+    (16, "sum_and_update", "RowwiseAdagrad"),
+    (128, "sum_and_update", "Adagrad"),
+)
+MUTANTS, LEAST_NOTICED = 10, 54
 
 
 def compiled(case: Case) -> Any:
@@ -50,8 +60,9 @@ def problems(case: Case, program: Any, emulator: Emulator, seeds=(0, 1)) -> list
 
 
 def test_an_update_is_right_in_the_emulator():
-    """A small part of what follows."""
-    case = next(case for case in cases(16) if case.op == "sum_and_update")
+    """A small part of what follows, of a width that no quick test compiles before: what
+    a process has compiled is not written for the emulator again."""
+    case = next(case for case in cases(24) if case.op == "sum_and_update")
     with emulated() as emulator:
         assert problems(case, compiled(case), emulator, seeds=(1,)) == []
     assert min(x.mean() for x in emulator.executed.values()) > LEAST_COVERAGE
@@ -90,3 +101,25 @@ def test_all_cases_are_right_in_the_emulator(width):
                 coverage[name] = max(executed.mean(), coverage.get(name, 0.0))
     assert {about: problems for about, problems in found.items() if problems} == {}
     assert {x: y for x, y in coverage.items() if y < LEAST_COVERAGE} == {}
+
+
+@pytest.mark.slow
+def test_mutants_are_noticed():
+    """Single changed instructions of executed code."""
+    noticed = []
+    for width, op, about in MUTATED:
+        case = next(c for c in cases(width) if (c.op, c.about) == (op, about))
+        with emulated() as emulator:
+            program = compiled(case)
+            assert problems(case, program, emulator, seeds=(0,)) == []
+            right, executed = max(
+                emulator.executed.items(), key=lambda item: len(item[0].code)
+            )
+            for mutant in mutants(right, executed, MUTANTS, seed=0):
+                emulator.problems.clear()
+                emulator.change = lambda kernel, right=right, mutant=mutant: (
+                    mutant if kernel is right else kernel
+                )
+                noticed.append(bool(problems(case, program, emulator, seeds=(0,))))
+    assert len(noticed) == MUTANTS * len(MUTATED)
+    assert sum(noticed) >= LEAST_NOTICED
