@@ -170,8 +170,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="a folder")
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     cases = list(itertools.product(given.models, NODES, BATCHES))
     results: dict[str, Any] = {"steps": []}
     for model, nodes, batch in cases:

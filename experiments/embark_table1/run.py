@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=PUBLISHED, default=[*PUBLISHED])
     parser.add_argument("--out", type=Path, default=FOLDER, help="a folder")
     asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
         "table1": [ablation(name) for name in asked.models],
         "dcnv2_at_mlperf_batch": ablation("DLRM-DCNv2", MLPERF_BATCH),
