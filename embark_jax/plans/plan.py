@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MESH_AXES = ("node", "gpu")
 PLAN_VERSION = 11
-MOST_PROBLEMS = 50
-"""Largest number of problems that an error lists."""
+MOST, MOST_PROBLEMS = 100_000, 50
+"""Largest number of tables or features, and of problems that an error lists."""
 MAX_SLOTS = 2**31 - 2**24
 """Slots are 32-bit; larger numbers stand for elements of a batch that hold no row."""
 
@@ -226,6 +226,8 @@ class Plan:
             value = json.loads(text)
         except ValueError as error:
             raise ValueError(f"damaged plan: {error}") from None
+        except RecursionError:
+            raise ValueError("damaged plan: is nested too deeply") from None
         version = value.get("version") if isinstance(value, dict) else "none"
         if version != PLAN_VERSION:
             raise ValueError(
@@ -233,6 +235,12 @@ class Plan:
                 "it again with `embark plan`"
             )
         del value["version"]
+        for key in ("features", "placements"):
+            if isinstance(entries := value.get(key), list) and len(entries) > MOST:
+                raise ValueError(
+                    f"damaged plan: {key} has {len(entries):,} entries, must have at "
+                    f"most {MOST:,}"
+                )
         try:
             return pydantic.TypeAdapter(cls).validate_json(json.dumps(value))
         except pydantic.ValidationError as error:

@@ -104,9 +104,18 @@ def test_a_plan_is_refused_by_name(written, path, value, message):
         ej.Plan.from_json(json.dumps(changed(written, path, value)))
 
 
-def test_a_plan_with_many_problems_is_refused_in_a_few_words():
-    text = json.dumps({"version": 11, "placements": [1] * 1000})
-    with pytest.raises(ValueError, match=r"and 9.. more$") as caught:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"version": 11, "features": ' + "[" * 100_000, "is nested too deeply"),
+        (json.dumps({"version": 11, "placements": [1] * 100_001}), "100,001 entries"),
+        (json.dumps({"version": 11, "placements": [1] * 1000}), "and 9.. more$"),
+    ],
+    ids=["deep", "deep inside", "long", "many problems"],
+)
+def test_a_plan_of_any_size_is_refused_in_a_few_words(text, message):
+    with pytest.raises(ValueError, match=message) as caught:
         ej.Plan.from_json(text)
     assert len(str(caught.value)) < MOST_CHARACTERS
 
@@ -139,6 +148,23 @@ def test_a_fleet_is_refused_or_planned_for(values, tmp_path):
     assert planned < 20  # names, what may be missing, and latencies of 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "device: !!python/object/apply:os.system ['true']",
+        "device: " + "[" * 1200,
+        "device: &x [*x]",
+        "[1, 2]",
+    ],
+    ids=["a tag", "deep", "within itself", "no mapping"],
+)
+def test_a_fleet_that_is_no_fleet(text, tmp_path):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="fleet"):
+        ej.fleets.load(str(path))
+
+
 LIST = {
     "batch": 64,
     "zipf_exponent": 1.05,
@@ -158,6 +184,21 @@ def test_a_list_is_refused_or_planned():
             except ValueError as error:
                 refusals.append(str(error))
     assert max(map(len, refusals)) < MOST_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 1200, "nested too deeply"),
+        ("tables: " + "[" * 1200, "nested too deeply"),
+        ('[{"rows": 10, "dim": 4, "count": 1000000000}]', "more than 100,000 tables"),
+        ("tables: !!python/object/apply:os.system ['true']", "could not determine a"),
+    ],
+    ids=["deep", "deep in YAML", "a billion tables", "a tag"],
+)
+def test_a_list_that_is_no_list(text, message):
+    with pytest.raises(ConfigError, match=message):
+        ej.read_table_list(text)
 
 
 def test_the_largest_table_is_short_of_memory():

@@ -85,7 +85,7 @@ class ListedTable(Config):
     hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
     mean_hotness: NonNegativeFloat | tuple[NonNegativeFloat, ...] | None = None
     pooling: Pooling = "sum"
-    count: Annotated[int, Field(strict=True, ge=1, le=MOST_TABLES)] = 1
+    count: Count = 1
     name: Annotated[str, Field(strict=True, min_length=1)] | None = None
 
     @pydantic.model_validator(mode="after")
@@ -289,5 +289,8 @@ def read_table_list(text: str) -> TableList:
         )
     listed = validated(TableList, data, (), ITEM)
     with config_error_at(ITEM):
+        number = sum(table.count for table in listed.tables)
+        if number > MOST_TABLES:
+            raise ValueError(f"has more than {MOST_TABLES:,} tables")
         check_model(*listed.specs())
     return listed
