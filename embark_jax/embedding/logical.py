@@ -21,6 +21,10 @@ from embark_jax.plans.layout import Storage
 GATHERED_BYTES = 2**26
 """Bytes of a table that each process gets from each other at once."""
 
+PLACE = ["storage", "first_row", "stride", "rows", "first_slot"]
+PLACE += ["first_column", "columns"]
+"""Fields of a shard's record that say which rows and columns it has, and where."""
+
 
 class TableRows(NamedTuple):
     """All rows of a table.
@@ -88,15 +92,13 @@ def pieces(shards: np.ndarray, numbers: range, columns: range) -> Iterator[Piece
       numbers: row numbers, ascending.
       columns: columns of the table; ``range(1)`` for a state with one value a row.
     """
-    fields = "storage", "first_row", "stride", "rows", "first_slot"
-    for storage, row, stride, rows, slot, column, width in shards[
-        [*fields, "first_column", "columns"]
-    ].tolist():
+    for storage, row, stride, rows, slot, column, width in shards[PLACE].tolist():
         begin, end = max(columns.start, column), min(columns.stop, column + width)
         divisor = math.gcd(numbers.step, stride)
         if begin >= end or (row - numbers.start) % divisor:
             continue
-        # Every so many of the numbers lie in this shard, from this one on.
+        # Of the numbers those at ``first + i * apart`` lie in this shard,
+        # where ``first * step`` is ``row - start``, but for a multiple of the stride.
         apart = stride // divisor
         first = (row - numbers.start) // divisor
         first = first * pow(numbers.step // divisor, -1, apart) % apart

@@ -25,7 +25,12 @@ from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.cuts import Cuts
 from embark_jax.train.losses import LOG_LOSS, Loss
 from embark_jax.train.state import TrainState, sample_sharding
-from embark_jax.train.step_model import StepModel, as_taken, padded_batch
+from embark_jax.train.step_model import (
+    ModelError,
+    StepModel,
+    as_taken,
+    padded_batch,
+)
 
 LossShare = Callable[..., tuple[jax.Array, tuple[jax.Array, Any]]]
 """``(params, embeddings, model_state, batch) -> (loss, (logits, model_state))``; the
@@ -124,7 +129,7 @@ def batch_gradients(
       shardings: result of ``state.update_shardings``.
 
     Raises:
-      ValueError: if the model's own loss is a mean where each device computes alone.
+      ModelError: if the loss does not have the shape that it must.
     """
     micro_batches = options.micro_batches
     by_sample = sample_sharding(options.dense, collection.mesh)
@@ -211,7 +216,7 @@ def _loss_share(
         )
         if weights is not None:
             if losses.ndim != 1:
-                raise ValueError(
+                raise ModelError(
                     f"the loss has shape {losses.shape}, must be {labels.shape[:1]}, "
                     "one of each sample, since samples have weights"
                 )
@@ -221,7 +226,7 @@ def _loss_share(
     def share_of(params, embeddings, model_state, batch):
         losses, logits, model_state = losses_of(params, model_state, embeddings, batch)
         if losses.ndim == 0 and options.by_device:
-            raise ValueError(
+            raise ModelError(
                 "the model's loss is the mean of a batch, must be one of each sample "
                 f"where dense_wire is {options.dense_wire!r}"
             )

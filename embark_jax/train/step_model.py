@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax._base.config import ConfigError
+from embark_jax._base.errors import UserError
 from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
@@ -24,6 +24,10 @@ from embark_jax.plans.tables import PADDING_ID
 from embark_jax.train.losses import Loss
 
 CALL = "__call__"
+
+
+class ModelError(UserError, ValueError):
+    """A model, or its loss, does not return what it must."""
 
 
 class FlaxModel:
@@ -69,7 +73,7 @@ class FlaxModel:
           loss: loss of modules without one of their own.
 
         Raises:
-          ValueError: if the logits do not have the shape of the labels, or the call
+          ModelError: if the logits do not have the shape of the labels, or the call
             adds or removes variables.
         """
         # Copied, as what it changes must be variables of the innermost trace.
@@ -84,7 +88,7 @@ class FlaxModel:
         nnx.pop(module, nnx.Intermediate)  # of ``sow``: for looking at, not to keep
         after = nnx.state(module, nnx.Not(nnx.Param))
         if jax.tree.structure(after) != jax.tree.structure(state):
-            raise ValueError(
+            raise ModelError(
                 f"a call of {type(module).__name__} changes which variables it has, "
                 "must create them all in __init__"
             )
@@ -218,9 +222,9 @@ def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array
 
 
 def check_logits(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the logits, if there is one per label; else raises ``ConfigError``."""
+    """Returns the logits, if there is one per label; else raises ``ModelError``."""
     if logits.shape != labels.shape:
-        raise ConfigError(
+        raise ModelError(
             f"the model returns logits of shape {logits.shape}, must be "
             f"{labels.shape}: one for each label"
         )

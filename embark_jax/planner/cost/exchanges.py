@@ -19,7 +19,7 @@ from embark_jax.plans.options import WireFormat
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
 
-Exchanged = tuple[str, str, dict[Peak, float]]
+Carried = tuple[str, str, dict[Peak, float]]
 """A phase, what travels in it, and bytes of the buffer for a unit of each peak: of sums
 and rows those of one receiver."""
 
@@ -30,7 +30,7 @@ def exchange_work(
     """Yields the collectives of every device for a unit of each peak that sizes their
     buffers; the first of each is its latency."""
     fleet, rates = workload.fleet, Rates(workload.fleet)
-    for phase, what, unit_bytes in _exchanged(storage, workload):
+    for phase, what, unit_bytes in _carried(storage, workload):
         for reach in storage.of_exchange.reaches(fleet.nodes, fleet.gpus_per_node):
             work = Work(phase, what, collective="all_to_all", reach=reach)
             latency_us = rates.of(reach).exchange_us
@@ -43,7 +43,7 @@ def exchange_work(
                     yield peak, work.in_buffer(fleet.devices * buffer_bytes)
 
 
-def _exchanged(storage: StorageKind, workload: Workload) -> Iterator[Exchanged]:
+def _carried(storage: StorageKind, workload: Workload) -> Iterator[Carried]:
     """Yields what travels, in the order of the step."""
     wire, value_bytes = workload.wire, traffic.VALUE_BYTES
     by_key = storage.tier != "device"
