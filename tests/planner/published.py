@@ -12,12 +12,12 @@ FOLDER = Path(__file__).parents[2] / "configs" / "models"
 # Name and nodes: the gap that was reached when prices last changed, rounded up.
 GAPS = {
     ("DLRM-DCNv2", 1): 0.14,
-    ("T180", 1): 0.031,
+    ("T180", 1): 0.03,
     ("T200", 2): 0.09,
-    ("T510", 1): 0.05,
+    ("T510", 1): 0.02,
     ("T510", 8): 0.10,
     ("T7", 8): 0.20,
-    ("T7", 16): 0.104,
+    ("T7", 16): 0.10,
 }
 ZIPF_EXPONENT = 1.1
 """Of EMBark's released generator; the paper says 1.2."""
