@@ -11,7 +11,12 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
+from embark_jax.embedding.collection import (
+    BATCH,
+    EmbeddingCollection,
+    Lookups,
+    Routes,
+)
 from embark_jax.embedding.device_batch import (
     DeviceBatch,
     route_batch,
@@ -211,6 +216,7 @@ def make_score_step(
     def score_step(params, model_state, storages, batch, routes):
 
         def logits_of(embeddings, batch):
+            embeddings = collection.by_feature(embeddings)
             embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
             with jax.default_matmul_precision(MATMUL_PRECISION):
                 return model.score(params, model_state, batch.dense, embeddings, method)
@@ -218,7 +224,8 @@ def make_score_step(
         columns = padded_batch(collection, batch.columns())
         embeddings, spans = collection.lookup(storages, routes), columns.spans
         if micro_batches == 1:
-            logits = logits_of(collection.padded(embeddings, spans), columns)
+            padded = collection.padded(embeddings.sequences, spans)
+            logits = logits_of(embeddings._replace(sequences=padded), columns)
         else:
             cuts = Cuts(collection, micro_batches, spans)
 
@@ -268,7 +275,7 @@ def _join_numbers(
 
 def _rows_are_finite(
     collection: EmbeddingCollection,
-    gradients: dict[str, jax.Array],
+    gradients: Lookups,
     options: StepOptions,
 ) -> jax.Array:
     """Returns whether all gradients by embeddings are finite, and their squares, which
@@ -280,7 +287,7 @@ def _rows_are_finite(
 
     def count_others(gradients):
         others = jnp.zeros((), bool)
-        for gradient in gradients.values():
+        for gradient in gradients.arrays:
             others |= ~jnp.isfinite(jnp.square(gradient)).all()
         return lax.psum(others.astype(options.dense_wire), MESH_AXES)
 
