@@ -7,7 +7,8 @@ A value is missing, a text or a whole number:
 - Null, NaN and the texts in MISSING are missing. In a list they are left out.
 - A Boolean is the text ``true`` or ``false``, and so are True, TRUE, False and FALSE.
 - A number is the text of its decimal digits, without plus, leading zeros, or zeros that
-  end its fraction: 7, 007, +7 and 7.0 are ``7``, and 2.50 is ``2.5``.
+  end its fraction: 7, 007, +7 and 7.0 are ``7``, and 2.50 is ``2.5``. So is a small
+  one as programs write floats: 1e-05 is ``0.00001``. Other exponents stay texts.
 - A float that is no exact whole number any more is refused, since ids are integers.
 
 A time is a whole number of 64 bits, another finite number, or a date to the
@@ -69,7 +70,13 @@ CREATE OR REPLACE MACRO decimal_of(v) AS
     '^(?:\+|(-))?0*(\d+)(?:\.0*)?$', '\1\2'),
     '^(?:\+|(-))?0*(\d+)\.(\d*[1-9])0*$', '\1\2.\3'),
     '^-0$', '0');
+CREATE OR REPLACE MACRO digits_of(v) AS decimal_of(concat(
+  if(starts_with(v, '-'), '-', ''), '0.',
+  repeat('0', regexp_extract(v, '\d+$')::INT - 1),
+  replace(regexp_extract(v, '^-?([\d.]+)', 1), '.', '')));
 CREATE OR REPLACE MACRO one_way(v) AS CASE
+  WHEN contains(v, 'e-') AND regexp_full_match(v, '-?\d(\.\d+)?e-\d\d\d?')
+  THEN digits_of(v)
   WHEN ascii(v) BETWEEN 43 AND 48 OR ascii(v) BETWEEN 49 AND 57 AND contains(v, '.')
   THEN decimal_of(v)
   WHEN v IN ('True', 'TRUE') THEN 'true' WHEN v IN ('False', 'FALSE') THEN 'false'
