@@ -481,8 +481,8 @@ def result_of(
 def _refuse_non_finite(batch: Batch, result: StepResult) -> NoReturn:
     """Raises ``NonFiniteLossError`` for the step of a batch."""
     raise NonFiniteLossError(
-        f"loss is {result.loss:.6g} at step {result.step}, and it or the update not "
-        "finite; the batch:\n  " + "\n  ".join(feature_statistics(batch))
+        f"loss is {result.loss:.6g} at step {result.step}, and it, a rate or the update "
+        "not finite; the batch:\n  " + "\n  ".join(feature_statistics(batch))
     )
 
 
