@@ -344,8 +344,9 @@ def _check(optimizer: RowOptimizer, name: str, annotation: Any) -> None:
     limits = getattr(annotation, "__metadata__", ())
     if getattr(annotation, "__origin__", annotation) is not float:
         return  # of another type, in a rule of one's own
-    value = getattr(optimizer, name)
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    value: Any = getattr(optimizer, name)
+    kind = type(value)
+    is_number = issubclass(kind, numbers.Real) and kind is not bool
     good, rules = is_number and math.isfinite(value), []
     for limit in limits:
         match limit:
