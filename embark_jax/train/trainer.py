@@ -25,7 +25,7 @@ from embark_jax.report.display import step_progress
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.loop import STEPS_IN_FLIGHT, Loop, StepResult
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.state import Checkpoints, Optimizers
+from embark_jax.train.state import Checkpoints, Optimizers, StateLostError
 from embark_jax.train.step_model import CALL, step_model
 
 
@@ -286,8 +286,13 @@ class Trainer(Loop):
 
     def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those
-        of ``checkpoint.Checkpointer.restore``."""
+        of ``checkpoint.Checkpointer.restore``. After a ``StateLostError`` all that
+        needs the state raises one; after any other error it is as before."""
         blank = self.blank_state()
-        state, bad_ids = checkpoints.restore(blank, self.embeddings, step)
+        try:
+            state, bad_ids = checkpoints.restore(blank, self.embeddings, step)
+        except StateLostError as error:
+            self.lose_state(str(error))
+            raise
         self.restore(state)
         return bad_ids
