@@ -302,7 +302,7 @@ class EmbeddingCollection:
             for name, of_sequence in batch.layout.columns(samples).spans.items():
                 if events_of(name) in self.plan.capacities:
                     own[events_of(name)] = of_sequence[:, 1].sum(dtype=jnp.int32)
-            mean_factors = jnp.zeros((0, 0))
+            mean_factors = jnp.zeros((0, 0), jnp.float32)
             if self._mean:
                 mean_factors = ids.mean_factors(self._mean)
             # One collective for all of them; ids may have 64 bits.
@@ -364,13 +364,13 @@ class EmbeddingCollection:
             pooled = {}
             for dim, features in self._pooled.items():
                 total = _sum_of_terms(parts[dim], names[dim], features, batch, dim)
-                factors = self._factors_of(features, routes)
+                factors = self._mean_factors_of(features, routes.mean_factors)
                 total = total if factors is None else total * factors[..., None]
                 pooled[dim] = total.reshape(batch, -1)
             for name, events in self.plan.events.items():
                 if name not in sequences:  # no row of it lies here
                     dim = self.output_shapes[name][-1]
-                    sequences[name] = jnp.zeros((events, dim))
+                    sequences[name] = jnp.zeros((events, dim), jnp.float32)
             return Lookups(pooled, sequences)
 
         return self.map(lookup, (self._specs, self.route_specs), BATCH)(
@@ -387,15 +387,40 @@ class EmbeddingCollection:
             embeddings |= zip(features, columns, strict=True)
         return embeddings
 
-    def _factors_of(self, features: list[str], routes: Routes) -> jax.Array | None:
+    def _mean_factors_of(
+        self, features: list[str], mean_factors: jax.Array
+    ) -> jax.Array | None:
         """Returns ``[batch, features]`` factors of pooled sums, if one is a mean."""
         mean = [feature.name for feature in self._mean]
-        columns = [mean.index(f) if f in mean else len(mean) for f in features]
-        if set(columns) == {len(mean)}:
-            return None
-        ones = jnp.ones((len(routes.mean_factors), 1))
-        factors = jnp.concatenate([routes.mean_factors, ones], axis=1)
-        return take_columns(factors, np.array(columns))
+        return _columns_or_ones(mean_factors, mean, features)
+
+    def largest_terms(
+        self,
+        gradients: Lookups,
+        weights: Mapping[str, jax.Array],
+        mean_factors: jax.Array,
+    ) -> list[jax.Array]:
+        """Returns the largest absolute value of the gradients that go to one row for
+        each bag, or event, of a device: gradients times factors and weights."""
+        bag_weights = {n: jnp.abs(each).max(axis=-1) for n, each in weights.items()}
+        weighted = [f for f in weights if f not in gradients.sequences]
+        largest = []
+        for dim, features in self._pooled.items():
+            gradient = gradients.pooled[dim]
+            term = jnp.abs(gradient.reshape(len(gradient), -1, dim)).max(axis=2)
+            of_bags = jnp.stack(
+                [bag_weights[f] for f in weighted] or [term[:, 0]], axis=1
+            )
+            for factors in (
+                self._mean_factors_of(features, mean_factors),
+                _columns_or_ones(of_bags, weighted, features),
+            ):
+                term = term if factors is None else term * factors
+            largest.append(term)
+        for name, gradient in gradients.sequences.items():
+            term = jnp.abs(gradient).max(axis=1)
+            largest.append(term * bag_weights.get(name, 1.0))
+        return largest
 
     def padded(
         self,
@@ -512,7 +537,7 @@ class EmbeddingCollection:
         for dim, features in self._pooled.items():
             gradient = gradients.pooled[dim].astype(jnp.float32)
             gradient = gradient.reshape(len(gradient), -1, dim)
-            factors = self._factors_of(features, routes)
+            factors = self._mean_factors_of(features, routes.mean_factors)
             pooled[dim] = gradient if factors is None else gradient * factors[..., None]
         return gradients._replace(pooled=pooled)
 
@@ -612,7 +637,7 @@ def _sum_of_terms(
       ``[batch, features, dim]``.
     """
     if not parts:
-        return jnp.zeros((batch, len(features), dim))
+        return jnp.zeros((batch, len(features), dim), jnp.float32)
     joined = jnp.concatenate(parts, axis=1)
     places: dict[str, list[int]] = {name: [] for name in features}
     for place, name in enumerate(names):
@@ -628,6 +653,18 @@ def _sum_of_terms(
             term = take_columns(joined, columns)
         total = term if total is None else total + term
     return total
+
+
+def _columns_or_ones(
+    columns: jax.Array, names: list[str], features: list[str]
+) -> jax.Array | None:
+    """Returns the columns ``[batch, features]`` of features, with ones for those that
+    have none; None if no feature has one. ``names`` are those of the columns."""
+    places = [names.index(f) if f in names else len(names) for f in features]
+    if set(places) == {len(names)}:
+        return None
+    ones = jnp.ones((len(columns), 1), jnp.float32)
+    return take_columns(jnp.concatenate([columns, ones], axis=1), np.array(places))
 
 
 def join_columns(

@@ -61,3 +61,17 @@ def initial_states(
         state: jnp.full((slots, width), rule.initial_state)
         for state, width in rule.state_widths(storage.width).items()
     }
+
+
+def step_factors(rules: AnyRule, step: jax.Array) -> list[jax.Array]:
+    """Returns the ``[]`` numbers of all rules that depend on the step alone, such as
+    the factor of a schedule; ``step`` is as in ``EmbeddingCollection.update``."""
+    if isinstance(rules, RowRules):
+        all_rules = [rules.default, *rules.named.values()]
+    else:
+        all_rules = [rules]
+    return [
+        jnp.asarray(factor, jnp.float32)
+        for rule in all_rules
+        for factor in rule.step_factors(step)
+    ]

@@ -207,6 +207,14 @@ class RowEncoder:
         columns = self._used(table.column_names)
         names = [column.name for column in columns]
         check_there(names, table.column_names, "rows")
+        for column in columns:
+            if column.kind == "category" and pa.types.is_float16(
+                table.schema.field(column.name).type
+            ):
+                raise DataError(
+                    f"rows: column {column.name}: type is float16, must be integers or "
+                    "text"
+                )
         table, file = _plain_texts(table.select(names)), RowsInMemory(names)
         numbered = table.rename_columns([f"c{i}" for i in range(len(names))])
         numbered = numbered.append_column("number", pa.array(np.arange(len(table))))
@@ -309,11 +317,13 @@ def _table(rows: Any) -> pa.Table:
 
 def _plain_texts(table: pa.Table) -> pa.Table:
     """Returns a table without dictionaries, whose values are not those of the next one,
-    and without what its maker says of it."""
+    without 16-bit floats, which queries lack, and what its maker says of it."""
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_dictionary(field.type):
             column = column.cast(field.type.value_type)
+        if pa.types.is_float16(field.type):
+            column = column.cast(pa.float32())
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:

@@ -128,6 +128,21 @@ def test_the_encoding_is_as_its_page_says(tmp_path, options):
         assert [found[name][row][0] for row in there] == expected
 
 
+def test_floats_of_any_form_are_one_value(tmp_path):
+    small = [1e-05, -1.5e-07, 0.25, 1e-05]
+    lines = ["0.00001", "-0.00000015", "0.250", "1e-05"]
+    rows = "".join(f"{i % 2},{line},{i}\n" for i, line in enumerate(lines))
+    (tmp_path / "raw.csv").write_text("label,size,n\n" + rows)
+    folder = encoding(tmp_path, tmp_path / "raw.csv", {"dense": {"n": "none"}})
+    count = np.arange(4, dtype=np.float16)
+    for size in (lines, small, np.array(small, np.float32)):
+        ((batch, _),) = RowEncoder(folder).batches({"size": size, "n": count})
+        assert batch.ids["size"][:, 0].tolist() == [2, 3, 4, 2]
+        assert batch.dense[:, 0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="column size: type is float16, must be int"):
+        list(RowEncoder(folder).batches({"size": count, "n": count}))
+
+
 BIG = 2**63
 
 
