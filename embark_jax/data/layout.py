@@ -111,19 +111,22 @@ class Layout(NamedTuple):
 
     def columns(self, matrices: Mapping[str, Any]) -> Columns:
         """Returns the columns of matrices, which are slices of them."""
-        numbers = matrices.get(NUMBERS)
         labels = sample_weights = dense = None
-        if self.labels:
-            labels = numbers[:, 0] if self.labels == 1 else numbers[:, : self.labels]
-        if numbers is not None:
+        if NUMBERS in matrices:
+            numbers = matrices[NUMBERS]
+            labels = numbers[:, : self.labels] if self.labels else None
+            labels = numbers[:, 0] if self.labels == 1 else labels
             dense = numbers[:, self.labels : self.labels + self.dense]
         if self.sample_weights:
-            sample_weights = numbers[:, -1]
+            sample_weights = matrices[NUMBERS][:, -1]
         ids = {
             name: matrices[matrix][:, columns]
             for name, (matrix, columns) in self.id_columns.items()
         }
-        weights = {n: numbers[:, columns] for n, columns in self.weight_columns.items()}
+        weights = {
+            name: matrices[NUMBERS][:, columns]
+            for name, columns in self.weight_columns.items()
+        }
         first = self.widths.get(IDS, 0) - 2 * len(self.spans)
         spans = {
             name: matrices[IDS][:, first + 2 * i : first + 2 * i + 2]

@@ -356,7 +356,7 @@ class EmbeddingCollection:
                     for dim, (features, of_dim) in block.by_dim.items():
                         part = outputs[:, of_dim].reshape(len(outputs), -1, dim)
                         if block.sequence:
-                            before = sequences.get(*features, 0.0)
+                            before = sequences.get(features[0], 0.0)
                             sequences[features[0]] = before + part[:, 0]
                         else:
                             parts[dim].append(part)
@@ -642,17 +642,16 @@ def _sum_of_terms(
     places: dict[str, list[int]] = {name: [] for name in features}
     for place, name in enumerate(names):
         places[name].append(place)
-    total = None
+    terms = []
     for number in range(max(map(len, places.values()))):
         columns = np.array(
             [of[number] if number < len(of) else len(names) for of in places.values()]
         )
         if (columns == len(names)).any():
-            term = joined.at[:, columns].get(mode="fill", fill_value=0)
+            terms.append(joined.at[:, columns].get(mode="fill", fill_value=0))
         else:
-            term = take_columns(joined, columns)
-        total = term if total is None else total + term
-    return total
+            terms.append(take_columns(joined, columns))
+    return sum(terms[1:], terms[0])
 
 
 def _columns_or_ones(

@@ -17,14 +17,13 @@ from embark_jax.embedding.collection import (
     Lookups,
     Routes,
 )
-from embark_jax.embedding.device_batch import (
-    DeviceBatch,
-    route_batch,
-)
 from embark_jax.embedding.rules import step_factors
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.traffic import COMBINED_BYTES
 from embark_jax.train.cuts import Cuts, check_cuts
+from embark_jax.train.device_batch import (
+    DeviceBatch,
+)
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.state import Optimizers, TrainState, update_shardings
 from embark_jax.train.step_model import (
@@ -82,10 +81,11 @@ def make_train_step(
     """Makes a jitted ``(state, batch, routes, following) -> (state, report, routes)``;
     it donates its state.
 
-    ``routes`` are those of the batch, such as ``route_batch`` makes. ``following`` is
-    the batch after it, whose routes the step makes beside the dense layers and returns;
-    None makes none, which is for cached tables, whose routes are made outside. Batches
-    of hot rows alone take a program of their own, compiled when the first comes.
+    ``routes`` are those of the batch, as ``collection.route_batch`` makes them.
+    ``following`` is the batch after it, whose routes the step makes beside the dense
+    layers and returns; None makes none, which is for cached tables, whose routes are
+    made outside. Batches of hot rows alone take a program of their own, compiled when
+    the first comes.
 
     A step is applied as a whole or not at all. It is refused if the batch overflows a
     capacity (ids would be missing) or has an id that is no row of its table, if the
@@ -117,7 +117,7 @@ def make_train_step(
         next_routes = None
         if following is not None:
             next_tables = collection.for_batch(following.hot)
-            next_routes = route_batch(next_tables, following)
+            next_routes = next_tables.route_batch(following)
         columns = batch.columns()
         with jax.default_matmul_precision(MATMUL_PRECISION):
             gradients = batch_gradients(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -68,7 +67,7 @@ def abstract_batch(
 
 def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
     """Returns shapes and shardings of the routes of a batch; nothing is allocated."""
-    shapes = jax.eval_shape(functools.partial(route_batch, collection), batch)
+    shapes = jax.eval_shape(collection.route_batch, batch)
 
     def sharded(spec: PartitionSpec, arrays: Any) -> Any:
         sharding = NamedSharding(collection.mesh, spec)
@@ -164,8 +163,3 @@ def own_samples(batch: Batch, size: int) -> Batch:
     share = size // jax.process_count()
     first = share * jax.process_index()
     return batch.part(first, first + share)
-
-
-def route_batch(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
-    """Routes a batch, under jit."""
-    return collection.route_batch(batch)
