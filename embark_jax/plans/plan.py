@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import jax
 
 MESH_AXES = ("node", "gpu")
-PLAN_VERSION = 11
+PLAN_VERSION = 12
 MOST, MOST_PROBLEMS = 100_000, 50
 """Largest number of tables or features, and of problems that an error lists."""
 MAX_SLOTS = 2**31 - 2**24
