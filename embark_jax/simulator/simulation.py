@@ -105,7 +105,7 @@ def simulate_hot_batches(
         data stats`` counts them.
 
     The routes of a batch are made in the step before, if that is of the same kind, as
-    in 31 of 32 steps; those of the one where kinds change, which are not, have no price.
+    in 31 of 32 steps; those of the one where kinds change are not, which has no price.
 
     Raises:
       ValueError: if a table has no hot rows, or the share is not from 0 to below 1.
