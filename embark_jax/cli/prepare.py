@@ -14,8 +14,8 @@ from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, Spli
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
+    from embark_jax.data.columns import Columns
     from embark_jax.data.manifest import Manifest
-    from embark_jax.data.prepare.columns import Columns
 
 KEYS = "keys"
 """Number of rows of a column that is hashed to keys of a dynamic table."""
@@ -117,7 +117,7 @@ def prepare(
     --raw clicks.csv --out prepared
     """
     from embark_jax._base.config import ConfigError, nearest
-    from embark_jax.data.prepare import run
+    from embark_jax.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
     if dataset == YAMBDA:
@@ -170,7 +170,7 @@ def _prepare_yambda(
 ) -> None:
     """Prepares events of users, without the options for columns."""
     from embark_jax._base.validation import validated
-    from embark_jax.data.prepare import yambda
+    from embark_jax.prepare import yambda
 
     options = validated(yambda.Options, {}, overrides, YAMBDA)
     with progress_bars() as progress:
@@ -215,7 +215,7 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
     from embark_jax._base import yaml_text
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax._base.validation import validated
-    from embark_jax.data.prepare.columns import Columns
+    from embark_jax.data.columns import Columns
 
     text = "" if file is None else read_text(file)
     try:

@@ -26,13 +26,13 @@ from embark_jax._base.config import Config
 from embark_jax._base.files import write_arrow
 from embark_jax.data.batch import Batch, DataError, is_long
 from embark_jax.data.checks import BatchChecker
+from embark_jax.data.columns import Columns
 from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, SEQUENCES, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
 from embark_jax.data.layout import TYPES, Layout
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID
+from embark_jax.data.numbers import FittedNumber
+from embark_jax.data.vocabulary import FIRST_ID, RARE_ID
 from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec
 

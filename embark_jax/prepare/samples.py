@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.reading import SHOWN, Rows, read, types_of
-from embark_jax.data.prepare.recipe import (
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.reading import SHOWN, Rows, read, types_of
+from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     IN_FILE,
     RANDOM_SPLIT,
@@ -25,7 +25,7 @@ from embark_jax.data.prepare.recipe import (
     Work,
     cut,
 )
-from embark_jax.data.prepare.values import Column
+from embark_jax.prepare.values import Column
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,12 @@ import pyarrow as pa
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch
 from embark_jax.data.manifest import LABEL, SPLITS, Manifest, SampleFile
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.recipe import IN_FILE, SPLIT, WEIGHT, WINDOW, Work
-from embark_jax.data.prepare.samples import Samples
-from embark_jax.data.prepare.vocabulary import MISSING_ID, RARE_ID, hash_of
+from embark_jax.data.numbers import FittedNumber
+from embark_jax.data.vocabulary import MISSING_ID, RARE_ID
 from embark_jax.plans.tables import PADDING_ID
+from embark_jax.prepare import sql
+from embark_jax.prepare.recipe import IN_FILE, SPLIT, WEIGHT, WINDOW, Work
+from embark_jax.prepare.samples import Samples
 
 CHUNK_ROWS = 2**18
 """How many samples are encoded together, and are in a file at most."""
@@ -178,6 +178,12 @@ def id_of(table: manifests.Table, key: str) -> str:
     if table.kind == "numbers":
         return f"coalesce({key}, {PADDING_ID})"
     return key
+
+
+def hash_of(key: str, rows: int) -> str:
+    """Returns SQL of the id of a value in a hashed table: the same on every machine and
+    in every engine, from the last 64 bits of MD5 of its text."""
+    return f"(1 + md5_number_lower(({key})::VARCHAR) % {rows - 1})::BIGINT"
 
 
 def _parts(facts: pa.Table) -> list[tuple[int, int | None, np.ndarray]]:

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.data.batch import DataError
+from embark_jax.data.columns import Columns, NumberColumn
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.pipeline import Progress, silent
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.columns import Columns, NumberColumn
-from embark_jax.data.prepare.raw_files import RawFile, TextFile
-from embark_jax.data.prepare.reading import GOOD
-from embark_jax.data.prepare.values import Column
 from embark_jax.data.table_values import TableValues
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import RawFile, TextFile
+from embark_jax.prepare.reading import GOOD
+from embark_jax.prepare.values import Column
 
 ROW = "number of the sample"
 """A column of samples with the position of each one among all, from 0."""

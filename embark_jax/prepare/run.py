@@ -18,14 +18,14 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest
 from embark_jax.data.pipeline import Progress, silent
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.count import describe, known_tables
-from embark_jax.data.prepare.encode import encode
-from embark_jax.data.prepare.recipe import Options as Options
-from embark_jax.data.prepare.recipe import Recipe, Work
-from embark_jax.data.prepare.samples import make_samples
-from embark_jax.data.prepare.values import define
 from embark_jax.data.table_values import EXTENDS, TableValues
+from embark_jax.prepare import sql
+from embark_jax.prepare.count import describe, known_tables
+from embark_jax.prepare.encode import encode
+from embark_jax.prepare.recipe import Options as Options
+from embark_jax.prepare.recipe import Recipe, Work
+from embark_jax.prepare.samples import make_samples
+from embark_jax.prepare.values import define
 
 
 def prepare(
