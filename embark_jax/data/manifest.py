@@ -142,6 +142,19 @@ class Table(Config):
         return first.get(self.kind, 0)
 
 
+class SplitFacts(Config):
+    """What is known of a split but its samples.
+
+    Attributes:
+      times: the first and the last time, if samples have such: dates, or numbers.
+      unknown: of each column of categories with such, the share of values without a row
+        of their own, as no training sample has them, or too few.
+    """
+
+    times: tuple[str, str] | None = None
+    unknown: Mapping[str, float] = {}
+
+
 class Manifest(ChecksummedFile):
     """All that is known of a folder of prepared data.
 
@@ -158,6 +171,7 @@ class Manifest(ChecksummedFile):
       skipped_lines: number of bad lines of the raw files, which are left out.
       missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
+      splits: what is known of each split that has samples.
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
       events: events of the samples' histories, which are features without ids in the
@@ -175,6 +189,7 @@ class Manifest(ChecksummedFile):
     raw_rows: NonNegativeInt | None = None
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
+    splits: Mapping[str, SplitFacts] = {}
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
     events: EventLists | None = None

@@ -205,6 +205,8 @@ class Options:
         ``max_rows``.
       window: length of the time windows that samples are cut into, in the units of the
         column of times, or in seconds if these are dates; None makes no windows.
+      unseen: share of the values in training samples that are taken for unknown ones,
+        so that the row that these share is trained.
       on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
         counts them.
     """
@@ -215,6 +217,7 @@ class Options:
     hashed: bool = False
     hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     window: int | None = None
+    unseen: float = 0.0
     on_bad_line: OnBadLine = "error"
 
 

@@ -65,20 +65,12 @@ def prepare(
         work = Work(database, recipe, options, folder, made_from, progress, earlier)
         samples = make_samples(work)
         manifest = describe(work, samples, known)
-        files = {split: [] for split in SPLITS}
-        for split, file in encode(work, samples, manifest):
-            files[split].append(file)
-        if not files[SPLITS[0]]:
+        manifest = encode(work, samples, manifest)
+        if not manifest.files[SPLITS[0]]:
             raise DataError(
                 f"{recipe.raw[0].path}: no sample is in the training split; take "
                 "another --split"
             )
-        # In the order of windows; a sort keeps that of files.
-        in_order = {
-            split: tuple(sorted(of_split, key=lambda file: file.window or 0))
-            for split, of_split in files.items()
-        }
-        manifest = manifest.model_copy(update={"files": in_order})
         manifest.save(folder)
     return manifest, samples.told
 
