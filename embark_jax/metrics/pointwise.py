@@ -20,13 +20,13 @@ class Metric(NamedTuple):
 
     Attributes:
       name: its name in records; behind it, one of ranks has its cutoff.
-      function: what computes it.
+      function: computes it; that of several metrics gives them by name.
       higher_is_better: None if the best value is neither the largest nor the smallest.
       needs: what samples must have for it to be defined; otherwise it is None.
     """
 
     name: str
-    function: Callable[..., float | None]
+    function: Callable[..., Any]
     higher_is_better: bool | None
     needs: str
 

@@ -134,12 +134,15 @@ RETRIEVAL = (
     Metric("ndcg", ndcg, True, "a sample of label 1"),
 )
 """Metrics of ranks and a cutoff K; a record has them as ``hr@10``."""
-NEEDS = {
-    **{m.name: m.needs for m in (*POINTWISE, *RETRIEVAL)},
-    "gauc": "a group with labels of both 0 and 1, and none between",
-    "recall": "a group with a label of 1, and none between 0 and 1",
-}
-"""What samples must have for a metric to be defined, by its name before any cutoff."""
+
+
+GROUPED = (
+    Metric("gauc", rank, True, "a group with labels of both 0 and 1, none between"),
+    Metric("recall", rank, True, "a group with a label of 1, none between 0 and 1"),
+)
+"""Metrics of groups, which ``rank`` computes together, with one that is above."""
+METRICS = {metric.name: metric for metric in (*GROUPED, *POINTWISE, *RETRIEVAL)}
+"""All metrics, by name before any cutoff."""
 DECIDING = {
     **{m.name: m for m in POINTWISE if m.higher_is_better is not None},
     **{f"{m.name}@10": m for m in RETRIEVAL},

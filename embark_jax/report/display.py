@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from embark_jax.metrics.ranking import NEEDS
+from embark_jax.metrics.ranking import METRICS
 
 TEST_STEP = "test_step"
 """Key of the step whose model was tested, in the record of a run's end."""
@@ -54,7 +54,7 @@ def undefined(record: Mapping[str, Any], split: str) -> list[str]:
         metric, _, task = name.partition("/")
         is_mean = not task and any(f"{name}/{task}" in values for task in tasks)
         if value is None and not is_mean and task not in empty:
-            names.setdefault(NEEDS[metric.partition("@")[0]], []).append(name)
+            names.setdefault(METRICS[metric.partition("@")[0]].needs, []).append(name)
     reasons = [f"undefined: {', '.join(of)}, needs {n}" for n, of in names.items()]
     return [
         *(f"undefined: all of {t}, no sample has its label" for t in empty),

@@ -302,13 +302,14 @@ class Loop:
                 routes = made[1]
             else:
                 routes = self._routes(batch)
-            # Where no such batch follows, the step makes its own routes again, for
-            # nobody: another program would have to be compiled.
+            # Where none of the same kind follows, the step makes its own routes again,
+            # for nobody: another program would have to be compiled.
             alike = following is not None and following.hot == batch.hot
             ahead = following if alike else batch
         self.state, report, next_routes = self._train(self.state, batch, routes, ahead)
-        if following is not None and ahead is following:
-            self._ahead = following, next_routes
+        if following is not None and ahead is not None:
+            made = next_routes if ahead is following else self._routes(following)
+            self._ahead = following, made
         report.numbers.copy_to_host_async()
         return report
 

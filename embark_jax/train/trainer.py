@@ -17,7 +17,7 @@ from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.data import Batch, BatchChecker, Dataset, prefetch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import TableRows, export_table
-from embark_jax.embedding.rules import AnyRule, RowRules
+from embark_jax.embedding.rules import AnyRule, RowRules, check_planned
 from embark_jax.metrics.pointwise import Metrics, evaluate, to_host
 from embark_jax.models.function import Model
 from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
@@ -76,6 +76,7 @@ class Trainer(Loop):
                 "be a row optimizer such as ej.RowwiseAdagrad(0.05); optimizers of "
                 "optax are for dense_optimizer"
             )
+        check_planned(embeddings.plan, embedding_optimizer)
         super().__init__(
             step_model(model),
             embeddings,

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import count, encode, raw_rows
+from embark_jax.data import encoding as encoding_files
+from embark_jax.prepare import count, encode, raw_rows
 from tests.data.prepare.raw_files import prepared, samples, write_table
 from tests.runs import done
 
@@ -173,7 +174,9 @@ def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):
         },
     }
     data = prepared(path, out, columns, split="time")
-    raw_rows.save_encoding(out, data.manifest, tmp_path / "run" / raw_rows.FOLDER)
+    encoding_files.save_encoding(
+        out, data.manifest, tmp_path / "run" / encoding_files.FOLDER
+    )
     shutil.rmtree(out / "vocabulary")
     encoder = raw_rows.RowEncoder(tmp_path / "run")
     ((batch, labelled),) = encoder.batches(path)

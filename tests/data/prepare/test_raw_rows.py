@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
+from embark_jax.data import encoding as encoding_files
 from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.prepare import raw_rows
-from embark_jax.data.prepare.raw_rows import RowEncoder
-from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
+from embark_jax.data.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
+from embark_jax.prepare.raw_rows import RowEncoder
 from tests.data.prepare.raw_files import prepared
 
 LINES = """\
@@ -35,7 +35,9 @@ COLUMNS = {"dense": {"price": {}}, "features": {"tags": {"separator": "|"}}}
 def encoding(folder: Path, raw: Path, columns=None, **options) -> Path:
     """Prepares a file, and returns a folder that has its encoding."""
     data = prepared(raw, folder / "prepared", columns, split="none", **options)
-    raw_rows.save_encoding(data.folder, data.manifest, folder / raw_rows.FOLDER)
+    encoding_files.save_encoding(
+        data.folder, data.manifest, folder / encoding_files.FOLDER
+    )
     return folder
 
 

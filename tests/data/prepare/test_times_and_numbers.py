@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare.raw_rows import RowEncoder, save_encoding
+from embark_jax.data.encoding import save_encoding
+from embark_jax.prepare.raw_rows import RowEncoder
 from tests.data.prepare.raw_files import prepared, sizes, write_table
 
 TIMED = {"time": "when"}

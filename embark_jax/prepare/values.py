@@ -25,7 +25,7 @@ import re
 from typing import Literal
 
 from embark_jax._base.errors import DataError
-from embark_jax.data.prepare import sql
+from embark_jax.prepare import sql
 
 MISSING = (
     "",

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.reading import SHOWN, Rows, read, types_of
-from embark_jax.data.prepare.recipe import (
+from embark_jax.data.manifest import LABEL, SPLITS
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.reading import SHOWN, Rows, read, types_of
+from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     IN_FILE,
     RANDOM_SPLIT,
@@ -25,7 +25,7 @@ from embark_jax.data.prepare.recipe import (
     Work,
     cut,
 )
-from embark_jax.data.prepare.values import Column
+from embark_jax.prepare.values import Column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +37,14 @@ class Samples:
       raw_rows: number of lines or rows of the files.
       told: some of the bad ones among these, which are left out, in words.
       types: the types of the columns of samples, in DuckDB's words.
+      times: the first and the last time of each split, if samples have such, in words.
     """
 
     rows: Sequence[int]
     raw_rows: int
     told: Sequence[str]
     types: Mapping[str, str]
+    times: Mapping[str, tuple[str, str]]
 
     @property
     def skipped(self) -> int:
@@ -91,7 +93,8 @@ def make_samples(work: Work) -> Samples:
     select = {name: select.get(name, sql.name(name)) for name in names}
     split = {"random": RANDOM_SPLIT, "none": str(TRAIN), "time": recipe.time_split}
     split = split[options.split]
-    if has_times and options.split == "time":
+    by_column = recipe.columns is not None and recipe.columns.split is not None
+    if has_times and options.split == "time" and not by_column:
         split = _split_by_time(database, files, select[TIME])
     if split is None:
         raise DataError("these data are not in the order of time; take --split random")
@@ -120,7 +123,8 @@ def make_samples(work: Work) -> Samples:
     database.run(f"CREATE VIEW samples AS {whole}")
     told = [line for each in found for line in each.told][:SHOWN]
     raw_rows = sum(each.good + each.bad for each in found)
-    return Samples(rows, raw_rows, told, database.types("FROM samples"))
+    times = _times_of_splits(database, seconds) if has_times else {}
+    return Samples(rows, raw_rows, told, database.types("FROM samples"), times)
 
 
 def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
@@ -209,6 +213,20 @@ def _times(
         f"{' and '.join(words[kind] for kind in largest)}; must be all whole numbers, "
         "numbers up to 2^53, dates such as 2024-05-31 12:30:00, or all with a time zone"
     )
+
+
+def _times_of_splits(
+    database: sql.Database, seconds: int
+) -> dict[str, tuple[str, str]]:
+    """Returns the first and the last time of each split."""
+    time = sql.name(TIME)
+    if seconds > 1:  # dates
+        time = f"make_timestamp({time} // {seconds // 10**6})"
+    found = database.rows(
+        f"SELECT {SPLIT}, min({time})::VARCHAR, max({time})::VARCHAR FROM samples "
+        "GROUP BY 1 ORDER BY 1"
+    )
+    return {SPLITS[split]: (first, last) for split, first, last in found}
 
 
 def _window(time: str, length: int, seconds: int) -> str:

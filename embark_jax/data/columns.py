@@ -81,7 +81,7 @@ class Columns(Config):
     the latest samples are held out. Dates with a time zone, such as
     2024-05-31T12:30:00+02:00, are instants of UTC."""
     split: str | None = None
-    """A column that says train, validation or test."""
+    """A column that says train, validation or test, whatever the times."""
     separator: Separator | None = None
     """The separator between columns of text, one ASCII character; None takes a tab in
     .tsv files, and a comma in others."""
