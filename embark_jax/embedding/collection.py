@@ -21,7 +21,7 @@ from embark_jax.embedding.batch_ids import BatchIds, DeviceBatch, take_columns
 from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import EXCHANGES, largest_over_devices
-from embark_jax.embedding.indexing import StorageIndex, index_storage
+from embark_jax.embedding.indexing import StorageIndex, index_storage, lookup_order
 from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
@@ -84,7 +84,7 @@ class Lookups(NamedTuple):
 
     Attributes:
       pooled: for each dim ``[batch, features * dim]`` float32: the pooled embeddings of
-        the features of this dim, in the order of their names.
+        the features of this dim, in the order of ``lookup_order``.
       sequences: for each sequence the rows of its events, ``[total, dim]``.
     """
 
@@ -168,7 +168,7 @@ class EmbeddingCollection:
         self._rows = {f.name: rows[f.table] for f in plan.features}
         self._mean = [f for f in plan.features if f.pooling == "mean"]
         self._pooled: dict[int, list[str]] = {}
-        for f in sorted(plan.features, key=lambda f: f.name):
+        for f in sorted(plan.features, key=lookup_order):
             if not f.sequence:
                 (dim,) = self.output_shapes[f.name]
                 self._pooled.setdefault(dim, []).append(f.name)
