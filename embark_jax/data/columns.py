@@ -46,6 +46,9 @@ class CategoryColumn(Config):
     sequence: bool = False
     """Whether the order of a list counts, the latest last; otherwise its embeddings are
     averaged."""
+    independent: bool = False
+    """Whether a sequence has lengths of its own; others of a sample must be of one
+    length, with a place for each missing value."""
     rows: PositiveInt | None = None
     """If set, values are row numbers already, from 0 on and below this, as they were
     made elsewhere; missing ones are left out."""

@@ -219,6 +219,8 @@ def _category(name: str, column: CategoryColumn, is_text: bool | None) -> Column
         "category",
         bounds=bounds,
         separator=column.separator,
+        events=column.sequence,
+        independent=column.independent,
         is_text=is_text,
         rule=rule,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -112,7 +113,8 @@ class Selected(NamedTuple):
     """How values are made of a file's columns.
 
     Attributes:
-      made: each column, and SQL of its value.
+      made: each column, and SQL of its value; then, if there are several lists of
+        events, that of their lengths.
       values: SQL of all values, under their aliases or names.
       good: SQL of whether a row is good.
     """
@@ -133,9 +135,48 @@ class Selected(NamedTuple):
             except DataError as error:
                 raise DataError(f"{file.path}: column {column.name}: {error}") from None
             made.append((column, typed))
-        values = [f"{t.value} AS {sql.name(c.alias or c.name)}" for c, t in made]
+        made = _of_one_length(made)
+        values = [
+            f"{t.value} AS {sql.name(c.alias or c.name)}"
+            for c, t in made
+            if c is not _LISTS
+        ]
         checks = " AND ".join(f"({typed.check})" for _, typed in made)
         return cls(made, ", ".join(values), f"coalesce({checks}, false)")
+
+
+_LISTS = Column("lists of events", "category")
+"""Stands for all columns with lists of events, where these have unlike lengths."""
+
+
+def _of_one_length(made: list[tuple[Column, Typed]]) -> list[tuple[Column, Typed]]:
+    """Adds the check that lists of events have one length. An empty text beside lists
+    of one value is one missing value."""
+    lists = [(c, t) for c, t in made if c.events and t.length and not c.independent]
+    if len(lists) < 2:
+        return made
+    longest = f"greatest({', '.join(typed.length for _, typed in lists)})"
+    changed = {
+        column.name: dataclasses.replace(
+            typed,
+            value=f"CASE WHEN {typed.length} = 0 AND {longest} = 1 THEN [NULL] ELSE "
+            f"{typed.value} END",
+        )
+        for column, typed in lists
+    }
+    made = [(column, changed.get(column.name, typed)) for column, typed in made]
+    check = " AND ".join(
+        f"({typed.length} = {longest} OR {typed.length} = 0 AND {longest} = 1)"
+        for _, typed in lists
+    )
+    told = ", ', ', ".join(
+        f"{typed.length}, {sql.text(f' of {column.name}')}" for column, typed in lists
+    )
+    rule = (
+        "must be as many, with empty ones for missing values; if a column does not "
+        "belong to the others: features.NAME.independent=true"
+    )
+    return [*made, (_LISTS, Typed(f"concat({told})", check, rule))]
 
 
 class _Rejected(NamedTuple):
@@ -171,8 +212,9 @@ def bad_rows(
         for place, (_, typed) in enumerate(made)
     )
     values = " ".join(
-        f"WHEN {place} THEN ({file.column(column.name)})::VARCHAR"
-        for place, (column, _) in enumerate(made)
+        f"WHEN {place} THEN "
+        + (t.value if c is _LISTS else f"({file.column(c.name)})::VARCHAR")
+        for place, (c, t) in enumerate(made)
     )
     source = file.source(path)
     if isinstance(file, TextFile):
@@ -198,7 +240,9 @@ def bad_rows(
     for row, place, value in found:
         column, typed = made[place]
         what = f"column {column.name}: "
-        if value is None or not value.strip():
+        if column is _LISTS:
+            what = f"lists of events have {value} values, {typed.rule}"
+        elif value is None or not value.strip():
             what += "is empty, must have a value"
         else:
             what += f"value is {shown(value.encode())}, {typed.rule}"

@@ -4,7 +4,8 @@ and for raw rows that are scored later, whatever they are in.
 A value is missing, a text or a whole number:
 
 - Blanks around a text do not count.
-- Null, NaN and the texts in MISSING are missing. In a list they are left out.
+- Null, NaN and the texts in MISSING are missing. In a list they are left out, but in
+  one of events, as a sequence is, they keep their place.
 - A Boolean is the text ``true`` or ``false``, and so are True, TRUE, False and FALSE.
 - A number is the text of its decimal digits, without plus, leading zeros, or zeros that
   end its fraction: 7, 007, +7 and 7.0 are ``7``, and 2.50 is ``2.5``. So is a small
@@ -124,6 +125,8 @@ class Column:
         follow the rule above.
       separator: the separator between the values of a list in text, if any.
       is_text: whether training had texts; None takes what the column is.
+      events: whether its lists are of events: a missing value keeps its place.
+      independent: whether these lists have lengths of their own.
       in_lists: whether other files have lists, where this one has nothing at all.
       rule: what its values must be, in words; None takes those of its kind.
       alias: its name in queries, if it is another.
@@ -136,6 +139,8 @@ class Column:
     missing: tuple[str, ...] = ("",)
     separator: str | None = None
     is_text: bool | None = None
+    events: bool = False
+    independent: bool = False
     in_lists: bool = False
     rule: str | None = None
     alias: str | None = None
@@ -166,7 +171,7 @@ class Column:
             rule = "must be from {:g} to {:g}".format(*self.bounds)
         if self.required:
             check += f" AND {made.value} IS NOT NULL"
-        return Typed(made.value, check, self.rule or rule)
+        return Typed(made.value, check, self.rule or rule, made.length)
 
     def _within(self, value: str) -> str:
         if self.bounds is None:
@@ -247,7 +252,10 @@ class Column:
         elif lists:
             type_ = lists[1]
         elif self.separator is not None and type_ == "VARCHAR":
-            raw = f"string_split({raw}, {sql.text(self.separator)})"
+            raw = (
+                f"if(trim(coalesce({raw}, ''), {sql.text(BLANKS)}) = '', [], "
+                f"string_split({raw}, {sql.text(self.separator)}))"
+            )
         elif self.separator is None:
             return self._single(raw, type_)
         else:
@@ -259,16 +267,18 @@ class Column:
         raw = f"coalesce({raw}, [])"
         single = self._single("x", type_)
         if type_ == "VARCHAR" and self.is_text is not False:
-            made = f"canonical_values({raw})"
-            value = f"list_filter({made}, lambda x: x IS NOT NULL)"
-            return Typed(value, "true", single.rule)
-        made = f"list_transform({raw}, lambda x: {single.value})"
-        value = f"list_filter({made}, lambda x: x IS NOT NULL)"
+            value = f"canonical_values({raw})"
+            if not self.events:
+                value = f"list_filter({value}, lambda x: x IS NOT NULL)"
+            return Typed(value, "true", single.rule, f"len({raw})")
+        value = f"list_transform({raw}, lambda x: {single.value})"
+        if not self.events:
+            value = f"list_filter({value}, lambda x: x IS NOT NULL)"
         check = "true"
         if single.check != "true":
             bad = f"list_filter({raw}, lambda x: NOT ({single.check}))"
             check = f"len({bad}) = 0"
-        return Typed(value, check, single.rule)
+        return Typed(value, check, single.rule, f"len({raw})")
 
     def _single(self, raw: str, type_: str) -> Typed:
         """Returns what makes one value."""
@@ -315,11 +325,13 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Typed:
-    """SQL of a column's value, and of what is true of a good one; and that in words."""
+    """SQL of a column's value, and of what is true of a good one; and that in words.
+    Of a list also SQL of its length."""
 
     value: str
     check: str
     rule: str
+    length: str = ""
 
 
 def split_named(name: str) -> int | None:
