@@ -10,6 +10,7 @@ import typer
 
 from embark_jax.cli import (
     bench,
+    compare,
     data,
     doctor,
     errors,
@@ -61,6 +62,7 @@ for command in (
     simulate.simulate,
     search.search,
     train.evaluate,
+    compare.compare,
     export.export,
     predict.predict,
     keys.keys,

@@ -155,7 +155,6 @@ def evaluate(
     from embark_jax.run.loading import load_run
 
     setup, trainer = load_run(run, overrides or (), step=step, trust_code=trust_code)
-    record = evaluation.on_test_set(setup, trainer)
-    if group_by is not None:
-        record |= evaluation.ranked(setup, trainer, group_by, k)
+    groups = None if group_by is None else evaluation.Groups(group_by, k)
+    record = evaluation.on_test_set(setup, trainer, groups=groups)
     show_result(record, console)

@@ -47,7 +47,8 @@ class _ImprovementConfig(Config):
     """What counts as an improvement."""
 
     metric: MetricName = "auc"
-    """Metric of the validation set that decides."""
+    """Metric of the validation set that decides; evaluations where it is undefined do
+    not count."""
     min_change: NonNegativeFloat = 0.0
     """Change that an improvement must exceed."""
 
@@ -78,8 +79,9 @@ class RetrievalConfig(Config):
     at: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
     """The cutoffs K."""
     exclude: str | None = None
-    """Feature of items that the user has seen, such as the history, among which the
-    search does not look; None searches all."""
+    """Feature of items that the user has seen, such as the history, which a server
+    would hide: the search leaves them out, the one that was met, too, and the share of
+    such repeats is measured. None searches all."""
 
 
 class TrainConfig(Config):

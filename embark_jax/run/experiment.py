@@ -17,6 +17,7 @@ from embark_jax.config import (
     ExperimentConfig,
     ModelConfig,
     RetrievalConfig,
+    TrainConfig,
 )
 from embark_jax.data import (
     WINDOW_BATCHES,
@@ -28,6 +29,7 @@ from embark_jax.data import (
 )
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.launch.agreement import of_process_0
+from embark_jax.metrics.pointwise import OF_PROBABILITIES
 from embark_jax.models.function import Model
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.plan import Plan
@@ -174,6 +176,8 @@ class Experiment:
                 nnx.Rngs(config.seed),
                 values,
             )
+        if isinstance(model, RetrievalModel):
+            _check_deciding(config.train)
         if config.train.retrieval is not None:
             _check_retrieval(config.train.retrieval, model, self)
         optimizers = self.optimizers()
@@ -210,6 +214,20 @@ def _check_retrieval(config: RetrievalConfig, model: Model, setup: Experiment) -
             "items share a row, so that nobody knows which one was found; prepare the "
             "data without hashing it"
         )
+
+
+def _check_deciding(config: TrainConfig) -> None:
+    """Raises ``ConfigError`` if a metric of probabilities decides about a model that
+    gives none."""
+    for key, section in (
+        ("early_stopping", config.early_stopping),
+        ("plateau", config.plateau),
+    ):
+        if section is not None and section.metric in OF_PROBABILITIES:
+            raise ConfigError(
+                f"train.{key}.metric: is {section.metric}, must be hr@10, ndcg@10 or "
+                "auc: the scores of this model order items, and are no probabilities"
+            )
 
 
 def _other_kinds(config: ExperimentConfig) -> dict[str, Any] | None:
