@@ -22,6 +22,7 @@ from embark_jax.prepare.raw_files import (
 from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     SPLIT,
+    USER,
     WEIGHT,
     Recipe,
     last_share,
@@ -143,7 +144,7 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         usual_split="time" if is_given or columns.time else "random",
         file_splits=of_files,
         numbers=columns.dense,
-        columns=columns,
+        columns=columns.scored,
     )
 
 
@@ -177,6 +178,8 @@ def _others(columns: Columns) -> list[Column]:
     others = []
     if columns.time:
         others.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
+    if columns.user:
+        others.append(Column(columns.user, "category", alias=USER))
     if columns.split:
         others.append(Column(columns.split, "split", alias=SPLIT))
     return others
@@ -197,7 +200,9 @@ def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[
 
 
 def label_of(columns: Columns) -> str:
-    """Returns SQL of the label, or of a list of the labels."""
+    """Returns SQL of the label, or of a list of the labels; 1 if there is none."""
+    if not columns.targets:
+        return "1::FLOAT"
     marks = [sql.name(f"{LABEL} of {name}") for name in columns.targets]
     if columns.positive_from is not None:
         marks = [f"({mark} >= {columns.positive_from!r})" for mark in marks]

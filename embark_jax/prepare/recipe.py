@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import Columns, NumberColumn
+from embark_jax.data.columns import Columns, HistoryColumns, NumberColumn
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.table_values import TableValues
@@ -30,6 +30,8 @@ TIME = "time of the sample"
 """A column of samples with the time of each one, if the data set has times."""
 GIVEN_TIME = "time as it is given"
 """A column of raw files, from which that is made."""
+USER = "user of the sample"
+"""A column of samples with the user of each one, if the data set has histories."""
 WEIGHT = "weight of the sample"
 """A column of samples with the weight of each one, if the data set has weights."""
 WINDOW = "window of the sample"
@@ -92,6 +94,11 @@ class Recipe:
         return [file.path for file in files]
 
     @property
+    def history(self) -> HistoryColumns | None:
+        """Returns what each sample has of its user's earlier events."""
+        return self.columns.history if self.columns is not None else None
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """Names of the labels, if samples have several."""
         return self.columns.labels if self.columns is not None else ()
@@ -111,7 +118,7 @@ class Recipe:
     def __post_init__(self):
         where = self.raw[0].path
         names = [*self.dense, *(feature.name for feature in self.features)]
-        own = {ROW, IN_FILE, LABEL, SPLIT, TIME, WEIGHT, WINDOW, GOOD, "rowid"}
+        own = {ROW, IN_FILE, LABEL, SPLIT, TIME, USER, WEIGHT, WINDOW, GOOD, "rowid"}
         own |= {column.alias for column in self.raw_columns if column.alias}
         own = {name.lower() for name in own}  # as DuckDB compares names
         if taken := [name for name in names if name.lower() in own]:

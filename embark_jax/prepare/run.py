@@ -22,6 +22,7 @@ from embark_jax.data.table_values import EXTENDS, TableValues
 from embark_jax.prepare import sql
 from embark_jax.prepare.count import describe, known_tables
 from embark_jax.prepare.encode import encode
+from embark_jax.prepare.histories import write_events
 from embark_jax.prepare.recipe import Options as Options
 from embark_jax.prepare.recipe import Recipe, Work
 from embark_jax.prepare.samples import make_samples
@@ -65,7 +66,12 @@ def prepare(
         work = Work(database, recipe, options, folder, made_from, progress, earlier)
         samples = make_samples(work)
         manifest = describe(work, samples, known)
-        manifest = encode(work, samples, manifest)
+        ranges = None
+        if recipe.history is not None:
+            total = sum(samples.rows)
+            events, ranges = write_events(work, recipe.history, manifest, total)
+            manifest = manifest.model_copy(update={"events": events})
+        manifest = encode(work, samples, manifest, ranges)
         if not manifest.files[SPLITS[0]]:
             raise DataError(
                 f"{recipe.raw[0].path}: no sample is in the training split; take "
@@ -83,6 +89,7 @@ def _earlier(folder: Path, recipe: Recipe, made_from: Mapping[str, Any]) -> Tabl
     """
     manifest = manifests.load(local(folder))
     features = [feature.name for feature in recipe.features]
+    features += recipe.history.features if recipe.history else ()
     names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
     now = json.loads(json.dumps({**made_from, **names}))
     before = {**manifest.made_from, **manifest.column_names}

@@ -19,6 +19,7 @@ from embark_jax.prepare.recipe import (
     SPLIT,
     TIME,
     TRAIN,
+    USER,
     WEIGHT,
     WINDOW,
     Recipe,
@@ -89,7 +90,7 @@ def make_samples(work: Work) -> Samples:
             "time=NAME"
         )
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
-    names += [LABEL, *({WEIGHT, TIME} & {*select, *(c.alias for c in columns)})]
+    names += [LABEL, *({WEIGHT, TIME, USER} & {*select, *(c.alias for c in columns)})]
     select = {name: select.get(name, sql.name(name)) for name in names}
     split = {"random": RANDOM_SPLIT, "none": str(TRAIN), "time": recipe.time_split}
     split = split[options.split]
