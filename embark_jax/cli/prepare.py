@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embark_jax.cli.arguments import progress_bars, say
-from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, SplitBy
+from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
@@ -61,11 +61,14 @@ def prepare(
         ),
     ] = None,
     split: Annotated[
-        SplitBy | None,
+        str | None,
         typer.Option(
-            help="How to split: time holds out the latest samples, random splits "
-            "8:1:1, none keeps all for training; by default what is usual for the data "
-            "set."
+            metavar="BY[=SHARE]",
+            help="How to split: time holds out the latest tenth, random and user a "
+            "fifth of samples or of users, leave-one-out the last two events of each "
+            "user, none nothing. A share, such as time=0.2, is halved into validation "
+            "and test; time=2024-05-01,2024-05-08 says when these begin. By default "
+            "what is usual for the data set.",
         ),
     ] = None,
     min_count: Annotated[
@@ -204,6 +207,12 @@ def _say_what(manifest: Manifest, out: Path) -> None:
 
 def _say_splits(manifest: Manifest, trains_unknown: bool) -> None:
     """Says from when samples are, and which columns have many unknown values."""
+    rows = {split: manifest.rows(split) for split in manifest.files}
+    if (trains := rows.pop("train")) < sum(rows.values()):
+        say(
+            f"warning: training has {trains:,} samples, validation and test have "
+            f"{sum(rows.values()):,}; --split chooses otherwise"
+        )
     for split, facts in manifest.splits.items():
         if facts.times is not None:
             say(f"{split}: from {facts.times[0]} to {facts.times[1]}")

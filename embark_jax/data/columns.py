@@ -67,6 +67,9 @@ class HistoryColumns(Config):
     """Columns of categories, with one value each; a missing one keeps its place."""
     longest: PositiveInt = 50
     """The most events of a history: the latest."""
+    ties: bool = False
+    """Whether events of one time are in each other's histories, by the order of the
+    files."""
     positive: bool = False
     """Whether only lines whose label is 1 are events of histories."""
     separator: Annotated[str, Field(min_length=1)] = ";"
@@ -107,8 +110,7 @@ class Columns(Config):
     may be a feature, too, or ignored."""
     history: HistoryColumns | None = None
     """Makes histories of the lines: of each sample the earlier events of its ``user``,
-    strictly earlier by ``time``. Events of one time are in no history of each other,
-    and keep the order of the files."""
+    earlier by ``time``; those of one time are in the order of the files."""
     time: str | None = None
     """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
     the latest samples are held out. Dates with a time zone, such as

@@ -57,8 +57,9 @@ def write_events(
 
     Returns:
       The events, and ``[samples, 3]`` the range of each sample's: those of its user
-      that are strictly earlier, in the order of time, and of one time in the order of
-      the files. Lines without a user are in no history, and have none.
+      that are earlier, in the order of time, and of one time in the order of the
+      files; those of its own time only with ``ties``. Lines without a user are in no
+      history, and have none.
     """
     dtype, width = EVENT_RANGES
     spill = work.database.spill
@@ -84,7 +85,9 @@ def write_events(
         )
         place = np.arange(len(lines))
         of_user = np.maximum.accumulate(np.where(is_first, place, 0))
-        of_time = np.maximum.accumulate(np.where(is_first | ~is_tie, place, 0))
+        of_time = place
+        if not columns.ties:
+            of_time = np.maximum.accumulate(np.where(is_first | ~is_tie, place, 0))
         before = np.cumsum(is_event) - is_event  # events of the group before each line
         ranges[row] = np.stack(
             [np.full(len(row), number), before[of_user], before[of_time]], axis=1

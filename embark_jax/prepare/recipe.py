@@ -12,7 +12,7 @@ from embark_jax.data.columns import Columns, HistoryColumns, NumberColumn
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.table_values import TableValues
-from embark_jax.plans.options import OnBadLine, SplitBy
+from embark_jax.plans.options import OnBadLine
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
 from embark_jax.prepare.raw_files import RawFile, TextFile
@@ -81,7 +81,7 @@ class Recipe:
     query: str | None = None
     repeated: tuple[str, ...] = ()
     time_split: str | None = None
-    usual_split: SplitBy = "random"
+    usual_split: str = "random"
     file_splits: Sequence[int] | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
@@ -204,7 +204,7 @@ class Options:
     """The options that a user may choose.
 
     Attributes:
-      split: "time" holds out the latest samples, "random" a fifth of all, "none" none.
+      split: which samples are held out, as ``splits.Split`` reads it.
       min_count: number of training samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: whether every table is hashed.
@@ -218,7 +218,7 @@ class Options:
         counts them.
     """
 
-    split: SplitBy = "random"
+    split: str = "random"
     min_count: int = 1
     max_rows: int = 40_000_000
     hashed: bool = False
