@@ -163,7 +163,7 @@ def prepare(
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
-        manifest, told = run.prepare(recipe, out, options, made_from, progress, extend)
+        manifest, made = run.prepare(recipe, out, options, made_from, progress, extend)
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
     say(
@@ -173,9 +173,14 @@ def prepare(
     _say_splits(manifest, min_count > 1 or unseen > 0)
     for name, count in manifest.missing_dense.items():
         say(f"column {name!r}: {count:,} missing values ({count / samples:.1%}) are 0")
+    for name, (count, text) in made.merged.items() if dataset in OWN_FILES else ():
+        say(
+            f"column {name!r}: {count:,} texts such as {text!r:.80} are the same value "
+            f"as others, or missing; features.{name}.text=true keeps each as it is"
+        )
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
-        for line in told:
+        for line in made.told:
             say(f"  {line}")
 
 

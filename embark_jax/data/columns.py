@@ -45,6 +45,11 @@ class CategoryColumn(Config):
     separator: Annotated[str, Field(min_length=1)] | None = None
     """The separator between the values of a list in text; None means a single value.
     Parquet has its own lists."""
+    text: bool = False
+    """Whether each text is a value as it is: otherwise 007 and 7, or 1.10 and 1.1, are
+    one, and texts such as NA are missing."""
+    missing: tuple[str, ...] | None = None
+    """The texts that stand for a missing value; None takes those of the file."""
     sequence: bool = False
     """Whether the order of a list counts, the latest last; otherwise its embeddings are
     averaged."""
@@ -117,6 +122,10 @@ class Columns(Config):
     2024-05-31T12:30:00+02:00, are instants of UTC."""
     split: str | None = None
     """A column that says train, validation or test, whatever the times."""
+    missing: tuple[str, ...] | None = None
+    """The texts that stand for a missing value, such as ``["", "NA", "-"]``; None takes
+    the empty one, and those that databases and data frames write, such as NULL, NA and
+    NaN. With ``text`` only the empty one is."""
     separator: Separator | None = None
     """The separator between columns of text, one ASCII character; None takes a tab in
     .tsv files, and a comma in others."""

@@ -192,9 +192,11 @@ def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[
       columns: the columns.
       texts: features that had texts in training; None takes what the columns are.
     """
-    numbers = [Column(name, "number") for name in columns.dense]
+    numbers = [Column(n, "number", missing=columns.missing) for n in columns.dense]
     return numbers + [
-        _category(name, column, None if texts is None else name in texts)
+        _category(
+            name, column, None if texts is None else name in texts, columns.missing
+        )
         for name, column in columns.features.items()
     ]
 
@@ -211,8 +213,14 @@ def label_of(columns: Columns) -> str:
     return f"{marks[0]}::FLOAT"
 
 
-def _category(name: str, column: CategoryColumn, is_text: bool | None) -> Column:
+def _category(
+    name: str,
+    column: CategoryColumn,
+    is_text: bool | None,
+    missing: tuple[str, ...] | None,
+) -> Column:
     bounds, rule = None, None
+    is_text = True if column.text else is_text
     if column.rows is not None:
         bounds, is_text = (0, column.rows - 1), False
         rule = (
@@ -225,6 +233,8 @@ def _category(name: str, column: CategoryColumn, is_text: bool | None) -> Column
         bounds=bounds,
         separator=column.separator,
         events=column.sequence,
+        missing=missing if column.missing is None else column.missing,
+        text=column.text,
         independent=column.independent,
         is_text=is_text,
         rule=rule,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from embark_jax.prepare.encode import encode
 from embark_jax.prepare.histories import write_events
 from embark_jax.prepare.recipe import Options as Options
 from embark_jax.prepare.recipe import Recipe, Work
-from embark_jax.prepare.samples import make_samples
+from embark_jax.prepare.samples import Samples, make_samples
 from embark_jax.prepare.values import define
 
 
@@ -36,7 +36,7 @@ def prepare(
     made_from: Mapping[str, Any],
     progress: Progress = silent,
     extend: Path | None = None,
-) -> tuple[Manifest, Sequence[str]]:
+) -> tuple[Manifest, Samples]:
     """Prepares a data set in the folder ``out``.
 
     Args:
@@ -48,7 +48,7 @@ def prepare(
       extend: folder of earlier data, whose rows and transforms are kept.
 
     Returns:
-      The folder's manifest, and some of the bad lines that are left out, in words.
+      The folder's manifest, and what is known of its samples.
 
     Raises:
       DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
@@ -78,7 +78,7 @@ def prepare(
                 "another --split"
             )
         manifest.save(folder)
-    return manifest, samples.told
+    return manifest, samples
 
 
 def _earlier(folder: Path, recipe: Recipe, made_from: Mapping[str, Any]) -> TableValues:

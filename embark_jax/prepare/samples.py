@@ -36,6 +36,7 @@ class Samples:
       raw_rows: number of lines or rows of the files.
       told: some of the bad ones among these, which are left out, in words.
       types: the types of the columns of samples, in DuckDB's words.
+      merged: of each column with texts that became others, how many, and one of them.
       times: the first and the last time of each split, if samples have such, in words.
     """
 
@@ -43,6 +44,7 @@ class Samples:
     raw_rows: int
     told: Sequence[str]
     types: Mapping[str, str]
+    merged: Mapping[str, tuple[int, str]]
     times: Mapping[str, tuple[str, str]]
 
     @property
@@ -123,7 +125,11 @@ def make_samples(work: Work) -> Samples:
     told = [line for each in found for line in each.told][:SHOWN]
     raw_rows = sum(each.good + each.bad for each in found)
     times = _times_of_splits(database, seconds) if has_times else {}
-    return Samples(rows, raw_rows, told, database.types("FROM samples"), times)
+    merged = dict[str, tuple[int, str]]()
+    for name, (count, example) in (each for of in found for each in of.merged.items()):
+        merged[name] = merged.get(name, (0, example))[0] + count, example
+    types = database.types("FROM samples")
+    return Samples(rows, raw_rows, told, types, merged, times)
 
 
 def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:

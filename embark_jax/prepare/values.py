@@ -55,6 +55,7 @@ _INTEGERS |= {"UTINYINT", "USMALLINT", "UINTEGER"}
 _FLOATS = {"FLOAT": 2**24, "DOUBLE": 2**53}
 """Types of floats, and the largest whole number up to which each has all others."""
 _NUMBERS = {*_INTEGERS, *_FLOATS, "UBIGINT", "HUGEINT", "UHUGEINT", "BOOLEAN", '"NULL"'}
+_EMPTY = ("",)
 _SPLITS = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """The beginnings of the names of splits, in names of files and in columns."""
 
@@ -121,8 +122,9 @@ class Column:
         "split" or "time". A category may be in lists.
       required: whether every line needs a value.
       bounds: smallest and largest number allowed.
-      missing: texts that stand for a missing value, of an integer or hex column; others
-        follow the rule above.
+      missing: texts that stand for a missing value; None takes those of the rule above,
+        and of an integer or hex column, or one with ``text``, empty ones alone.
+      text: whether each text is a value as it is: 007, 1.10 and NA, too.
       separator: the separator between the values of a list in text, if any.
       is_text: whether training had texts; None takes what the column is.
       events: whether its lists are of events: a missing value keeps its place.
@@ -136,7 +138,8 @@ class Column:
     kind: Literal["integer", "number", "hex", "category", "split", "time"]
     required: bool = False
     bounds: tuple[float, float] | None = None
-    missing: tuple[str, ...] = ("",)
+    missing: tuple[str, ...] | None = None
+    text: bool = False
     separator: str | None = None
     is_text: bool | None = None
     events: bool = False
@@ -171,7 +174,7 @@ class Column:
             rule = "must be from {:g} to {:g}".format(*self.bounds)
         if self.required:
             check += f" AND {made.value} IS NOT NULL"
-        return Typed(made.value, check, self.rule or rule, made.length)
+        return dataclasses.replace(made, check=check, rule=self.rule or rule)
 
     def _within(self, value: str) -> str:
         if self.bounds is None:
@@ -179,10 +182,20 @@ class Column:
         low, high = self.bounds
         return f"coalesce({value} BETWEEN {low!r} AND {high!r}, true)"
 
+    def _present(self, raw: str) -> str:
+        """Returns SQL of a text, null if it stands for a missing value."""
+        if self.missing is None and not self.text:
+            return f"present({raw})"
+        text = raw if self.text else f"trim({raw}, {sql.text(BLANKS)})"
+        missing = _EMPTY if self.missing is None else self.missing
+        return f"CASE WHEN {text} NOT IN ({_listed(missing)}) THEN {text} END"
+
     def _integer(self, raw: str, type_: str) -> Typed:
         if type_ != "VARCHAR":
             return self._number(raw, type_)
-        given = f"CASE WHEN {raw} NOT IN ({_listed(self.missing)}) THEN {raw} END"
+        given = (
+            f"CASE WHEN {raw} NOT IN ({_listed(self.missing or _EMPTY)}) THEN {raw} END"
+        )
         value = f"TRY_CAST({given} AS BIGINT)"
         # The text of most integers is that of DuckDB; patterns cost more time.
         exact = f"coalesce({value}::VARCHAR = {given}, {given} IS NULL)"
@@ -201,9 +214,10 @@ class Column:
         number = f"({raw})::DOUBLE"
         check = "true"
         if type_ == "VARCHAR":
-            number = f"TRY_CAST(present({raw}) AS DOUBLE)"
+            given = self._present(raw)
+            number = f"TRY_CAST({given} AS DOUBLE)"
             check = f"({number} IS NOT NULL AND NOT contains({raw}, '_') OR "
-            check += f"present({raw}) IS NULL)"
+            check += f"{given} IS NULL)"
         elif type_ not in _NUMBERS and not type_.startswith("DECIMAL"):
             raise DataError(f"type is {type_}, must be numbers")
         elif type_ in _FLOATS:
@@ -266,7 +280,8 @@ class Column:
             raise DataError(f"type is {type_}[], must be lists of integers or text")
         raw = f"coalesce({raw}, [])"
         single = self._single("x", type_)
-        if type_ == "VARCHAR" and self.is_text is not False:
+        follows_rule = not self.text and self.missing is None
+        if type_ == "VARCHAR" and self.is_text is not False and follows_rule:
             value = f"canonical_values({raw})"
             if not self.events:
                 value = f"list_filter({value}, lambda x: x IS NOT NULL)"
@@ -287,8 +302,12 @@ class Column:
             raw, type_ = f"({raw})::VARCHAR", "VARCHAR"
         if type_ == "VARCHAR":
             text = f"canonical({raw})"
+            if self.text:
+                text = self._present(raw)
+            elif self.missing is not None:
+                text = f"one_way({self._present(raw)})"
             if self.is_text is not False:
-                return Typed(text, "true", rule)
+                return Typed(text, "true", rule, raw=raw)
             value = f"TRY_CAST({text} AS BIGINT)"
             whole = f"{value} IS NOT NULL AND regexp_full_match({text}, '-?[0-9]+')"
             check = f"({text} IS NULL OR {whole}) AND {self._within(value)}"
@@ -326,12 +345,13 @@ class Column:
 @dataclasses.dataclass(frozen=True)
 class Typed:
     """SQL of a column's value, and of what is true of a good one; and that in words.
-    Of a list also SQL of its length."""
+    Of a list also SQL of its length, and of a text that of the text itself."""
 
     value: str
     check: str
     rule: str
     length: str = ""
+    raw: str = ""
 
 
 def split_named(name: str) -> int | None:
