@@ -22,7 +22,7 @@ from embark_jax.prepare import sql
 from embark_jax.prepare.encode import id_of, vocabulary_table
 from embark_jax.prepare.recipe import ROW, TIME, USER, Work
 
-FILE_EVENTS = 2**23
+FILE_EVENTS = 2**22
 """About how many lines of users are read together, and become a file of events."""
 _GROUPS = f"""
 SELECT min(key), max(key) FROM (
