@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from embark_jax.data import Batch as Batch
     from embark_jax.data import BatchChecker as BatchChecker
     from embark_jax.data import Jagged as Jagged
-    from embark_jax.data import MovieLens100K as MovieLens100K
     from embark_jax.data import PreparedData as PreparedData
     from embark_jax.data import SyntheticClicks as SyntheticClicks
     from embark_jax.data import by_frequency as by_frequency
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from embark_jax.plans.tables import FeatureSpec as FeatureSpec
     from embark_jax.plans.tables import TableSpec as TableSpec
     from embark_jax.plans.wire import Wire as Wire
+    from embark_jax.prepare.movielens import MovieLens100K as MovieLens100K
     from embark_jax.run.accesses import sample_accesses as sample_accesses
     from embark_jax.run.experiment import Experiment as Experiment
     from embark_jax.run.loading import load_run as load_run

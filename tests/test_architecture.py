@@ -27,6 +27,7 @@ LAYERS = (
     "config",
     "simulator",
     "data",
+    "prepare",
     "embedding",
     "models",
     "launch",
@@ -44,6 +45,7 @@ PLANNER_LAYERS = ("request", "cost", "search")
 """Folders of the planner, in the order of data."""
 
 ONLY = {room: {"_base", "plans", "config"} for room in ("models", "data")}
+ONLY["prepare"] = ONLY["data"] | {"data"}
 """Rooms that may import fewer than all below."""
 
 WITHOUT_JAX = set(LAYERS[: LAYERS.index("embedding")])

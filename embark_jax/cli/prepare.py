@@ -14,9 +14,11 @@ from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, Spli
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
+    from embark_jax.data.columns import Columns
     from embark_jax.data.manifest import Manifest
-    from embark_jax.data.prepare.columns import Columns
 
+UNKNOWN_SHARE = 0.05
+"""A warning needs this share of unknown values."""
 KEYS = "keys"
 """Number of rows of a column that is hashed to keys of a dynamic table."""
 
@@ -96,6 +98,16 @@ def prepare(
             "them in order.",
         ),
     ] = None,
+    unseen: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.5,
+            help="Share of values in training samples that are taken for unknown ones, "
+            "such as 0.01: it trains the row that values share which training never "
+            "saw.",
+        ),
+    ] = 0.0,
     extend: Annotated[
         Path | None,
         typer.Option(
@@ -117,7 +129,7 @@ def prepare(
     --raw clicks.csv --out prepared
     """
     from embark_jax._base.config import ConfigError, nearest
-    from embark_jax.data.prepare import run
+    from embark_jax.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
     if dataset == YAMBDA:
@@ -144,6 +156,7 @@ def prepare(
         hashed=hashed,
         hash_columns=_hashed(hash_column or ()),
         window=window,
+        unseen=unseen,
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
@@ -154,6 +167,7 @@ def prepare(
         f"of {manifest.raw_rows:,} lines or rows of the raw files {samples:,} are "
         f"samples, {manifest.skipped_lines:,} are left out"
     )
+    _say_splits(manifest, min_count > 1 or unseen > 0)
     for name, count in manifest.missing_dense.items():
         say(f"column {name!r}: {count:,} missing values ({count / samples:.1%}) are 0")
     if manifest.skipped_lines:
@@ -170,7 +184,7 @@ def _prepare_yambda(
 ) -> None:
     """Prepares events of users, without the options for columns."""
     from embark_jax._base.validation import validated
-    from embark_jax.data.prepare import yambda
+    from embark_jax.prepare import yambda
 
     options = validated(yambda.Options, {}, overrides, YAMBDA)
     with progress_bars() as progress:
@@ -186,6 +200,21 @@ def _say_what(manifest: Manifest, out: Path) -> None:
     if by_key := len(manifest.table_rows) - len(counts):
         tables += f" and {by_key} tables of keys, which must be dynamic"
     say(f"{', '.join(samples)} samples, {tables}: {out}")
+
+
+def _say_splits(manifest: Manifest, trains_unknown: bool) -> None:
+    """Says from when samples are, and which columns have many unknown values."""
+    for split, facts in manifest.splits.items():
+        if facts.times is not None:
+            say(f"{split}: from {facts.times[0]} to {facts.times[1]}")
+        for name, share in facts.unknown.items():
+            if share >= UNKNOWN_SHARE:
+                advice = "" if trains_unknown else "; --unseen 0.01 trains it"
+                say(
+                    f"warning: column {name!r}: {share:.1%} of the values in {split} "
+                    "have no row, as training samples have none or too few of them: "
+                    f"they share one{advice}"
+                )
 
 
 def _hashed(options: Iterable[str]) -> dict[str, int | None]:
@@ -215,7 +244,7 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
     from embark_jax._base import yaml_text
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax._base.validation import validated
-    from embark_jax.data.prepare.columns import Columns
+    from embark_jax.data.columns import Columns
 
     text = "" if file is None else read_text(file)
     try:

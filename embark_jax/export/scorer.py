@@ -18,7 +18,6 @@ import pyarrow as pa
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch, BatchChecker, DataError, Jagged
-from embark_jax.data.prepare.raw_rows import RowEncoder
 from embark_jax.export.description import (
     DENSE,
     FILE_NAME,
@@ -30,6 +29,7 @@ from embark_jax.export.description import (
 from embark_jax.export.lookup import LookupTable, pooled, read_arrays
 from embark_jax.export.onnx_layers import BATCH, DenseLayers, onnx_layers
 from embark_jax.plans.tables import PADDING_ID, FeatureSpec
+from embark_jax.prepare.raw_rows import RowEncoder
 
 if TYPE_CHECKING:
     from embark_jax.metrics.pointwise import Metrics

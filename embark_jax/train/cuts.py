@@ -50,8 +50,12 @@ class Cuts:
         / cuts, …]``."""
 
         def cut(batch):
+            # Not -1, which nobody knows of arrays without columns.
             return jax.tree.map(
-                lambda array: array.reshape(self._count, -1, *array.shape[1:]), batch
+                lambda array: array.reshape(
+                    self._count, len(array) // self._count, *array.shape[1:]
+                ),
+                batch,
             )
 
         cuts = self._collection.map(cut, (BATCH,), MICRO_BATCHES)(batch)

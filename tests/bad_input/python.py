@@ -51,7 +51,8 @@ def other_statistics() -> ej.Statistics:
 
 def make_trainer(**options: Any) -> ej.Trainer:
     """Of a small model on one device."""
-    planned = ej.plan(TABLES, FEATURES, ej.fleets.this_machine(), SIZE)
+    fleet = ej.fleets.this_machine()
+    planned = ej.plan(TABLES, FEATURES, fleet, SIZE, optimizer="adagrad")
     return builders.make_trainer(planned, **options)
 
 

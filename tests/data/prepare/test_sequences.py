@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embark_jax.config.reading import load
-from embark_jax.data.prepare import encode, taobao
+from embark_jax.prepare import encode, taobao
 from embark_jax.run import experiment
 from tests.data.prepare.raw_files import prepared_by, samples, write_rows
 

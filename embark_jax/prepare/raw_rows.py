@@ -1,16 +1,10 @@
-"""Makes batches from raw rows, as training made them from a user's own files.
-
-The folder ``encoding/`` of a run or an export holds what this needs: the manifest of
-the data, and the vocabularies.
-"""
+"""Makes batches from raw rows, as training made them from a user's own files."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
-import os
-import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,70 +15,28 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.bucket_copy import local_copy
-from embark_jax._base.files import confined
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.manifest import LABEL, SPLITS, Manifest
-from embark_jax.data.prepare import own_files, raw_files, reading, sql
-from embark_jax.data.prepare.columns import check_there
-from embark_jax.data.prepare.encode import CHUNK_ROWS, Found, SampleEncoder, id_of
-from embark_jax.data.prepare.raw_files import RowsInMemory
-from embark_jax.data.prepare.reading import GOOD
-from embark_jax.data.prepare.recipe import IN_FILE, WEIGHT
-from embark_jax.data.prepare.values import Column, define
-from embark_jax.data.prepare.vocabulary import (
+from embark_jax.data.columns import check_there
+from embark_jax.data.encoding import FOLDER, read_encoding
+from embark_jax.data.manifest import LABEL
+from embark_jax.data.table_values import TableValues
+from embark_jax.data.vocabulary import (
     FIRST_ID,
     MISSING_ID,
     RARE_ID,
-    VOCABULARY,
     is_text,
     vocabulary_file,
 )
-from embark_jax.data.table_values import TableValues
+from embark_jax.prepare import own_files, raw_files, reading, sql
+from embark_jax.prepare.encode import CHUNK_ROWS, Found, SampleEncoder, id_of
+from embark_jax.prepare.raw_files import RowsInMemory
+from embark_jax.prepare.reading import GOOD
+from embark_jax.prepare.recipe import IN_FILE, WEIGHT
+from embark_jax.prepare.values import Column, define
 
-FOLDER = "encoding"
 FEWEST_WARNED = 10
 """A warning needs this many values: a few that training did not have are no sign."""
-
-
-def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
-    """Writes what encodes raw rows to a folder. Vocabularies are hard links where
-    possible, since they never change in place.
-
-    Args:
-      prepared: folder of the data.
-      manifest: manifest of the data.
-      out: the folder to fill.
-
-    Raises:
-      DataError: if a vocabulary is not as it was written.
-    """
-    (out / VOCABULARY).mkdir(parents=True, exist_ok=True)
-    for file in manifest.vocabularies:
-        source, target = file.verified(prepared), confined(out, file.file)
-        target.unlink(missing_ok=True)
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copyfile(source, target)
-    manifest.model_copy(update={"files": dict.fromkeys(SPLITS, ())}).save(out)
-
-
-def copy_encoding(run: Path, out: Path) -> None:
-    """Copies a run's encoding, if it has one."""
-    if (run / FOLDER / manifests.FILE_NAME).exists():
-        values = read_encoding(run / FOLDER)
-        save_encoding(values.folder, values.manifest, out / FOLDER)
-
-
-def read_encoding(folder: Path) -> TableValues:
-    """Reads the manifest of an encoding.
-
-    Raises:
-      DataError: if it is missing or damaged.
-    """
-    mend = f"copy {folder} anew"
-    return TableValues(folder, manifests.read(folder, mend), mend)
 
 
 class RowEncoder:
@@ -207,6 +159,14 @@ class RowEncoder:
         columns = self._used(table.column_names)
         names = [column.name for column in columns]
         check_there(names, table.column_names, "rows")
+        for column in columns:
+            if column.kind == "category" and pa.types.is_float16(
+                table.schema.field(column.name).type
+            ):
+                raise DataError(
+                    f"rows: column {column.name}: type is float16, must be integers or "
+                    "text"
+                )
         table, file = _plain_texts(table.select(names)), RowsInMemory(names)
         numbered = table.rename_columns([f"c{i}" for i in range(len(names))])
         numbered = numbered.append_column("number", pa.array(np.arange(len(table))))
@@ -309,11 +269,13 @@ def _table(rows: Any) -> pa.Table:
 
 def _plain_texts(table: pa.Table) -> pa.Table:
     """Returns a table without dictionaries, whose values are not those of the next one,
-    and without what its maker says of it."""
+    without 16-bit floats, which queries lack, and what its maker says of it."""
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_dictionary(field.type):
             column = column.cast(field.type.value_type)
+        if pa.types.is_float16(field.type):
+            column = column.cast(pa.float32())
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:

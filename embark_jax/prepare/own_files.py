@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embark_jax.data.batch import DataError
+from embark_jax.data.columns import CategoryColumn, Columns, check_there
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.columns import CategoryColumn, Columns, check_there
-from embark_jax.data.prepare.raw_files import (
+from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import (
     ParquetFile,
     RawFile,
     TextFile,
     header_names,
     parquet_names,
 )
-from embark_jax.data.prepare.recipe import (
+from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     SPLIT,
     WEIGHT,
     Recipe,
     last_share,
 )
-from embark_jax.data.prepare.values import Column, split_named
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare.values import Column, split_named
 
 HELD_OUT_SHARES = 10
 """A split by time holds out one of this many parts; files are in the order of names."""

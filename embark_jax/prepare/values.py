@@ -7,8 +7,12 @@ A value is missing, a text or a whole number:
 - Null, NaN and the texts in MISSING are missing. In a list they are left out.
 - A Boolean is the text ``true`` or ``false``, and so are True, TRUE, False and FALSE.
 - A number is the text of its decimal digits, without plus, leading zeros, or zeros that
-  end its fraction: 7, 007, +7 and 7.0 are ``7``, and 2.50 is ``2.5``.
+  end its fraction: 7, 007, +7 and 7.0 are ``7``, and 2.50 is ``2.5``. So is a small
+  one as programs write floats: 1e-05 is ``0.00001``. Other exponents stay texts.
 - A float that is no exact whole number any more is refused, since ids are integers.
+
+A time is a whole number of 64 bits, another finite number, or a date to the
+microsecond, with a zone or without. Nanoseconds of Parquet are kept.
 
 A column of integers has whole numbers, unless training had text. Integers of 64 bits
 without a sign, up to 2^64 - 1, are texts.
@@ -21,7 +25,7 @@ import re
 from typing import Literal
 
 from embark_jax._base.errors import DataError
-from embark_jax.data.prepare import sql
+from embark_jax.prepare import sql
 
 MISSING = (
     "",
@@ -53,6 +57,8 @@ _NUMBERS = {*_INTEGERS, *_FLOATS, "UBIGINT", "HUGEINT", "UHUGEINT", "BOOLEAN", '
 _SPLITS = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """The beginnings of the names of splits, in names of files and in columns."""
 
+_DATE = r"[+-]?\d+[-/]\d+[-/]\d+([ T]+\d+:\d+(:\d+(\.\d*)?)?)?"
+"""A date and perhaps a time of it, without a zone."""
 _MACROS = rf"""
 CREATE OR REPLACE MACRO present_values(l) AS list_transform(
   list_transform(l, lambda x: trim(x, {sql.text(BLANKS)})),
@@ -64,7 +70,13 @@ CREATE OR REPLACE MACRO decimal_of(v) AS
     '^(?:\+|(-))?0*(\d+)(?:\.0*)?$', '\1\2'),
     '^(?:\+|(-))?0*(\d+)\.(\d*[1-9])0*$', '\1\2.\3'),
     '^-0$', '0');
+CREATE OR REPLACE MACRO digits_of(v) AS decimal_of(concat(
+  if(starts_with(v, '-'), '-', ''), '0.',
+  repeat('0', regexp_extract(v, '\d+$')::INT - 1),
+  replace(regexp_extract(v, '^-?([\d.]+)', 1), '.', '')));
 CREATE OR REPLACE MACRO one_way(v) AS CASE
+  WHEN contains(v, 'e-') AND regexp_full_match(v, '-?\d(\.\d+)?e-\d\d\d?')
+  THEN digits_of(v)
   WHEN ascii(v) BETWEEN 43 AND 48 OR ascii(v) BETWEEN 49 AND 57 AND contains(v, '.')
   THEN decimal_of(v)
   WHEN v IN ('True', 'TRUE') THEN 'true' WHEN v IN ('False', 'FALSE') THEN 'false'
@@ -72,10 +84,25 @@ CREATE OR REPLACE MACRO one_way(v) AS CASE
 CREATE OR REPLACE MACRO canonical_values(l) AS
   list_transform(present_values(l), lambda x: one_way(x));
 CREATE OR REPLACE MACRO canonical(v) AS canonical_values([v])[1];
+CREATE TYPE IF NOT EXISTS time_kind AS ENUM
+  ('whole', 'number', 'date', 'instant', 'nanoseconds');
+CREATE OR REPLACE MACRO time_value(k, a, n) AS CASE WHEN a IS NOT NULL OR isfinite(n)
+  THEN {{'kind': k::time_kind, 'at': a::BIGINT, 'number': n::DOUBLE}} END;
+CREATE OR REPLACE MACRO time_of(v) AS list_transform([present(v)], lambda x: CASE
+  WHEN regexp_full_match(x, '[+-]?\d+')
+  THEN time_value('whole', TRY_CAST(x AS BIGINT), NULL)
+  WHEN regexp_full_match(x, '{_DATE}')
+  THEN time_value('date', epoch_us(TRY_CAST(x AS TIMESTAMP)), NULL)
+  WHEN regexp_full_match(x, '{_DATE} ?[[:alpha:]+-].*')
+  THEN time_value('instant',
+    epoch_us(TRY_CAST(regexp_replace(x, ' ([+-])', '\1') AS TIMESTAMPTZ)), NULL)
+  WHEN NOT contains(x, '_') THEN time_value('number', NULL, TRY_CAST(x AS DOUBLE))
+  END)[1];
 """
 """Functions of texts: ``present`` is null for missing ones; ``canonical`` is the one
-way to write a value. They are made of functions of lists, since DuckDB computes the
-argument of a macro anew wherever the macro names it, but that of a lambda once."""
+way to write a value; ``time_of`` is a time, null for what is none. They are made of
+functions of lists, since DuckDB computes the argument of a macro anew wherever the
+macro names it, but that of a lambda once."""
 
 
 def define(database: sql.Database) -> None:
@@ -193,17 +220,25 @@ class Column:
         return Typed(value, f"{value} IS NOT NULL", rule)
 
     def _time(self, raw: str, type_: str) -> Typed:
-        rule = "must be a time: a number, or a date such as 2024-05-31 12:30:00"
+        """Returns a struct: the kind of time, whole units, of dates microseconds, and
+        the number of those that are not whole."""
         if type_ == "VARCHAR":
-            return Typed(f"present({raw})", "true", rule)
-        if type_ in _FLOATS:
-            return Typed(f"({raw})::DOUBLE", f"isfinite({raw})", rule)
-        if type_ in _INTEGERS or type_ == "UBIGINT":
-            value = f"TRY_CAST({raw} AS BIGINT)"
-            return Typed(value, f"{value} IS NOT NULL", rule)
-        if not type_.startswith(("TIMESTAMP", "DATE")):
+            value = f"time_of({raw})"
+        elif type_ in _FLOATS:
+            value = f"time_value('number', NULL, {raw})"
+        elif type_ in _INTEGERS or type_ == "UBIGINT":
+            value = f"time_value('whole', TRY_CAST({raw} AS BIGINT), NULL)"
+        elif type_.startswith(("TIMESTAMP", "DATE")):
+            kind = "instant" if "ZONE" in type_ else "date"
+            time = f"TRY_CAST({raw} AS TIMESTAMP)" if type_ == "DATE" else raw
+            value = f"time_value('{kind}', epoch_us({time}), NULL)"
+            if type_ == "TIMESTAMP_NS":
+                value = f"time_value('nanoseconds', epoch_ns({raw}), NULL)"
+        else:
             raise DataError(f"type is {type_}, must be times")
-        return Typed(f"({raw})::TIMESTAMP" if type_ == "DATE" else raw, "true", rule)
+        rule = "must be a time: a finite number, a whole one from -2^63 to 2^63 - 1, "
+        rule += "or a date such as 2024-05-31 12:30:00"
+        return Typed(value, f"{value} IS NOT NULL", rule)
 
     def _category(self, raw: str, type_: str) -> Typed:
         lists = re.fullmatch(r"(.*)\[\d*\]", type_)

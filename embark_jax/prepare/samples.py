@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.reading import SHOWN, Rows, read, types_of
-from embark_jax.data.prepare.recipe import (
+from embark_jax.data.manifest import LABEL, SPLITS
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.reading import SHOWN, Rows, read, types_of
+from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     IN_FILE,
     RANDOM_SPLIT,
@@ -25,7 +25,7 @@ from embark_jax.data.prepare.recipe import (
     Work,
     cut,
 )
-from embark_jax.data.prepare.values import Column
+from embark_jax.prepare.values import Column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +37,14 @@ class Samples:
       raw_rows: number of lines or rows of the files.
       told: some of the bad ones among these, which are left out, in words.
       types: the types of the columns of samples, in DuckDB's words.
+      times: the first and the last time of each split, if samples have such, in words.
     """
 
     rows: Sequence[int]
     raw_rows: int
     told: Sequence[str]
     types: Mapping[str, str]
+    times: Mapping[str, tuple[str, str]]
 
     @property
     def skipped(self) -> int:
@@ -91,16 +93,15 @@ def make_samples(work: Work) -> Samples:
     select = {name: select.get(name, sql.name(name)) for name in names}
     split = {"random": RANDOM_SPLIT, "none": str(TRAIN), "time": recipe.time_split}
     split = split[options.split]
-    if has_times and options.split == "time":
+    by_column = recipe.columns is not None and recipe.columns.split is not None
+    if has_times and options.split == "time" and not by_column:
         split = _split_by_time(database, files, select[TIME])
     if split is None:
         raise DataError("these data are not in the order of time; take --split random")
     split = split.format(total=sum(rows), last_file=sum(rows[:-1]))
     select[WINDOW] = "NULL::BIGINT"
     if options.window is not None:
-        units = options.window * seconds
-        begin = f"floor({sql.name(TIME)} / {units})::BIGINT * {options.window}"
-        select[WINDOW] = f"({begin})"
+        select[WINDOW] = _window(sql.name(TIME), options.window, seconds)
     views = []
     for number, file in enumerate(files):
         select[SPLIT] = f"({split})::UTINYINT"
@@ -122,7 +123,8 @@ def make_samples(work: Work) -> Samples:
     database.run(f"CREATE VIEW samples AS {whole}")
     told = [line for each in found for line in each.told][:SHOWN]
     raw_rows = sum(each.good + each.bad for each in found)
-    return Samples(rows, raw_rows, told, database.types("FROM samples"))
+    times = _times_of_splits(database, seconds) if has_times else {}
+    return Samples(rows, raw_rows, told, database.types("FROM samples"), times)
 
 
 def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
@@ -184,48 +186,55 @@ def _times(
     """Returns SQL of the time of a sample, a number, and how many units are a second,
     or 1 if the times are numbers. Dates with a time zone are instants of UTC."""
     time = sql.name(GIVEN_TIME)
-    types = {database.types(f"FROM {file}")[GIVEN_TIME]: None for file in files}
-    kinds = {"number" if type_ in ("BIGINT", "DOUBLE") else type_ for type_ in types}
-    dates = {type_ for type_ in kinds if type_.startswith("TIMESTAMP")}
-    zones = {"ZONE" in type_ for type_ in dates}
+    whole = " UNION ALL ".join(f"SELECT {time} AS time FROM {file}" for file in files)
+    largest = dict(
+        database.rows(
+            f"SELECT time.kind::VARCHAR, max(abs(time.at::HUGEINT)) FROM ({whole}) "
+            "GROUP BY 1 ORDER BY 1"
+        )
+    )
+    kinds = {*largest}
+    if kinds == {"whole"}:
+        return f"{time}.at", 1
+    if kinds <= {"whole", "number"} and largest.get("whole", 0) <= 2**53:
+        return f"coalesce({time}.number, {time}.at)", 1
+    if kinds in ({"date"}, {"instant"}, {"nanoseconds"}):
+        return f"{time}.at", 10**9 if kinds == {"nanoseconds"} else 10**6
+    words = {
+        "whole": "whole numbers",
+        "number": "fractions",
+        "date": "dates",
+        "instant": "dates with a time zone",
+        "nanoseconds": "dates in nanoseconds",
+    }
     named = recipe.columns.time if recipe.columns else None
-    where = f"{recipe.raw[0].path}: column {named}"
-    if kinds == {"number"}:
-        return time, 1
-    if dates == kinds and len(zones) == 1:
-        # Nanoseconds lose no digit.
-        if dates == {"TIMESTAMP_NS"}:
-            return f"epoch_ns({time})", 10**9
-        return f"epoch_us({time})", 10**6
-    if kinds != {"VARCHAR"}:
-        raise DataError(f"{where}: has several types ({', '.join(types)}), must be one")
-    whole = " UNION ALL ".join(f"SELECT {time} FROM {file}" for file in files)
-    has_zone = f"regexp_matches({time}, ':.*(Z|[+-][0-9]{{2}}:?([0-9]{{2}})?)$')"
-    kind_of = (
-        f"CASE WHEN TRY_CAST({time} AS BIGINT) IS NOT NULL AND "
-        f"regexp_full_match({time}, '-?[0-9]+') THEN 'whole' "
-        f"WHEN isfinite(TRY_CAST({time} AS DOUBLE)) AND NOT contains({time}, '_') "
-        "AND TRY_CAST({time} AS TIMESTAMP) IS NULL THEN 'number' "
-        f"WHEN TRY_CAST({time} AS TIMESTAMPTZ) IS NULL THEN 'none' "
-        f"WHEN {has_zone} THEN 'instant' ELSE 'date' END"
-    ).replace("{time}", time)
-    found = dict(
-        database.rows(f"SELECT {kind_of}, min({time}) FROM ({whole}) GROUP BY 1")
-    )
-    if found.keys() == {"whole"}:
-        return f"{time}::BIGINT", 1
-    if found.keys() <= {"whole", "number"}:
-        return f"{time}::DOUBLE", 1
-    if found.keys() == {"date"}:
-        return f"epoch_us({time}::TIMESTAMP)", 10**6
-    if found.keys() == {"instant"}:
-        return f"epoch_us({time}::TIMESTAMPTZ)", 10**6
-    example = found.get("none", next(iter(found.values())))
     raise DataError(
-        f"{where}: values such as {example!r} are not times, must be numbers, whole "
-        "ones from -2^63 to 2^63 - 1, or dates such as 2024-05-31 12:30:00, all with a "
-        "time zone or none"
+        f"{recipe.raw[0].path}: column {named}: has "
+        f"{' and '.join(words[kind] for kind in largest)}; must be all whole numbers, "
+        "numbers up to 2^53, dates such as 2024-05-31 12:30:00, or all with a time zone"
     )
+
+
+def _times_of_splits(
+    database: sql.Database, seconds: int
+) -> dict[str, tuple[str, str]]:
+    """Returns the first and the last time of each split."""
+    time = sql.name(TIME)
+    if seconds > 1:  # dates
+        time = f"make_timestamp({time} // {seconds // 10**6})"
+    found = database.rows(
+        f"SELECT {SPLIT}, min({time})::VARCHAR, max({time})::VARCHAR FROM samples "
+        "GROUP BY 1 ORDER BY 1"
+    )
+    return {SPLITS[split]: (first, last) for split, first, last in found}
+
+
+def _window(time: str, length: int, seconds: int) -> str:
+    """Returns SQL of the begin of a time's window: floats have no part in it, as of
+    whole numbers above 2^53 they lose digits."""
+    units = length * seconds
+    number = f"(({time} - {time} % {units}) // {units})::BIGINT"
+    return f"(({number} - ({time} % {units} < 0)::BIGINT) * {length})"
 
 
 def _split_by_time(database: sql.Database, files: Sequence[str], time: str) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.config import Config
-from embark_jax.data.prepare.columns import NumberColumn
-from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID
+from embark_jax.data.columns import NumberColumn
+from embark_jax.data.vocabulary import FIRST_ID, MISSING_ID
 
 
 class FittedNumber(Config):

@@ -11,17 +11,17 @@ import pyarrow as pa
 from embark_jax._base.config import nearest
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import write_arrow
+from embark_jax.data.columns import NumberColumn
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import Manifest, PreparedFeature, Table
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.columns import NumberColumn
-from embark_jax.data.prepare.encode import vocabulary_table
-from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.recipe import ROW, TRAIN, Options, Recipe, Work
-from embark_jax.data.prepare.samples import Samples
-from embark_jax.data.prepare.vocabulary import FIRST_ID, vocabulary_file
+from embark_jax.data.numbers import FittedNumber
 from embark_jax.data.table_values import TableValues
+from embark_jax.data.vocabulary import FIRST_ID, vocabulary_file
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare import sql
+from embark_jax.prepare.encode import vocabulary_table
+from embark_jax.prepare.recipe import ROW, TRAIN, Options, Recipe, Work
+from embark_jax.prepare.samples import Samples
 
 SAMPLED = 2**17
 """How many samples quantiles are computed from: all of smaller data, otherwise about so

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embark_jax._base.errors import DataError
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.columns import check_there
+from embark_jax.data.columns import check_there
+from embark_jax.prepare import sql
 
 MOST_SHOWN = 80
 """Most characters of a line that a message quotes."""

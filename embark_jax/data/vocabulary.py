@@ -21,12 +21,6 @@ def vocabulary_file(table: str) -> str:
     return f"{VOCABULARY}/{table}.arrow"
 
 
-def hash_of(key: str, rows: int) -> str:
-    """Returns SQL of the id of a value in a hashed table: the same on every machine and
-    in every engine, from the last 64 bits of MD5 of its text."""
-    return f"(1 + md5_number_lower(({key})::VARCHAR) % {rows - 1})::BIGINT"
-
-
 def is_text(kind: pa.DataType) -> bool:
     """Says whether values, alone or in lists, are text."""
     return pa.types.is_string(kind.value_type if pa.types.is_list(kind) else kind)

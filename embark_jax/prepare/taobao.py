@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embark_jax.data.columns import NumberColumn
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare.columns import NumberColumn
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.recipe import TEST, TRAIN, Recipe, find
-from embark_jax.data.prepare.values import Column
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.recipe import TEST, TRAIN, Recipe, find
+from embark_jax.prepare.values import Column
 
 LAST_DAY_S = 1_494_604_800  # 2017-05-13, 0:00 in Beijing
 _MISSING = ("", "NULL")

@@ -81,7 +81,7 @@ class Columns(Config):
     the latest samples are held out. Dates with a time zone, such as
     2024-05-31T12:30:00+02:00, are instants of UTC."""
     split: str | None = None
-    """A column that says train, validation or test."""
+    """A column that says train, validation or test, whatever the times."""
     separator: Separator | None = None
     """The separator between columns of text, one ASCII character; None takes a tab in
     .tsv files, and a comma in others."""
@@ -114,20 +114,19 @@ class Columns(Config):
                 f"{where}: has no column {self.label!r}; say which is the label, such "
                 f"as label={names[-1]}; known: {', '.join(sorted(names))}"
             )
-        check_there((*self.named, *self.ignore), names, where)
+        used = {*self.named, *self.ignore}
+        others = [name for name in names if self.others and name not in used]
+        check_there((*self.named, *others), names, where)
+        check_there(self.ignore, [*{*names}], where)  # also all of several
         if "" in names and "" not in self.ignore and (self.others or "" in self.named):
             raise DataError(
                 f"{where}: column {names.index('') + 1} has no name; name it in the "
                 "file, or leave it out: ignore: ['']"
             )
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"{where}: columns {', '.join(repeated)} are used twice")
         if twice := sorted(self.dense.keys() & self.features.keys()):
             raise DataError(
                 f"{where}: column {twice[0]!r} is dense and a feature, must be one"
             )
-        used = {*self.named, *self.ignore}
-        others = [name for name in names if self.others and name not in used]
         features = {**self.features, **dict.fromkeys(others, CategoryColumn())}
         ranges = [c for c in self.dense.values() if c.transform == "quantiles"]
         if not features and not ranges:
@@ -144,5 +143,5 @@ def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None
         if (count := list(names).count(name)) > 1:
             raise DataError(
                 f"{where}: has {count} columns {name!r}, must have one; rename the "
-                "others, or leave them out"
+                "others, or leave all of them out"
             )

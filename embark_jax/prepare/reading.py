@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embark_jax._base.errors import DataError
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.raw_files import RawFile, TextFile, plain, shown
-from embark_jax.data.prepare.values import Column, Typed
 from embark_jax.plans.options import OnBadLine
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import RawFile, TextFile, plain, shown
+from embark_jax.prepare.values import Column, Typed
 
 SHOWN = 5
 """How many bad lines are told in words."""

@@ -27,10 +27,10 @@ from embark_jax.data.event_lists import EventFile, EventLists
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 from embark_jax.data.manifest import Manifest, SampleFile
 from embark_jax.data.pipeline import Progress, silent
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.raw_files import ParquetFile
-from embark_jax.data.prepare.reading import read
-from embark_jax.data.prepare.values import Column, define
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import ParquetFile
+from embark_jax.prepare.reading import read
+from embark_jax.prepare.values import Column, define
 
 DAY_S, HOUR_S = 86_400, 3_600
 EVENTS = "multi_event.parquet"

@@ -18,14 +18,14 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest
 from embark_jax.data.pipeline import Progress, silent
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.count import describe, known_tables
-from embark_jax.data.prepare.encode import encode
-from embark_jax.data.prepare.recipe import Options as Options
-from embark_jax.data.prepare.recipe import Recipe, Work
-from embark_jax.data.prepare.samples import make_samples
-from embark_jax.data.prepare.values import define
 from embark_jax.data.table_values import EXTENDS, TableValues
+from embark_jax.prepare import sql
+from embark_jax.prepare.count import describe, known_tables
+from embark_jax.prepare.encode import encode
+from embark_jax.prepare.recipe import Options as Options
+from embark_jax.prepare.recipe import Recipe, Work
+from embark_jax.prepare.samples import make_samples
+from embark_jax.prepare.values import define
 
 
 def prepare(
@@ -65,20 +65,12 @@ def prepare(
         work = Work(database, recipe, options, folder, made_from, progress, earlier)
         samples = make_samples(work)
         manifest = describe(work, samples, known)
-        files = {split: [] for split in SPLITS}
-        for split, file in encode(work, samples, manifest):
-            files[split].append(file)
-        if not files[SPLITS[0]]:
+        manifest = encode(work, samples, manifest)
+        if not manifest.files[SPLITS[0]]:
             raise DataError(
                 f"{recipe.raw[0].path}: no sample is in the training split; take "
                 "another --split"
             )
-        # In the order of windows; a sort keeps that of files.
-        in_order = {
-            split: tuple(sorted(of_split, key=lambda file: file.window or 0))
-            for split, of_split in files.items()
-        }
-        manifest = manifest.model_copy(update={"files": in_order})
         manifest.save(folder)
     return manifest, samples.told
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.data.batch import DataError
+from embark_jax.data.columns import Columns, NumberColumn
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.pipeline import Progress, silent
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.columns import Columns, NumberColumn
-from embark_jax.data.prepare.raw_files import RawFile, TextFile
-from embark_jax.data.prepare.reading import GOOD
-from embark_jax.data.prepare.values import Column
 from embark_jax.data.table_values import TableValues
 from embark_jax.plans.options import OnBadLine, SplitBy
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import RawFile, TextFile
+from embark_jax.prepare.reading import GOOD
+from embark_jax.prepare.values import Column
 
 ROW = "number of the sample"
 """A column of samples with the position of each one among all, from 0."""
@@ -205,6 +205,8 @@ class Options:
         ``max_rows``.
       window: length of the time windows that samples are cut into, in the units of the
         column of times, or in seconds if these are dates; None makes no windows.
+      unseen: share of the values in training samples that are taken for unknown ones,
+        so that the row that these share is trained.
       on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
         counts them.
     """
@@ -215,6 +217,7 @@ class Options:
     hashed: bool = False
     hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     window: int | None = None
+    unseen: float = 0.0
     on_bad_line: OnBadLine = "error"
 
 

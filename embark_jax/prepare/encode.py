@@ -3,7 +3,8 @@ later go through the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +12,21 @@ import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch
-from embark_jax.data.manifest import LABEL, SPLITS, Manifest, SampleFile
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.recipe import IN_FILE, SPLIT, WEIGHT, WINDOW, Work
-from embark_jax.data.prepare.samples import Samples
-from embark_jax.data.prepare.vocabulary import MISSING_ID, RARE_ID, hash_of
+from embark_jax.data.manifest import LABEL, SPLITS, Manifest, SampleFile, SplitFacts
+from embark_jax.data.numbers import FittedNumber
+from embark_jax.data.vocabulary import MISSING_ID, RARE_ID
 from embark_jax.plans.tables import PADDING_ID
+from embark_jax.prepare import sql
+from embark_jax.prepare.recipe import (
+    IN_FILE,
+    ROW,
+    SPLIT,
+    TRAIN,
+    WEIGHT,
+    WINDOW,
+    Work,
+)
+from embark_jax.prepare.samples import Samples
 
 CHUNK_ROWS = 2**18
 """How many samples are encoded together, and are in a file at most."""
@@ -96,17 +105,17 @@ class SampleEncoder:
         return batch
 
 
-def encode(
-    work: Work, samples: Samples, manifest: Manifest
-) -> Iterator[tuple[str, SampleFile]]:
-    """Writes files of samples, and yields each with its split.
+def encode(work: Work, samples: Samples, manifest: Manifest) -> Manifest:
+    """Writes files of samples, and returns the manifest with them.
 
     Args:
       work: what is prepared; the database has samples and vocabularies.
       samples: the samples.
-      manifest: the manifest, complete but for the files.
+      manifest: the manifest, complete but for the files and the splits.
     """
     encoder, done = SampleEncoder(manifest), 0
+    files: dict[str, list[SampleFile]] = {split: [] for split in SPLITS}
+    values, unknown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     of_categories = ", ".join(map(sql.name, encoder.categories))
     exclude = f"EXCLUDE ({of_categories})" if of_categories else ""
     chunks = [
@@ -126,7 +135,9 @@ def encode(
 
         def found(name: str, chunk: str = chunk, first: int = first) -> Found:
             feature, table = encoder.categories[name]
-            query = _ids(chunk, name, feature, table, samples.types[name])
+            query = _ids(
+                chunk, name, feature, table, samples.types[name], work.options.unseen
+            )
             columns = work.database.table(query).columns
             sample, places, ids = (column.to_numpy() for column in columns)
             return Found(sample - first, places, ids)
@@ -135,14 +146,32 @@ def encode(
         for split, window, places in _parts(facts):
             folder = SPLITS[split] if window is None else f"{SPLITS[split]}/{window}"
             name = f"{folder}/{file:03}-{first // CHUNK_ROWS:06}.arrow"
-            yield (
-                SPLITS[split],
-                manifests.write_samples(
-                    work.out, name, batch.take(places), manifest, window
-                ),
+            part = batch.take(places)
+            files[SPLITS[split]].append(
+                manifests.write_samples(work.out, name, part, manifest, window)
             )
+            for feature, (_, table) in encoder.categories.items():
+                if split != TRAIN and table.kind == "values":
+                    ids = np.asarray(part.ids[feature])
+                    values[SPLITS[split], feature] += int((ids >= RARE_ID).sum())
+                    unknown[SPLITS[split], feature] += int((ids == RARE_ID).sum())
         done += len(batch)
         work.progress("encode", done, sum(samples.rows))
+    shares = {split: dict[str, float]() for split in SPLITS}
+    for (split, feature), count in unknown.items():
+        if count:
+            shares[split][feature] = round(count / values[split, feature], 4)
+    splits = {
+        split: SplitFacts(times=samples.times.get(split), unknown=shares[split])
+        for split in SPLITS
+        if files[split]
+    }
+    # In the order of windows; a sort keeps that of files.
+    in_order = {
+        split: tuple(sorted(of_split, key=lambda file: file.window or 0))
+        for split, of_split in files.items()
+    }
+    return manifest.model_copy(update={"files": in_order, "splits": splits})
 
 
 def _ids(
@@ -151,23 +180,29 @@ def _ids(
     feature: manifests.PreparedFeature,
     table: manifests.Table,
     type_: str,
+    unseen: float,
 ) -> str:
-    """Returns SQL of what is found of a feature."""
+    """Returns SQL of what is found of a feature; of a vocabulary's values in training
+    samples a share ``unseen`` is taken for unknown."""
     column, place, key = sql.name(name), "0::BIGINT", sql.name(name)
     if type_.endswith("]"):
         key, place = f"unnest({column})", f"generate_subscripts({column}, 1) - 1"
         if feature.pooling == "none":  # the last event is at the end
             place += f" + {feature.stored_hotness} - len({column})"
+    row = f", {sql.name(ROW)} AS row, {SPLIT} = {TRAIN} AS trains" if unseen else ""
     values = (
-        f"(SELECT {sql.name(IN_FILE)} AS n, {key} AS key, {place} AS place FROM "
+        f"(SELECT {sql.name(IN_FILE)} AS n, {key} AS key, {place} AS place{row} FROM "
         f"({samples}))"
     )
     id_ = id_of(table, "key")
     if table.kind == "values":
         values += f" LEFT JOIN {vocabulary_table(feature.table)} USING (key)"
-        id_ = (
-            f"CASE WHEN key IS NULL THEN {MISSING_ID} ELSE coalesce(id, {RARE_ID}) END"
-        )
+        id_ = f"coalesce(id, {RARE_ID})"
+        if unseen:
+            drawn = f"md5_number_lower(concat(row, ' ', place, ' ', {sql.text(name)}))"
+            is_drawn = f"trains AND {drawn} < {int(unseen * 2.0**64)}"
+            id_ = f"if({is_drawn}, {RARE_ID}, {id_})"
+        id_ = f"CASE WHEN key IS NULL THEN {MISSING_ID} ELSE {id_} END"
     return f"SELECT n, place, {id_} AS id FROM {values}"
 
 
@@ -178,6 +213,12 @@ def id_of(table: manifests.Table, key: str) -> str:
     if table.kind == "numbers":
         return f"coalesce({key}, {PADDING_ID})"
     return key
+
+
+def hash_of(key: str, rows: int) -> str:
+    """Returns SQL of the id of a value in a hashed table: the same on every machine and
+    in every engine, from the last 64 bits of MD5 of its text."""
+    return f"(1 + md5_number_lower(({key})::VARCHAR) % {rows - 1})::BIGINT"
 
 
 def _parts(facts: pa.Table) -> list[tuple[int, int | None, np.ndarray]]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.recipe import Recipe, find, last_share
-from embark_jax.data.prepare.values import Column
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.recipe import Recipe, find, last_share
+from embark_jax.prepare.values import Column
 
 DAYS = 10
 CATEGORIES = (

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embark_jax.data.batch import DataError
+from embark_jax.data.columns import NumberColumn
 from embark_jax.data.manifest import LABEL
-from embark_jax.data.prepare.columns import NumberColumn
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.recipe import (
+from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.recipe import (
     LAST_FILE,
     TEST,
     VALIDATION,
@@ -26,8 +27,7 @@ from embark_jax.data.prepare.recipe import (
     find,
     last_share,
 )
-from embark_jax.data.prepare.values import Column
-from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare.values import Column
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))

@@ -20,12 +20,12 @@ from embark_jax.data.dataset import Dataset, InMemory
 from embark_jax.data.download import movielens_100k_folder
 from embark_jax.data.jagged import Jagged
 from embark_jax.data.leave_one_out import LeaveOneOut, earlier
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.reading import read
-from embark_jax.data.prepare.values import Column, define
 from embark_jax.data.source import Description
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.reading import read
+from embark_jax.prepare.values import Column, define
 
 _TABLE_ROWS = {
     "user": 943,
