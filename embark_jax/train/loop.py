@@ -88,13 +88,13 @@ class StepResult:
 
     step: int
     loss: float
-    logits: jax.Array
-    labels: jax.Array
-    used: Mapping[str, float]
+    logits: jax.Array = dataclasses.field(repr=False)
+    labels: jax.Array = dataclasses.field(repr=False)
+    used: Mapping[str, float] = dataclasses.field(repr=False)
     hot: bool = False
-    weights: jax.Array | None = None
+    weights: jax.Array | None = dataclasses.field(default=None, repr=False)
     refused: Refused | None = None
-    needed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    needed: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
