@@ -143,6 +143,7 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         time_split=sql.name(SPLIT) if is_given else in_order,
         usual_split="time" if is_given or columns.time else "random",
         file_splits=of_files,
+        history=columns.history,
         numbers=columns.dense,
         columns=columns.scored,
     )
