@@ -116,6 +116,10 @@ class Columns(Config):
     history: HistoryColumns | None = None
     """Makes histories of the lines: of each sample the earlier events of its ``user``,
     earlier by ``time``; those of one time are in the order of the files."""
+    decimal: Literal[".", ","] = "."
+    """The sign before the fraction of a number of ``dense`` in text."""
+    optional: tuple[str, ...] = ()
+    """Columns that some files may lack: their values are missing there."""
     time: str | None = None
     """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
     the latest samples are held out. Dates with a time zone, such as
