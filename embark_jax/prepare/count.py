@@ -215,7 +215,8 @@ def _longest_bag(work: Work, feature: FeatureSpec, type_: str) -> int:
         query = f"SELECT max(len({sql.name(feature.name)})) FROM samples"
         longest = max(longest, work.database.rows(query)[0][0] or 0)
     columns = work.recipe.columns
-    kept = columns.features[feature.name].longest if columns else None
+    described = columns.features.get(feature.name) if columns else None
+    kept = described.longest if described else None
     return min(longest, kept or longest)
 
 

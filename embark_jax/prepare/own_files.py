@@ -147,10 +147,12 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
     return Recipe(
         raw=_readers(raw, paths, columns, columns.named),
         raw_columns=read,
-        select={LABEL: label_of(columns)},
+        select={LABEL: label_of(columns)}
+        | {name: cross_of(crossed) for name, crossed in columns.cross.items()},
         dense=tuple(name for name in columns.dense if name not in ranges),
         features=(
             *(_feature(name, column) for name, column in columns.features.items()),
+            *(FeatureSpec(name, pooling="mean") for name in columns.cross),
             *map(FeatureSpec, ranges),
         ),
         time_split=sql.name(SPLIT) if is_given else in_order,
@@ -228,6 +230,12 @@ def label_of(columns: Columns) -> str:
     if columns.labels:
         return f"[{', '.join(marks)}]::FLOAT[{len(marks)}]"
     return f"{marks[0]}::FLOAT"
+
+
+def cross_of(names: Sequence[str]) -> str:
+    """Returns SQL of the values of several columns as one text, which is null if one of
+    them is. Between them is a character that no text has: 31 separates units."""
+    return " || chr(31) || ".join(f"{sql.name(name)}::VARCHAR" for name in names)
 
 
 def _category(
