@@ -204,12 +204,14 @@ class RowEncoder:
         made = [*map(sql.name, (*self._columns.dense, *({WEIGHT} & there), *others))]
         types = self._database.types(f"FROM {source}")
         for name, (_, table) in self._encoder.categories.items():
-            column = sql.name(name)
-            made.append(f"{id_of(table, column)} AS {column}")
-            if types[name].endswith("]"):
+            crossed = self._columns.cross.get(name)
+            column = own_files.cross_of(crossed) if crossed else sql.name(name)
+            made.append(f"{id_of(table, column)} AS {sql.name(name)}")
+            if types.get(name, "").endswith("]"):
                 each = f"lambda key: {id_of(table, 'key')}"
                 made[-1] = f"list_transform({column}, {each}) AS {column}"
-        if {f"{LABEL} of {name}" for name in self._columns.targets} <= there:
+        labels = {f"{LABEL} of {name}" for name in self._columns.targets}
+        if labels and labels <= there:
             made.append(f"{own_files.label_of(self._columns)} AS {LABEL}")
         return f"SELECT {', '.join(made)} FROM {source}"
 
