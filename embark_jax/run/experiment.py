@@ -18,6 +18,7 @@ from embark_jax.config import (
     ModelConfig,
     RetrievalConfig,
     TrainConfig,
+    import_named,
 )
 from embark_jax.data import (
     WINDOW_BATCHES,
@@ -38,6 +39,7 @@ from embark_jax.run.dataset import (
     ModelData,
     batch_checker,
     check_batch_size,
+    check_groups,
     check_windows,
     hot_rows,
     in_training_order,
@@ -320,6 +322,10 @@ def _checked_dataset(config: ExperimentConfig, first_step: int = 0) -> ModelData
                 f"train.{key}: the data have no validation set; prepare them with one, "
                 "or leave it out"
             )
+    for name, own in config.train.metrics.items():
+        import_named(own.function)  # now, not at the first evaluation
+        if own.groups is not None:
+            check_groups(found[3], own.groups, f"train.metrics.{name}.groups:")
     if config.train.eval_every and not _has_held_out(dataset):
         raise ConfigError(
             "train.eval_every: the data have neither a validation nor a test set; "
