@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embark_jax.cli.arguments import progress_bars, say
-from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, SplitBy
+from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
@@ -61,11 +61,14 @@ def prepare(
         ),
     ] = None,
     split: Annotated[
-        SplitBy | None,
+        str | None,
         typer.Option(
-            help="How to split: time holds out the latest samples, random splits "
-            "8:1:1, none keeps all for training; by default what is usual for the data "
-            "set."
+            metavar="BY[=SHARE]",
+            help="How to split: time holds out the latest tenth, random and user a "
+            "fifth of samples or of users, leave-one-out the last two events of each "
+            "user, none nothing. A share, such as time=0.2, is halved into validation "
+            "and test; time=2024-05-01,2024-05-08 says when these begin. By default "
+            "what is usual for the data set.",
         ),
     ] = None,
     min_count: Annotated[
@@ -160,7 +163,7 @@ def prepare(
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
-        manifest, told = run.prepare(recipe, out, options, made_from, progress, extend)
+        manifest, made = run.prepare(recipe, out, options, made_from, progress, extend)
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
     say(
@@ -170,9 +173,14 @@ def prepare(
     _say_splits(manifest, min_count > 1 or unseen > 0)
     for name, count in manifest.missing_dense.items():
         say(f"column {name!r}: {count:,} missing values ({count / samples:.1%}) are 0")
+    for name, (count, text) in made.merged.items() if dataset in OWN_FILES else ():
+        say(
+            f"column {name!r}: {count:,} texts such as {text!r:.80} are the same value "
+            f"as others, or missing; features.{name}.text=true keeps each as it is"
+        )
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
-        for line in told:
+        for line in made.told:
             say(f"  {line}")
 
 
@@ -204,6 +212,12 @@ def _say_what(manifest: Manifest, out: Path) -> None:
 
 def _say_splits(manifest: Manifest, trains_unknown: bool) -> None:
     """Says from when samples are, and which columns have many unknown values."""
+    rows = {split: manifest.rows(split) for split in manifest.files}
+    if (trains := rows.pop("train")) < sum(rows.values()):
+        say(
+            f"warning: training has {trains:,} samples, validation and test have "
+            f"{sum(rows.values()):,}; --split chooses otherwise"
+        )
     for split, facts in manifest.splits.items():
         if facts.times is not None:
             say(f"{split}: from {facts.times[0]} to {facts.times[1]}")

@@ -10,6 +10,8 @@ from pydantic import Field, PositiveInt, model_validator
 from embark_jax._base.config import Config, nearest
 from embark_jax.data.batch import DataError
 
+PAST = "past_"
+"""How the names of histories begin."""
 Separator = Annotated[str, Field(pattern=r'^[^"\r\n\x80-\U0010ffff]$')]
 """One ASCII character, which is no quote and ends no line."""
 
@@ -43,9 +45,17 @@ class CategoryColumn(Config):
     separator: Annotated[str, Field(min_length=1)] | None = None
     """The separator between the values of a list in text; None means a single value.
     Parquet has its own lists."""
+    text: bool = False
+    """Whether each text is a value as it is: otherwise 007 and 7, or 1.10 and 1.1, are
+    one, and texts such as NA are missing."""
+    missing: tuple[str, ...] | None = None
+    """The texts that stand for a missing value; None takes those of the file."""
     sequence: bool = False
     """Whether the order of a list counts, the latest last; otherwise its embeddings are
     averaged."""
+    independent: bool = False
+    """Whether a sequence has lengths of its own; others of a sample must be of one
+    length, with a place for each missing value."""
     rows: PositiveInt | None = None
     """If set, values are row numbers already, from 0 on and below this, as they were
     made elsewhere; missing ones are left out."""
@@ -54,11 +64,35 @@ class CategoryColumn(Config):
     first."""
 
 
+class HistoryColumns(Config):
+    """What each sample has of the earlier events of its user: for each column a
+    sequence ``past_COLUMN``, the latest last, which reads the column's table."""
+
+    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Columns of categories, with one value each; a missing one keeps its place."""
+    longest: PositiveInt = 50
+    """The most events of a history: the latest."""
+    ties: bool = False
+    """Whether events of one time are in each other's histories, by the order of the
+    files."""
+    positive: bool = False
+    """Whether only lines whose label is 1 are events of histories."""
+    separator: Annotated[str, Field(min_length=1)] = ";"
+    """The separator between events in text that is scored later, whose histories the
+    columns ``past_COLUMN`` have."""
+
+    @property
+    def features(self) -> dict[str, str]:
+        """Returns the column of each sequence."""
+        return {f"{PAST}{name}": name for name in self.columns}
+
+
 class Columns(Config):
     """The columns of a user's own files."""
 
-    label: str = "label"
-    """The column of the label, a number from 0 to 1."""
+    label: str | None = "label"
+    """The column of the label, a number from 0 to 1; ``null`` says that there is none:
+    each line is an event that happened, label 1."""
     labels: tuple[str, ...] = ()
     """The columns of the labels, if samples have several, in place of ``label``. A
     sample that lacks one has no loss for this task."""
@@ -76,26 +110,61 @@ class Columns(Config):
     Parquet also with lists."""
     ignore: tuple[str, ...] = ()
     """Columns to leave out."""
+    user: str | None = None
+    """The column of the user of each line, for histories and for splits by user; it
+    may be a feature, too, or ignored."""
+    history: HistoryColumns | None = None
+    """Makes histories of the lines: of each sample the earlier events of its ``user``,
+    earlier by ``time``; those of one time are in the order of the files."""
     time: str | None = None
     """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
     the latest samples are held out. Dates with a time zone, such as
     2024-05-31T12:30:00+02:00, are instants of UTC."""
     split: str | None = None
     """A column that says train, validation or test, whatever the times."""
+    missing: tuple[str, ...] | None = None
+    """The texts that stand for a missing value, such as ``["", "NA", "-"]``; None takes
+    the empty one, and those that databases and data frames write, such as NULL, NA and
+    NaN. With ``text`` only the empty one is."""
     separator: Separator | None = None
     """The separator between columns of text, one ASCII character; None takes a tab in
     .tsv files, and a comma in others."""
 
+    @model_validator(mode="after")
+    def _check_history(self) -> Columns:
+        if self.history is not None:
+            if self.user is None or self.time is None:
+                raise ValueError("history: needs the columns user and time")
+            if self.history.positive and (self.labels or self.label is None):
+                raise ValueError("history.positive: needs one column of labels")
+        return self
+
+    @property
+    def scored(self) -> Columns:
+        """Returns the columns of rows that are scored: histories are lists there."""
+        if self.history is None:
+            return self
+        past = {
+            sequence: CategoryColumn(
+                table=self.features[name].table or name,
+                separator=self.history.separator,
+                sequence=True,
+                longest=self.history.longest,
+            )
+            for sequence, name in self.history.features.items()
+        }
+        return self.model_copy(update={"features": {**self.features, **past}})
+
     @property
     def named(self) -> tuple[str, ...]:
         """Returns all columns that are used."""
-        others = filter(None, (self.time, self.split, self.weight))
+        others = filter(None, (self.time, self.split, self.weight, self.user))
         return tuple(dict.fromkeys((*self.targets, *self.inputs, *others)))
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Returns the columns of the label or the labels."""
-        return self.labels or (self.label,)
+        return self.labels or tuple(filter(None, [self.label]))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -112,9 +181,11 @@ class Columns(Config):
         if not {"label", "labels"} & self.model_fields_set and self.label not in names:
             raise DataError(
                 f"{where}: has no column {self.label!r}; say which is the label, such "
-                f"as label={names[-1]}; known: {', '.join(sorted(names))}"
+                f"as label={names[-1]}, or label=null if each line is an event that "
+                f"happened; known: {', '.join(sorted(names))}"
             )
-        used = {*self.named, *self.ignore}
+        used = {*self.named, *self.ignore} - {self.user}
+        used |= {self.user} & {*self.targets, *self.inputs, *self.ignore}
         others = [name for name in names if self.others and name not in used]
         check_there((*self.named, *others), names, where)
         check_there(self.ignore, [*{*names}], where)  # also all of several
@@ -128,6 +199,19 @@ class Columns(Config):
                 f"{where}: column {twice[0]!r} is dense and a feature, must be one"
             )
         features = {**self.features, **dict.fromkeys(others, CategoryColumn())}
+        for sequence, name in self.history.features.items() if self.history else ():
+            if name not in features:
+                hint = nearest(name, features)
+                raise DataError(
+                    f"{where}: history.columns: {name!r} is no feature; {hint}"
+                )
+            if features[name].separator or features[name].sequence:
+                raise DataError(f"{where}: history.columns: {name!r} has lists")
+            if sequence in {*features, *self.dense}:
+                raise DataError(
+                    f"{where}: column {sequence!r} is there, and history makes it; "
+                    "ignore or rename it"
+                )
         ranges = [c for c in self.dense.values() if c.transform == "quantiles"]
         if not features and not ranges:
             raise DataError(f"{where}: no column is left for features")

@@ -36,7 +36,9 @@ def save_encoding(prepared: Path, manifest: Manifest, out: Path) -> None:
             os.link(source, target)
         except OSError:
             shutil.copyfile(source, target)
-    manifest.model_copy(update={"files": dict.fromkeys(SPLITS, ())}).save(out)
+    # Rows that are scored have their histories as lists.
+    changed = {"files": dict.fromkeys(SPLITS, ()), "events": None}
+    manifest.model_copy(update=changed).save(out)
 
 
 def copy_encoding(run: Path, out: Path) -> None:

@@ -27,7 +27,7 @@ from embark_jax._base.files import write_arrow
 from embark_jax.data.batch import Batch, DataError, is_long
 from embark_jax.data.checks import BatchChecker
 from embark_jax.data.columns import Columns
-from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, SEQUENCES, EventLists
+from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
 from embark_jax.data.layout import TYPES, Layout
@@ -254,7 +254,7 @@ class Manifest(ChecksummedFile):
     @property
     def stored_features(self) -> dict[str, PreparedFeature]:
         """Returns the features whose ids are in the files."""
-        gathered = SEQUENCES if self.events else ()
+        gathered = self.events.sequences if self.events else ()
         return {n: f for n, f in self.features.items() if n not in gathered}
 
     @property

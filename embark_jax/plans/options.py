@@ -27,8 +27,9 @@ OnBadId = Literal["error", "drop", "hash"]
 OnBadLine = Literal["error", "skip"]
 """What becomes of a line of a raw file that breaks a rule: it ends the reading, or is
 left out and counted."""
-SplitBy = Literal["time", "random", "none"]
-"""Samples that are held out: the latest, a random fifth, or none."""
+SPLITS_BY = ("time", "random", "user", "leave-one-out", "none")
+"""Samples that are held out: the latest, random ones, those of random users, the last
+two of each user, or none."""
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
 """Layout of the dense layers on the devices:
 

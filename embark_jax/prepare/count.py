@@ -107,20 +107,33 @@ def describe(work: Work, samples: Samples, known: Mapping[str, Table]) -> Manife
     ranges = [f.name for f in recipe.features if f.name in recipe.numbers]
     tables |= {name: Table(rows=numbers[name].rows, kind="ranges") for name in ranges}
     bags = recipe.bags_of_one_id
+    features = {
+        feature.name: PreparedFeature(
+            table=feature.table,
+            hotness=bags.get(feature.name) or hotness.get(feature.name, 1),
+            pooling=feature.pooling,
+            bags_of_one_id=feature.name in bags,
+        )
+        for feature in recipe.features
+    }
+    features |= (
+        {
+            sequence: PreparedFeature(
+                table=features[name].table,
+                hotness=recipe.history.longest,
+                pooling="none",
+            )
+            for sequence, name in recipe.history.features.items()
+        }
+        if recipe.history
+        else {}
+    )
     return Manifest.of(
         made_from=work.made_from,
         dense=recipe.dense,
         labels=recipe.labels,
         sample_weights=recipe.columns is not None and recipe.columns.weight is not None,
-        features={
-            feature.name: PreparedFeature(
-                table=feature.table,
-                hotness=bags.get(feature.name) or hotness.get(feature.name, 1),
-                pooling=feature.pooling,
-                bags_of_one_id=feature.name in bags,
-            )
-            for feature in recipe.features
-        },
+        features=features,
         tables=tables,
         raw_rows=samples.raw_rows,
         skipped_lines=samples.skipped,

@@ -61,7 +61,7 @@ class SampleEncoder:
         self._manifest, self._layout = manifest, manifest.layout()
         self.categories = {
             name: (feature, manifest.tables[feature.table])
-            for name, feature in manifest.features.items()
+            for name, feature in manifest.stored_features.items()
             if name not in manifest.numbers
         }
         self.cut = dict.fromkeys(manifest.features, 0)
@@ -105,13 +105,19 @@ class SampleEncoder:
         return batch
 
 
-def encode(work: Work, samples: Samples, manifest: Manifest) -> Manifest:
+def encode(
+    work: Work,
+    samples: Samples,
+    manifest: Manifest,
+    ranges: np.ndarray | None = None,
+) -> Manifest:
     """Writes files of samples, and returns the manifest with them.
 
     Args:
       work: what is prepared; the database has samples and vocabularies.
       samples: the samples.
       manifest: the manifest, complete but for the files and the splits.
+      ranges: ``[samples, 3]`` range of each sample's events, if it has a history.
     """
     encoder, done = SampleEncoder(manifest), 0
     files: dict[str, list[SampleFile]] = {split: [] for split in SPLITS}
@@ -142,13 +148,20 @@ def encode(work: Work, samples: Samples, manifest: Manifest) -> Manifest:
             sample, places, ids = (column.to_numpy() for column in columns)
             return Found(sample - first, places, ids)
 
-        batch = encoder.batch(facts, found)
+        batch, rows = encoder.batch(facts, found), facts[ROW].to_numpy()
         for split, window, places in _parts(facts):
             folder = SPLITS[split] if window is None else f"{SPLITS[split]}/{window}"
             name = f"{folder}/{file:03}-{first // CHUNK_ROWS:06}.arrow"
             part = batch.take(places)
             files[SPLITS[split]].append(
-                manifests.write_samples(work.out, name, part, manifest, window)
+                manifests.write_samples(
+                    work.out,
+                    name,
+                    part,
+                    manifest,
+                    window,
+                    None if ranges is None else ranges[rows[places]],
+                )
             )
             for feature, (_, table) in encoder.categories.items():
                 if split != TRAIN and table.kind == "values":

@@ -22,6 +22,7 @@ from embark_jax.prepare.raw_files import (
 from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     SPLIT,
+    USER,
     WEIGHT,
     Recipe,
     last_share,
@@ -147,7 +148,7 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         usual_split="time" if is_given or columns.time else "random",
         file_splits=of_files,
         numbers=columns.dense,
-        columns=columns,
+        columns=columns.scored,
     )
 
 
@@ -181,6 +182,8 @@ def _others(columns: Columns) -> list[Column]:
     others = []
     if columns.time:
         others.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
+    if columns.user:
+        others.append(Column(columns.user, "category", alias=USER))
     if columns.split:
         others.append(Column(columns.split, "split", alias=SPLIT))
     return others
@@ -193,15 +196,19 @@ def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[
       columns: the columns.
       texts: features that had texts in training; None takes what the columns are.
     """
-    numbers = [Column(name, "number") for name in columns.dense]
+    numbers = [Column(n, "number", missing=columns.missing) for n in columns.dense]
     return numbers + [
-        _category(name, column, None if texts is None else name in texts)
+        _category(
+            name, column, None if texts is None else name in texts, columns.missing
+        )
         for name, column in columns.features.items()
     ]
 
 
 def label_of(columns: Columns) -> str:
-    """Returns SQL of the label, or of a list of the labels."""
+    """Returns SQL of the label, or of a list of the labels; 1 if there is none."""
+    if not columns.targets:
+        return "1::FLOAT"
     marks = [sql.name(f"{LABEL} of {name}") for name in columns.targets]
     if columns.positive_from is not None:
         marks = [f"({mark} >= {columns.positive_from!r})" for mark in marks]
@@ -210,8 +217,14 @@ def label_of(columns: Columns) -> str:
     return f"{marks[0]}::FLOAT"
 
 
-def _category(name: str, column: CategoryColumn, is_text: bool | None) -> Column:
+def _category(
+    name: str,
+    column: CategoryColumn,
+    is_text: bool | None,
+    missing: tuple[str, ...] | None,
+) -> Column:
     bounds, rule = None, None
+    is_text = True if column.text else is_text
     if column.rows is not None:
         bounds, is_text = (0, column.rows - 1), False
         rule = (
@@ -223,6 +236,10 @@ def _category(name: str, column: CategoryColumn, is_text: bool | None) -> Column
         "category",
         bounds=bounds,
         separator=column.separator,
+        events=column.sequence,
+        missing=missing if column.missing is None else column.missing,
+        text=column.text,
+        independent=column.independent,
         is_text=is_text,
         rule=rule,
     )

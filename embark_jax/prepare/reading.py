@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,11 +29,14 @@ class Rows(NamedTuple):
       good: number of rows of the table.
       bad: number of lines or rows that were left out.
       told: some of these, in words.
+      merged: of each column with texts that became others, how many they are, and one
+        of them.
     """
 
     good: int
     bad: int
     told: list[str]
+    merged: dict[str, tuple[int, str]]
 
 
 def read(
@@ -72,8 +76,9 @@ def read(
         try:
             # Tables made by CREATE TABLE AS are in the order of the file.
             database.run(
-                f"CREATE OR REPLACE TABLE {into} AS SELECT {given.values}, {good} AS "
-                f" {sql.name(GOOD)} FROM {file.source(path, options)}"
+                f"CREATE OR REPLACE TABLE {into} AS SELECT {given.kept} FROM (SELECT "
+                f"{given.values}, {good} AS {sql.name(GOOD)} FROM "
+                f"{file.source(path, options)})"
             )
         except sql.Error as error:
             told = bad_rows(database, file, path, given, 1)
@@ -88,7 +93,32 @@ def read(
         kept = f"SELECT * FROM {into} WHERE {sql.name(GOOD)}"
         database.run(f"CREATE OR REPLACE TABLE {into} AS {kept}")
     database.run(f"ALTER TABLE {into} DROP {sql.name(GOOD)}")
-    return Rows(good_rows, bad, told)
+    merged = dict[str, tuple[int, str]]()
+    for name in given.texts:
+        if (found := _merged(database, into, name))[0]:
+            merged[name] = found
+        database.run(f"ALTER TABLE {into} DROP {_raw_name(name)}")
+    return Rows(good_rows, bad, told, merged)
+
+
+def _raw_name(name: str) -> str:
+    """Returns the column of the texts of a column that became other ones."""
+    return sql.name(f"text of {name}")
+
+
+def _merged(database: sql.Database, table: str, name: str) -> tuple[int, str]:
+    """Returns how many texts of a column became a value that others are, too, or
+    missing, and one of these."""
+    value, raw = sql.name(name), _raw_name(name)
+    ((count, example),) = database.rows(
+        f"WITH changed AS (SELECT DISTINCT {raw} AS raw, {value} AS value FROM {table} "
+        f"WHERE {raw} IS NOT NULL), kept AS (SELECT DISTINCT {value} AS value FROM "
+        f"{table} WHERE {raw} IS NULL AND {value} IN (SELECT value FROM changed)) "
+        "SELECT count(*), min(raw) FROM changed WHERE value IS NULL OR value IN "
+        "(SELECT value FROM kept) OR value IN (SELECT value FROM changed GROUP BY "
+        "value HAVING count(*) > 1)"
+    )
+    return count, example
 
 
 def types_of(
@@ -112,14 +142,19 @@ class Selected(NamedTuple):
     """How values are made of a file's columns.
 
     Attributes:
-      made: each column, and SQL of its value.
+      made: each column, and SQL of its value; then, if there are several lists of
+        events, that of their lengths.
       values: SQL of all values, under their aliases or names.
       good: SQL of whether a row is good.
+      texts: columns of single texts, whose texts the values have, too.
+      kept: SQL of what is kept of these, and GOOD: of texts those that became others.
     """
 
     made: list[tuple[Column, Typed]]
     values: str
     good: str
+    texts: list[str]
+    kept: str
 
     @classmethod
     def of(
@@ -133,9 +168,57 @@ class Selected(NamedTuple):
             except DataError as error:
                 raise DataError(f"{file.path}: column {column.name}: {error}") from None
             made.append((column, typed))
-        values = [f"{t.value} AS {sql.name(c.alias or c.name)}" for c, t in made]
+        made = _of_one_length(made)
+        values = [
+            f"{t.value} AS {sql.name(c.alias or c.name)}"
+            for c, t in made
+            if c is not _LISTS
+        ]
+        texts = {c.name: t.raw for c, t in made if t.raw and not c.alias and not c.text}
+        values += [f"{raw} AS {_raw_name(name)}" for name, raw in texts.items()]
+        changed = [
+            f"CASE WHEN {sql.name(name)} IS DISTINCT FROM {_raw_name(name)} AND "
+            f"{_raw_name(name)} <> '' THEN {_raw_name(name)} END AS {_raw_name(name)}"
+            for name in texts
+        ]
+        kept = f"* REPLACE ({', '.join(changed)})" if changed else "*"
         checks = " AND ".join(f"({typed.check})" for _, typed in made)
-        return cls(made, ", ".join(values), f"coalesce({checks}, false)")
+        good = f"coalesce({checks}, false)"
+        return cls(made, ", ".join(values), good, [*texts], kept)
+
+
+_LISTS = Column("lists of events", "category")
+"""Stands for all columns with lists of events, where these have unlike lengths."""
+
+
+def _of_one_length(made: list[tuple[Column, Typed]]) -> list[tuple[Column, Typed]]:
+    """Adds the check that lists of events have one length. An empty text beside lists
+    of one value is one missing value."""
+    lists = [(c, t) for c, t in made if c.events and t.length and not c.independent]
+    if len(lists) < 2:
+        return made
+    longest = f"greatest({', '.join(typed.length for _, typed in lists)})"
+    changed = {
+        column.name: dataclasses.replace(
+            typed,
+            value=f"CASE WHEN {typed.length} = 0 AND {longest} = 1 THEN [NULL] ELSE "
+            f"{typed.value} END",
+        )
+        for column, typed in lists
+    }
+    made = [(column, changed.get(column.name, typed)) for column, typed in made]
+    check = " AND ".join(
+        f"({typed.length} = {longest} OR {typed.length} = 0 AND {longest} = 1)"
+        for _, typed in lists
+    )
+    told = ", ', ', ".join(
+        f"{typed.length}, {sql.text(f' of {column.name}')}" for column, typed in lists
+    )
+    rule = (
+        "must be as many, with empty ones for missing values; if a column does not "
+        "belong to the others: features.NAME.independent=true"
+    )
+    return [*made, (_LISTS, Typed(f"concat({told})", check, rule))]
 
 
 class _Rejected(NamedTuple):
@@ -171,8 +254,9 @@ def bad_rows(
         for place, (_, typed) in enumerate(made)
     )
     values = " ".join(
-        f"WHEN {place} THEN ({file.column(column.name)})::VARCHAR"
-        for place, (column, _) in enumerate(made)
+        f"WHEN {place} THEN "
+        + (t.value if c is _LISTS else f"({file.column(c.name)})::VARCHAR")
+        for place, (c, t) in enumerate(made)
     )
     source = file.source(path)
     if isinstance(file, TextFile):
@@ -198,7 +282,9 @@ def bad_rows(
     for row, place, value in found:
         column, typed = made[place]
         what = f"column {column.name}: "
-        if value is None or not value.strip():
+        if column is _LISTS:
+            what = f"lists of events have {value} values, {typed.rule}"
+        elif value is None or not value.strip():
             what += "is empty, must have a value"
         else:
             what += f"value is {shown(value.encode())}, {typed.rule}"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import Columns, NumberColumn
+from embark_jax.data.columns import Columns, HistoryColumns, NumberColumn
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.table_values import TableValues
-from embark_jax.plans.options import OnBadLine, SplitBy
+from embark_jax.plans.options import OnBadLine
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
 from embark_jax.prepare.raw_files import RawFile, TextFile
@@ -30,6 +30,8 @@ TIME = "time of the sample"
 """A column of samples with the time of each one, if the data set has times."""
 GIVEN_TIME = "time as it is given"
 """A column of raw files, from which that is made."""
+USER = "user of the sample"
+"""A column of samples with the user of each one, if the data set has histories."""
 WEIGHT = "weight of the sample"
 """A column of samples with the weight of each one, if the data set has weights."""
 WINDOW = "window of the sample"
@@ -79,7 +81,7 @@ class Recipe:
     query: str | None = None
     repeated: tuple[str, ...] = ()
     time_split: str | None = None
-    usual_split: SplitBy = "random"
+    usual_split: str = "random"
     file_splits: Sequence[int] | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
@@ -90,6 +92,11 @@ class Recipe:
         """Returns all files that samples are made of."""
         files = [*self.raw, *(file for file, _ in self.sides.values())]
         return [file.path for file in files]
+
+    @property
+    def history(self) -> HistoryColumns | None:
+        """Returns what each sample has of its user's earlier events."""
+        return self.columns.history if self.columns is not None else None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -111,7 +118,7 @@ class Recipe:
     def __post_init__(self):
         where = self.raw[0].path
         names = [*self.dense, *(feature.name for feature in self.features)]
-        own = {ROW, IN_FILE, LABEL, SPLIT, TIME, WEIGHT, WINDOW, GOOD, "rowid"}
+        own = {ROW, IN_FILE, LABEL, SPLIT, TIME, USER, WEIGHT, WINDOW, GOOD, "rowid"}
         own |= {column.alias for column in self.raw_columns if column.alias}
         own = {name.lower() for name in own}  # as DuckDB compares names
         if taken := [name for name in names if name.lower() in own]:
@@ -197,7 +204,7 @@ class Options:
     """The options that a user may choose.
 
     Attributes:
-      split: "time" holds out the latest samples, "random" a fifth of all, "none" none.
+      split: which samples are held out, as ``splits.Split`` reads it.
       min_count: number of training samples that a value needs for a row of its own.
       max_rows: most rows of a table; a table with more values is hashed to them.
       hashed: whether every table is hashed.
@@ -211,7 +218,7 @@ class Options:
         counts them.
     """
 
-    split: SplitBy = "random"
+    split: str = "random"
     min_count: int = 1
     max_rows: int = 40_000_000
     hashed: bool = False

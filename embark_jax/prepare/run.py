@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from embark_jax.data.table_values import EXTENDS, TableValues
 from embark_jax.prepare import sql
 from embark_jax.prepare.count import describe, known_tables
 from embark_jax.prepare.encode import encode
+from embark_jax.prepare.histories import write_events
 from embark_jax.prepare.recipe import Options as Options
 from embark_jax.prepare.recipe import Recipe, Work
-from embark_jax.prepare.samples import make_samples
+from embark_jax.prepare.samples import Samples, make_samples
 from embark_jax.prepare.values import define
 
 
@@ -35,7 +36,7 @@ def prepare(
     made_from: Mapping[str, Any],
     progress: Progress = silent,
     extend: Path | None = None,
-) -> tuple[Manifest, Sequence[str]]:
+) -> tuple[Manifest, Samples]:
     """Prepares a data set in the folder ``out``.
 
     Args:
@@ -47,7 +48,7 @@ def prepare(
       extend: folder of earlier data, whose rows and transforms are kept.
 
     Returns:
-      The folder's manifest, and some of the bad lines that are left out, in words.
+      The folder's manifest, and what is known of its samples.
 
     Raises:
       DataError: if a raw file is bad, ``out`` holds something, or the earlier data were
@@ -65,14 +66,19 @@ def prepare(
         work = Work(database, recipe, options, folder, made_from, progress, earlier)
         samples = make_samples(work)
         manifest = describe(work, samples, known)
-        manifest = encode(work, samples, manifest)
+        ranges = None
+        if recipe.history is not None:
+            total = sum(samples.rows)
+            events, ranges = write_events(work, recipe.history, manifest, total)
+            manifest = manifest.model_copy(update={"events": events})
+        manifest = encode(work, samples, manifest, ranges)
         if not manifest.files[SPLITS[0]]:
             raise DataError(
                 f"{recipe.raw[0].path}: no sample is in the training split; take "
                 "another --split"
             )
         manifest.save(folder)
-    return manifest, samples.told
+    return manifest, samples
 
 
 def _earlier(folder: Path, recipe: Recipe, made_from: Mapping[str, Any]) -> TableValues:
@@ -83,6 +89,7 @@ def _earlier(folder: Path, recipe: Recipe, made_from: Mapping[str, Any]) -> Tabl
     """
     manifest = manifests.load(local(folder))
     features = [feature.name for feature in recipe.features]
+    features += recipe.history.features if recipe.history else ()
     names = {"dense": recipe.dense, "features": features, "labels": recipe.labels}
     now = json.loads(json.dumps({**made_from, **names}))
     before = {**manifest.made_from, **manifest.column_names}

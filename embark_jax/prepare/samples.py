@@ -14,17 +14,16 @@ from embark_jax.prepare.reading import SHOWN, Rows, read, types_of
 from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     IN_FILE,
-    RANDOM_SPLIT,
     ROW,
     SPLIT,
     TIME,
-    TRAIN,
+    USER,
     WEIGHT,
     WINDOW,
     Recipe,
     Work,
-    cut,
 )
+from embark_jax.prepare.splits import HELD_OUT, Split, split_of
 from embark_jax.prepare.values import Column
 
 
@@ -37,6 +36,7 @@ class Samples:
       raw_rows: number of lines or rows of the files.
       told: some of the bad ones among these, which are left out, in words.
       types: the types of the columns of samples, in DuckDB's words.
+      merged: of each column with texts that became others, how many, and one of them.
       times: the first and the last time of each split, if samples have such, in words.
     """
 
@@ -44,6 +44,7 @@ class Samples:
     raw_rows: int
     told: Sequence[str]
     types: Mapping[str, str]
+    merged: Mapping[str, tuple[int, str]]
     times: Mapping[str, tuple[str, str]]
 
     @property
@@ -89,15 +90,10 @@ def make_samples(work: Work) -> Samples:
             "time=NAME"
         )
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
-    names += [LABEL, *({WEIGHT, TIME} & {*select, *(c.alias for c in columns)})]
+    names += [LABEL, *({WEIGHT, TIME, USER} & {*select, *(c.alias for c in columns)})]
     select = {name: select.get(name, sql.name(name)) for name in names}
-    split = {"random": RANDOM_SPLIT, "none": str(TRAIN), "time": recipe.time_split}
-    split = split[options.split]
-    by_column = recipe.columns is not None and recipe.columns.split is not None
-    if has_times and options.split == "time" and not by_column:
-        split = _split_by_time(database, files, select[TIME])
-    if split is None:
-        raise DataError("these data are not in the order of time; take --split random")
+    by = Split.parsed(options.split)
+    split = split_of(by, database, recipe, files, select.get(TIME), seconds)
     split = split.format(total=sum(rows), last_file=sum(rows[:-1]))
     select[WINDOW] = "NULL::BIGINT"
     if options.window is not None:
@@ -109,14 +105,19 @@ def make_samples(work: Work) -> Samples:
             select[SPLIT] = f"{recipe.file_splits[number]}::UTINYINT"
         made = ", ".join(f"{each} AS {sql.name(name)}" for name, each in select.items())
         view, first = sql.name(f"samples {number}"), sum(rows[:number])
-        # The hash of a random split is computed once, not for each column.
-        is_random = options.split == "random"
+        # A hash or a join is computed once, not for each column.
+        is_table = by.by in ("random", "user", "leave-one-out")
+        joined = ""
+        if by.by == "leave-one-out":
+            held_out = sql.name(HELD_OUT)
+            joined = f"LEFT JOIN {held_out} ON {held_out}.{sql.name(ROW)} = "
+            joined += f"{file}.rowid + {first} ORDER BY {file}.rowid"
         database.run(
-            f"CREATE {'TABLE' if is_random else 'VIEW'} {view} AS SELECT rowid AS "
-            f"{sql.name(IN_FILE)}, rowid + {first} AS {sql.name(ROW)}, {made} "
-            f"FROM {file}"
+            f"CREATE {'TABLE' if is_table else 'VIEW'} {view} AS SELECT "
+            f"{file}.rowid AS {sql.name(IN_FILE)}, {file}.rowid + {first} AS "
+            f"{sql.name(ROW)}, {made} FROM {file} {joined}"
         )
-        if is_random:
+        if is_table:
             database.run(f"DROP TABLE {file}")
         views.append(view)
     whole = " UNION ALL BY NAME ".join(f"FROM {view}" for view in views)
@@ -124,7 +125,11 @@ def make_samples(work: Work) -> Samples:
     told = [line for each in found for line in each.told][:SHOWN]
     raw_rows = sum(each.good + each.bad for each in found)
     times = _times_of_splits(database, seconds) if has_times else {}
-    return Samples(rows, raw_rows, told, database.types("FROM samples"), times)
+    merged = dict[str, tuple[int, str]]()
+    for name, (count, example) in (each for of in found for each in of.merged.items()):
+        merged[name] = merged.get(name, (0, example))[0] + count, example
+    types = database.types("FROM samples")
+    return Samples(rows, raw_rows, told, types, merged, times)
 
 
 def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
@@ -235,21 +240,3 @@ def _window(time: str, length: int, seconds: int) -> str:
     units = length * seconds
     number = f"(({time} - {time} % {units}) // {units})::BIGINT"
     return f"(({number} - ({time} % {units} < 0)::BIGINT) * {length})"
-
-
-def _split_by_time(database: sql.Database, files: Sequence[str], time: str) -> str:
-    """Returns a split that holds out the latest tenth: its first half is the validation
-    set, the second the test set. Samples of one time are in one split: where few times
-    make them the same, the last time is the test set, the one before it the validation
-    set."""
-    whole = " UNION ALL ".join(f"SELECT {time} AS t FROM {file}" for file in files)
-    ((validation, test, first, before),) = database.rows(
-        "WITH times AS (SELECT t, sum(count(*)) OVER (ORDER BY t) AS upto, "
-        f"sum(count(*)) OVER () - 1 AS last FROM ({whole}) GROUP BY t), cuts AS ("
-        "SELECT min(t) FILTER (upto > ceil(last * 18 / 20)) AS a, "
-        "min(t) FILTER (upto > ceil(last * 19 / 20)) AS b FROM times) "
-        "SELECT a, b, min(t), max(t) FILTER (t < b) FROM times, cuts GROUP BY ALL"
-    )
-    if validation == test and before is not None and first < before:
-        validation = before
-    return cut(TIME, repr(validation), repr(test))

@@ -4,7 +4,8 @@ and for raw rows that are scored later, whatever they are in.
 A value is missing, a text or a whole number:
 
 - Blanks around a text do not count.
-- Null, NaN and the texts in MISSING are missing. In a list they are left out.
+- Null, NaN and the texts in MISSING are missing. In a list they are left out, but in
+  one of events, as a sequence is, they keep their place.
 - A Boolean is the text ``true`` or ``false``, and so are True, TRUE, False and FALSE.
 - A number is the text of its decimal digits, without plus, leading zeros, or zeros that
   end its fraction: 7, 007, +7 and 7.0 are ``7``, and 2.50 is ``2.5``. So is a small
@@ -54,6 +55,7 @@ _INTEGERS |= {"UTINYINT", "USMALLINT", "UINTEGER"}
 _FLOATS = {"FLOAT": 2**24, "DOUBLE": 2**53}
 """Types of floats, and the largest whole number up to which each has all others."""
 _NUMBERS = {*_INTEGERS, *_FLOATS, "UBIGINT", "HUGEINT", "UHUGEINT", "BOOLEAN", '"NULL"'}
+_EMPTY = ("",)
 _SPLITS = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """The beginnings of the names of splits, in names of files and in columns."""
 
@@ -120,10 +122,13 @@ class Column:
         "split" or "time". A category may be in lists.
       required: whether every line needs a value.
       bounds: smallest and largest number allowed.
-      missing: texts that stand for a missing value, of an integer or hex column; others
-        follow the rule above.
+      missing: texts that stand for a missing value; None takes those of the rule above,
+        and of an integer or hex column, or one with ``text``, empty ones alone.
+      text: whether each text is a value as it is: 007, 1.10 and NA, too.
       separator: the separator between the values of a list in text, if any.
       is_text: whether training had texts; None takes what the column is.
+      events: whether its lists are of events: a missing value keeps its place.
+      independent: whether these lists have lengths of their own.
       in_lists: whether other files have lists, where this one has nothing at all.
       rule: what its values must be, in words; None takes those of its kind.
       alias: its name in queries, if it is another.
@@ -133,9 +138,12 @@ class Column:
     kind: Literal["integer", "number", "hex", "category", "split", "time"]
     required: bool = False
     bounds: tuple[float, float] | None = None
-    missing: tuple[str, ...] = ("",)
+    missing: tuple[str, ...] | None = None
+    text: bool = False
     separator: str | None = None
     is_text: bool | None = None
+    events: bool = False
+    independent: bool = False
     in_lists: bool = False
     rule: str | None = None
     alias: str | None = None
@@ -166,7 +174,7 @@ class Column:
             rule = "must be from {:g} to {:g}".format(*self.bounds)
         if self.required:
             check += f" AND {made.value} IS NOT NULL"
-        return Typed(made.value, check, self.rule or rule)
+        return dataclasses.replace(made, check=check, rule=self.rule or rule)
 
     def _within(self, value: str) -> str:
         if self.bounds is None:
@@ -174,10 +182,20 @@ class Column:
         low, high = self.bounds
         return f"coalesce({value} BETWEEN {low!r} AND {high!r}, true)"
 
+    def _present(self, raw: str) -> str:
+        """Returns SQL of a text, null if it stands for a missing value."""
+        if self.missing is None and not self.text:
+            return f"present({raw})"
+        text = raw if self.text else f"trim({raw}, {sql.text(BLANKS)})"
+        missing = _EMPTY if self.missing is None else self.missing
+        return f"CASE WHEN {text} NOT IN ({_listed(missing)}) THEN {text} END"
+
     def _integer(self, raw: str, type_: str) -> Typed:
         if type_ != "VARCHAR":
             return self._number(raw, type_)
-        given = f"CASE WHEN {raw} NOT IN ({_listed(self.missing)}) THEN {raw} END"
+        given = (
+            f"CASE WHEN {raw} NOT IN ({_listed(self.missing or _EMPTY)}) THEN {raw} END"
+        )
         value = f"TRY_CAST({given} AS BIGINT)"
         # The text of most integers is that of DuckDB; patterns cost more time.
         exact = f"coalesce({value}::VARCHAR = {given}, {given} IS NULL)"
@@ -196,9 +214,10 @@ class Column:
         number = f"({raw})::DOUBLE"
         check = "true"
         if type_ == "VARCHAR":
-            number = f"TRY_CAST(present({raw}) AS DOUBLE)"
+            given = self._present(raw)
+            number = f"TRY_CAST({given} AS DOUBLE)"
             check = f"({number} IS NOT NULL AND NOT contains({raw}, '_') OR "
-            check += f"present({raw}) IS NULL)"
+            check += f"{given} IS NULL)"
         elif type_ not in _NUMBERS and not type_.startswith("DECIMAL"):
             raise DataError(f"type is {type_}, must be numbers")
         elif type_ in _FLOATS:
@@ -247,7 +266,10 @@ class Column:
         elif lists:
             type_ = lists[1]
         elif self.separator is not None and type_ == "VARCHAR":
-            raw = f"string_split({raw}, {sql.text(self.separator)})"
+            raw = (
+                f"if(trim(coalesce({raw}, ''), {sql.text(BLANKS)}) = '', [], "
+                f"string_split({raw}, {sql.text(self.separator)}))"
+            )
         elif self.separator is None:
             return self._single(raw, type_)
         else:
@@ -258,17 +280,20 @@ class Column:
             raise DataError(f"type is {type_}[], must be lists of integers or text")
         raw = f"coalesce({raw}, [])"
         single = self._single("x", type_)
-        if type_ == "VARCHAR" and self.is_text is not False:
-            made = f"canonical_values({raw})"
-            value = f"list_filter({made}, lambda x: x IS NOT NULL)"
-            return Typed(value, "true", single.rule)
-        made = f"list_transform({raw}, lambda x: {single.value})"
-        value = f"list_filter({made}, lambda x: x IS NOT NULL)"
+        follows_rule = not self.text and self.missing is None
+        if type_ == "VARCHAR" and self.is_text is not False and follows_rule:
+            value = f"canonical_values({raw})"
+            if not self.events:
+                value = f"list_filter({value}, lambda x: x IS NOT NULL)"
+            return Typed(value, "true", single.rule, f"len({raw})")
+        value = f"list_transform({raw}, lambda x: {single.value})"
+        if not self.events:
+            value = f"list_filter({value}, lambda x: x IS NOT NULL)"
         check = "true"
         if single.check != "true":
             bad = f"list_filter({raw}, lambda x: NOT ({single.check}))"
             check = f"len({bad}) = 0"
-        return Typed(value, check, single.rule)
+        return Typed(value, check, single.rule, f"len({raw})")
 
     def _single(self, raw: str, type_: str) -> Typed:
         """Returns what makes one value."""
@@ -277,8 +302,12 @@ class Column:
             raw, type_ = f"({raw})::VARCHAR", "VARCHAR"
         if type_ == "VARCHAR":
             text = f"canonical({raw})"
+            if self.text:
+                text = self._present(raw)
+            elif self.missing is not None:
+                text = f"one_way({self._present(raw)})"
             if self.is_text is not False:
-                return Typed(text, "true", rule)
+                return Typed(text, "true", rule, raw=raw)
             value = f"TRY_CAST({text} AS BIGINT)"
             whole = f"{value} IS NOT NULL AND regexp_full_match({text}, '-?[0-9]+')"
             check = f"({text} IS NULL OR {whole}) AND {self._within(value)}"
@@ -315,11 +344,14 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Typed:
-    """SQL of a column's value, and of what is true of a good one; and that in words."""
+    """SQL of a column's value, and of what is true of a good one; and that in words.
+    Of a list also SQL of its length, and of a text that of the text itself."""
 
     value: str
     check: str
     rule: str
+    length: str = ""
+    raw: str = ""
 
 
 def split_named(name: str) -> int | None:

@@ -94,9 +94,9 @@ def on_split(
     is undefined is None: ``report.undefined`` says why."""
     check, options = setup.checker(), setup.config.train
     tasks = tasks_of(setup.config.model)
-    grouping = {own.groups for own in options.metrics.values()} - {None}
-    grouping |= {groups.feature} if groups is not None else set()
-    ids: dict[str, list[np.ndarray]] = {name: [] for name in grouping}
+    grouping = [own.groups for own in options.metrics.values()]
+    grouping += [groups.feature] if groups is not None else []
+    ids: dict[str, list[np.ndarray]] = {name: [] for name in grouping if name}
     if options.retrieval is not None:
         batches = iter(kept := list(batches))
     labels, logits, weights = trainer.scores(_with_ids(batches, ids), check)

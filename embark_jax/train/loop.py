@@ -34,14 +34,13 @@ from embark_jax.data import (
     prefetch,
 )
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
-from embark_jax.embedding.device_batch import (
+from embark_jax.plans.capacities import grow
+from embark_jax.plans.options import OnBadId
+from embark_jax.train.device_batch import (
     DeviceBatch,
     own_samples,
     put_batch,
-    route_batch,
 )
-from embark_jax.plans.capacities import grow
-from embark_jax.plans.options import OnBadId
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import (
     Optimizers,
@@ -190,7 +189,7 @@ class Loop:
         if self.cached is not None:
             self.cached.use(embeddings)
         self._ahead: tuple[DeviceBatch, Routes] | None = None
-        self._route = jax.jit(route_batch, static_argnums=0)
+        self._route = jax.jit(EmbeddingCollection.route_batch, static_argnums=0)
         self._train = make_train_step(
             self._model, embeddings, optimizers, self.state, self._options
         )
