@@ -61,6 +61,13 @@ class ModelConfig(Config):
         return section_of(kind).model_validate(given)
 
     @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        if cls is not ModelConfig:
+            return handler(core_schema)
+        kinds = cls.of_all_kinds()
+        return {"anyOf": [handler(each.__pydantic_core_schema__) for each in kinds]}
+
+    @classmethod
     def of_all_kinds(cls):
         if cls is not ModelConfig:
             return [cls]

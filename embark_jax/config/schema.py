@@ -143,6 +143,9 @@ class TrainConfig(Config):
     init_optimizer: Literal["keep", "new"] = "keep"
     """With `init_from`, whether the state of the optimizers comes over, too, so that
     steps go on being counted, or begins anew."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    """Where metrics go beside `metrics.jsonl`: events of TensorBoard, and Weights &
+    Biases, offline, too (`WANDB_MODE=offline`)."""
     log_every: PositiveInt = 20
     """Steps between two records of loss, AUC and throughput."""
     eval_every: PositiveInt | None = None
