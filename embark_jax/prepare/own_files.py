@@ -49,8 +49,11 @@ def parquet(raw: Path, columns: Columns) -> Recipe:
     return _recipe(raw, _find(raw, PARQUET_FILES), columns)
 
 
-def files_of_rows(path: Path, columns: Columns, wanted: Sequence[str]) -> list[RawFile]:
-    """Returns files with rows to score, which have the wanted columns.
+def files_of_rows(
+    path: Path, columns: Columns, wanted: Sequence[str], optional: Sequence[str] = ()
+) -> list[RawFile]:
+    """Returns files with rows to score, which have the wanted columns, and may have
+    those that are optional, labels and weights.
 
     Raises:
       DataError: if there are no files, or a column is missing.
@@ -59,8 +62,9 @@ def files_of_rows(path: Path, columns: Columns, wanted: Sequence[str]) -> list[R
     is_parquet = path.suffix == ".parquet" or has_parquet
     paths = _find(path, PARQUET_FILES if is_parquet else TEXT_FILES)
     names = _names(path, paths[0], columns)
-    labels = sorted({*columns.targets, columns.weight} & {*names} - {None})
-    return _readers(path, paths, columns, [*wanted, *labels])
+    others = sorted({*optional, *columns.targets, columns.weight} & {*names})
+    wanted = [*(each for each in wanted if each not in others), *others]
+    return _readers(path, paths, columns, wanted)
 
 
 def _find(raw: Path, patterns: Sequence[str]) -> list[Path]:

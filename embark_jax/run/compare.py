@@ -13,6 +13,7 @@ from embark_jax.report.comparison import ComparedRun
 from embark_jax.run.folder import CONFIG, PLAN, RunFolder, config_of
 from embark_jax.run.logs import FILE_NAME as METRICS_FILE
 from embark_jax.run.logs import read_metrics
+from embark_jax.run.own_metrics import own_metrics
 
 SEARCH = "search.yaml"
 """The config of a search, in its folder."""
@@ -56,8 +57,10 @@ def read_run(path: Path, name: str) -> ComparedRun:
     if (folder / PLAN).exists():
         prediction = Plan.from_json((folder / PLAN).read_text()).prediction
         planned = prediction and max(prediction.device_bytes)
-    config = config_of(folder).model_dump(mode="json")
-    return ComparedRun(name, config, read_metrics(folder), planned, METRICS)
+    config = config_of(folder)
+    metrics = {**METRICS, **own_metrics(config.train)}
+    described = config.model_dump(mode="json")
+    return ComparedRun(name, described, read_metrics(folder), planned, metrics)
 
 
 def deciding_key(runs: Sequence[ComparedRun], metric: str) -> str:
