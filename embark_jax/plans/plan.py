@@ -184,7 +184,9 @@ class Plan:
             raise ValueError(
                 f"plan needs {self.nodes} × {self.gpus_per_node} = {self.devices} "
                 f"devices, this machine shows {len(available)} "
-                f"({available[0].platform}); plan for what is there"
+                f"({available[0].platform}); plan for what is there, or make as many "
+                "devices of a CPU before JAX is used: "
+                f'jax.config.update("jax_num_cpu_devices", {self.devices})'
             )
         return jax.make_mesh(
             (self.nodes, self.gpus_per_node),

@@ -34,14 +34,13 @@ from embark_jax.data import (
     prefetch,
 )
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
-from embark_jax.embedding.device_batch import (
+from embark_jax.plans.capacities import grow
+from embark_jax.plans.options import OnBadId
+from embark_jax.train.device_batch import (
     DeviceBatch,
     own_samples,
     put_batch,
-    route_batch,
 )
-from embark_jax.plans.capacities import grow
-from embark_jax.plans.options import OnBadId
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import (
     Optimizers,
@@ -89,13 +88,13 @@ class StepResult:
 
     step: int
     loss: float
-    logits: jax.Array
-    labels: jax.Array
-    used: Mapping[str, float]
+    logits: jax.Array = dataclasses.field(repr=False)
+    labels: jax.Array = dataclasses.field(repr=False)
+    used: Mapping[str, float] = dataclasses.field(repr=False)
     hot: bool = False
-    weights: jax.Array | None = None
+    weights: jax.Array | None = dataclasses.field(default=None, repr=False)
     refused: Refused | None = None
-    needed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    needed: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
@@ -190,7 +189,7 @@ class Loop:
         if self.cached is not None:
             self.cached.use(embeddings)
         self._ahead: tuple[DeviceBatch, Routes] | None = None
-        self._route = jax.jit(route_batch, static_argnums=0)
+        self._route = jax.jit(EmbeddingCollection.route_batch, static_argnums=0)
         self._train = make_train_step(
             self._model, embeddings, optimizers, self.state, self._options
         )

@@ -11,15 +11,19 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
-from embark_jax.embedding.device_batch import (
-    DeviceBatch,
-    route_batch,
+from embark_jax.embedding.collection import (
+    BATCH,
+    EmbeddingCollection,
+    Lookups,
+    Routes,
 )
 from embark_jax.embedding.rules import step_factors
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.traffic import COMBINED_BYTES
 from embark_jax.train.cuts import Cuts, check_cuts
+from embark_jax.train.device_batch import (
+    DeviceBatch,
+)
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.state import Optimizers, TrainState, update_shardings
 from embark_jax.train.step_model import (
@@ -77,10 +81,11 @@ def make_train_step(
     """Makes a jitted ``(state, batch, routes, following) -> (state, report, routes)``;
     it donates its state.
 
-    ``routes`` are those of the batch, such as ``route_batch`` makes. ``following`` is
-    the batch after it, whose routes the step makes beside the dense layers and returns;
-    None makes none, which is for cached tables, whose routes are made outside. Batches
-    of hot rows alone take a program of their own, compiled when the first comes.
+    ``routes`` are those of the batch, as ``collection.route_batch`` makes them.
+    ``following`` is the batch after it, whose routes the step makes beside the dense
+    layers and returns; None makes none, which is for cached tables, whose routes are
+    made outside. Batches of hot rows alone take a program of their own, compiled when
+    the first comes.
 
     A step is applied as a whole or not at all. It is refused if the batch overflows a
     capacity (ids would be missing) or has an id that is no row of its table, if the
@@ -112,7 +117,7 @@ def make_train_step(
         next_routes = None
         if following is not None:
             next_tables = collection.for_batch(following.hot)
-            next_routes = route_batch(next_tables, following)
+            next_routes = next_tables.route_batch(following)
         columns = batch.columns()
         with jax.default_matmul_precision(MATMUL_PRECISION):
             gradients = batch_gradients(
@@ -220,6 +225,7 @@ def make_score_step(
     def score_step(params, model_state, storages, batch, routes):
 
         def logits_of(embeddings, batch):
+            embeddings = collection.by_feature(embeddings)
             embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
             with jax.default_matmul_precision(MATMUL_PRECISION):
                 return model.score(params, model_state, batch.dense, embeddings, method)
@@ -227,7 +233,8 @@ def make_score_step(
         columns = padded_batch(collection, batch.columns())
         embeddings, spans = collection.lookup(storages, routes), columns.spans
         if micro_batches == 1:
-            logits = logits_of(collection.padded(embeddings, spans), columns)
+            padded = collection.padded(embeddings.sequences, spans)
+            logits = logits_of(embeddings._replace(sequences=padded), columns)
         else:
             cuts = Cuts(collection, micro_batches, spans)
 
@@ -277,7 +284,7 @@ def _join_numbers(
 
 def _rows_stay_finite(
     collection: EmbeddingCollection,
-    gradients: Mapping[str, jax.Array],
+    gradients: Lookups,
     weights: Mapping[str, jax.Array],
     routes: Routes,
     options: StepOptions,
@@ -290,20 +297,12 @@ def _rows_stay_finite(
     """
 
     def count_others(gradients, weights, mean_factors):
-        others = jnp.zeros((), bool)
-        for name, gradient in gradients.items():
-            gradient = jnp.abs(gradient)
-            factor = mean_factors.get(name, jnp.float32(1))
-            if name in weights:  # of an event, or of all ids of a bag
-                weight = jnp.abs(weights[name]).reshape(len(gradient), -1)
-                factor = factor * weight.max(axis=1)
-            if factor.ndim:
-                gradient = gradient * jnp.abs(factor)[:, None]
-            others |= ~(gradient <= LARGEST_GRADIENT).all()
+        terms = collection.largest_terms(gradients, weights, mean_factors)
+        others = ~jnp.stack([(term <= LARGEST_GRADIENT).all() for term in terms]).all()
         return lax.psum(others.astype(options.dense_wire), MESH_AXES)
 
     mapped = collection.map(count_others, (BATCH,) * 3, PartitionSpec())
-    return mapped(dict(gradients), dict(weights), routes.mean_factors) == 0
+    return mapped(gradients, dict(weights), routes.mean_factors) == 0
 
 
 def _all_finite(arrays: Any) -> jax.Array:

@@ -22,12 +22,12 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import DENSE_RULES, ROW_RULES, ModelConfig
 from embark_jax.config.table_lists import experiment_of
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import TableList
 from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.plan import MESH_AXES, Plan
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
+from embark_jax.train.device_batch import abstract_batch, abstract_routes
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, TrainState, abstract_state
 from embark_jax.train.step import make_train_step

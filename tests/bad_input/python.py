@@ -15,7 +15,7 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.config.models import MODELS
-from embark_jax.embedding.device_batch import put_batch
+from embark_jax.train.device_batch import put_batch
 from tests import builders
 from tests.builders import assert_equal_states, snapshot
 

@@ -47,6 +47,10 @@ def result(step: int) -> StepResult:
     return StepResult(step, 0.5 + step, labels - 0.5, labels, {"rb": step / 100})
 
 
+def test_a_step_prints_as_a_line():
+    assert str(result(3)) == "StepResult(step=3, loss=3.5, hot=False, refused=None)"
+
+
 @pytest.mark.parametrize("log_every", [1, 3, 20, 50])
 def test_it_is_exact_wherever_it_is_said(log_every):
     loop = Loop()

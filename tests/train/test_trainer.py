@@ -11,11 +11,11 @@ from embark_kernels import Adagrad
 from flax import nnx
 
 from embark_jax.data import Batch, DataError
-from embark_jax.embedding.device_batch import put_batch
 from embark_jax.metrics.pointwise import evaluate
 from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.train.device_batch import put_batch
 from embark_jax.train.loop import BadIdError, NonFiniteLossError
 from embark_jax.train.state import TrainState
 from embark_jax.train.step import REFUSED

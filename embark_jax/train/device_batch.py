@@ -2,86 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.data import Batch, DataError, Jagged
-from embark_jax.data.layout import LONG_IDS, NUMBERS, Columns, Layout
+from embark_jax.data.layout import LONG_IDS, NUMBERS, Layout
+from embark_jax.embedding.batch_ids import DeviceBatch, Matrices
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
-from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.plan import MESH_AXES, Plan
-
-Matrices = dict[str, jax.Array]
-"""Matrices of ``data.layout``, sharded by their rows; ids of 64 bits are pairs of
-int32."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DeviceBatch:
-    """A batch on the devices, as it lies on the host.
-
-    Attributes:
-      samples: matrices of ``[batch]`` samples.
-      layout: their columns.
-      hot: whether all of its ids are said to be of hot rows: it takes the step that
-        exchanges no embeddings, which refuses it if that is wrong.
-      events: matrices of ``[devices]`` rows: the events of each device's samples.
-      layout_of_events: their columns; those of a sequence are as many as there is room
-        for.
-    """
-
-    samples: Matrices
-    layout: Layout = dataclasses.field(metadata={"static": True})
-    hot: bool = dataclasses.field(default=False, metadata={"static": True})
-    events: Matrices = dataclasses.field(default_factory=dict)
-    layout_of_events: Layout = dataclasses.field(
-        default=Layout(labels=0), metadata={"static": True}
-    )
-
-    def __len__(self) -> int:
-        return len(next(iter(self.samples.values())))
-
-    def columns(self) -> Columns:
-        """Returns its columns, which are slices; call it inside a compiled program.
-        Those of sequences are packed, ``[total]``."""
-        columns = _columns_of(self.samples, self.layout)
-        events = _columns_of(self.events, self.layout_of_events)
-        with jax.enable_x64(True):
-            ids, weights = (
-                {name: x.reshape(-1) for name, x in of_kind.items()}
-                for of_kind in (events.ids, events.weights)
-            )
-        return columns._replace(
-            ids={**columns.ids, **ids},
-            weights={**columns.weights, **weights},
-            spans={
-                name: Spans(*jnp.unstack(spans, axis=1))
-                for name, spans in columns.spans.items()
-            },
-        )
-
-    def has_room(self, events: Mapping[str, int]) -> bool:
-        """Says whether the packed sequences have this room for the events of a device,
-        no less and no more."""
-        return all(events[n] == room for n, room, _ in self.layout_of_events.ids)
-
-
-def _columns_of(matrices: Matrices, layout: Layout) -> Columns:
-    with jax.enable_x64(LONG_IDS in matrices):
-        if LONG_IDS in matrices:
-            pairs = matrices[LONG_IDS].reshape(len(matrices[LONG_IDS]), -1, 2)
-            long_ids = lax.bitcast_convert_type(pairs, jnp.int64)
-            matrices = {**matrices, LONG_IDS: long_ids}
-        return layout.columns(matrices)
 
 
 def abstract_batch(
@@ -134,7 +67,7 @@ def abstract_batch(
 
 def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
     """Returns shapes and shardings of the routes of a batch; nothing is allocated."""
-    shapes = jax.eval_shape(functools.partial(route_batch, collection), batch)
+    shapes = jax.eval_shape(collection.route_batch, batch)
 
     def sharded(spec: PartitionSpec, arrays: Any) -> Any:
         sharding = NamedSharding(collection.mesh, spec)
@@ -230,10 +163,3 @@ def own_samples(batch: Batch, size: int) -> Batch:
     share = size // jax.process_count()
     first = share * jax.process_index()
     return batch.part(first, first + share)
-
-
-@jax.named_scope("sort")
-def route_batch(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
-    """Routes a batch, under jit."""
-    columns = batch.columns()
-    return collection.route(columns.ids, columns.weights, columns.spans)
