@@ -191,8 +191,8 @@ class Columns(Config):
                 f"as label={names[-1]}, or label=null if each line is an event that "
                 f"happened; known: {', '.join(sorted(names))}"
             )
-        used = {*self.named, *self.ignore} - {self.user}
-        used |= {self.user} & {*self.targets, *self.inputs, *self.ignore}
+        used = {*self.targets, *self.inputs, *self.ignore}
+        used |= {self.time, self.split, self.weight}  # the user may be a feature, too
         others = [name for name in names if self.others and name not in used]
         check_there((*self.named, *others), names, where)
         check_there(self.ignore, [*{*names}], where)  # also all of several
