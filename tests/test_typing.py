@@ -15,7 +15,8 @@ PROGRAM = """\
 import embark_jax as ej
 from embark_kernels import optimizers
 
-plan = ej.plan([ej.TableSpec("a", 10, 4)], [ej.FeatureSpec("a")], ej.fleets.dgx_h100(), 8)
+tables, features = [ej.TableSpec("a", 10, 4)], [ej.FeatureSpec("a")]
+plan = ej.plan(tables, features, ej.fleets.dgx_h100(), 8)
 rule: optimizers.RowOptimizer = ej.SGD(0.1)
 wrong: int = plan
 """
