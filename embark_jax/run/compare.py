@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def read_run(path: Path, name: str) -> ComparedRun:
     if not (folder / CONFIG).exists():
         raise ConfigError(f"{path}: holds no {CONFIG}, must be the folder of a run")
     planned = None
-    if (folder / PLAN).exists():
+    with contextlib.suppress(FileNotFoundError, ValueError):  # of another version
         prediction = Plan.from_json((folder / PLAN).read_text()).prediction
         planned = prediction and max(prediction.device_bytes)
     config = config_of(folder)

@@ -54,7 +54,7 @@ class WeightsAndBiases:
 
     def __init__(self, workdir: Path, resume_at: int):
         try:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ConfigError(
                 "train.loggers: wandb is not installed: pip install 'embark_jax[wandb]'"
