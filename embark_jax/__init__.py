@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from embark_jax.embedding.logical import TableRows as TableRows
     from embark_jax.embedding.logical import export_table as export_table
     from embark_jax.embedding.rules import RowRules as RowRules
-    from embark_jax.export.scorer import IdScorer as IdScorer
+    from embark_jax.export.id_scorer import IdScorer as IdScorer
+    from embark_jax.export.id_scorer import load_id_scorer as load_id_scorer
     from embark_jax.export.scorer import Scorer as Scorer
-    from embark_jax.export.scorer import load_id_scorer as load_id_scorer
     from embark_jax.export.scorer import load_scorer as load_scorer
     from embark_jax.metrics.pointwise import evaluate as evaluate
     from embark_jax.metrics.retrieval import ItemIndex as ItemIndex

@@ -14,6 +14,7 @@ from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
 from embark_jax.embedding.collection import BATCH
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
+from embark_jax.train.absent import absent_mesh, compile_model, wide_features
 from embark_jax.train.device_batch import (
     abstract_batch,
 )
@@ -21,7 +22,6 @@ from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
-from experiments.step_bytes.absent import absent_mesh, compile_model, wide_features
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13

@@ -183,6 +183,8 @@ def test_a_built_package_holds_the_configs():
         "setuptools"
     ]
     patterns = settings["package-data"]["embark_jax"]
+    assert "py.typed" in patterns  # type checkers read the package
+    patterns = [each for each in patterns if each != "py.typed"]
     shipped = {each.resolve() for pattern in patterns for each in PACKAGE.glob(pattern)}
     listed = {each for each in (ROOT / "configs").rglob("*") if each.is_file()}
     assert shipped == listed

@@ -19,6 +19,7 @@ from embark_jax.cli import (
     launch,
     plan,
     predict,
+    recommend,
     search,
     simulate,
     train,
@@ -65,6 +66,7 @@ for command in (
     compare.compare,
     export.export,
     predict.predict,
+    recommend.recommend,
     keys.keys,
     doctor.doctor,
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -21,6 +22,10 @@ def keys(
             help="Show this key or section only, such as embedding.wire.",
         ),
     ] = "",
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", help="Print a JSON Schema, for editors, instead."),
+    ] = False,
 ) -> None:
     """Show the keys of a config with their defaults and meanings."""
     from rich.padding import Padding
@@ -35,6 +40,9 @@ def keys(
     )
     from embark_jax.config import ExperimentConfig
 
+    if schema:
+        print(json.dumps(ExperimentConfig.model_json_schema(), indent=1))
+        return
     sections = each_section(ExperimentConfig)
     kinds = _default_kinds(ExperimentConfig.model_validate(MINIMAL).model_dump())
     shown = set()

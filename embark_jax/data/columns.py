@@ -105,6 +105,9 @@ class Columns(Config):
     features: Mapping[str, CategoryColumn] = {}
     """Columns of categories of which there is something to say, such as that they hold
     lists; or all of them, without ``others``."""
+    cross: Mapping[str, Annotated[tuple[str, ...], Field(min_length=2)]] = {}
+    """Features of the values of several others together, such as ``user_hour: [user,
+    hour]``; missing if one of these is."""
     others: bool = True
     """Whether columns that are not named are features, too, with one value each; in
     Parquet also with lists."""
@@ -116,6 +119,10 @@ class Columns(Config):
     history: HistoryColumns | None = None
     """Makes histories of the lines: of each sample the earlier events of its ``user``,
     earlier by ``time``; those of one time are in the order of the files."""
+    decimal: Literal[".", ","] = "."
+    """The sign before the fraction of a number of ``dense`` in text."""
+    optional: tuple[str, ...] = ()
+    """Columns that some files may lack: their values are missing there."""
     time: str | None = None
     """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
     the latest samples are held out. Dates with a time zone, such as
@@ -184,8 +191,8 @@ class Columns(Config):
                 f"as label={names[-1]}, or label=null if each line is an event that "
                 f"happened; known: {', '.join(sorted(names))}"
             )
-        used = {*self.named, *self.ignore} - {self.user}
-        used |= {self.user} & {*self.targets, *self.inputs, *self.ignore}
+        used = {*self.targets, *self.inputs, *self.ignore}
+        used |= {self.time, self.split, self.weight}  # the user may be a feature, too
         others = [name for name in names if self.others and name not in used]
         check_there((*self.named, *others), names, where)
         check_there(self.ignore, [*{*names}], where)  # also all of several
@@ -213,6 +220,16 @@ class Columns(Config):
                     "ignore or rename it"
                 )
         ranges = [c for c in self.dense.values() if c.transform == "quantiles"]
+        for cross, crossed in self.cross.items():
+            if cross in {*features, *self.dense}:
+                raise DataError(f"{where}: column {cross!r} is there, and a cross, too")
+            for name in crossed:
+                if name not in features or features[name].separator:
+                    hint = nearest(name, features)
+                    raise DataError(
+                        f"{where}: cross.{cross}: {name!r} is no feature of single "
+                        f"values; {hint}"
+                    )
         if not features and not ranges:
             raise DataError(f"{where}: no column is left for features")
         return self.model_copy(update={"features": features, "others": False})

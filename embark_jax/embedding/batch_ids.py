@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -191,23 +191,45 @@ class BatchIds:
         total = jnp.zeros(len(features), jnp.int32)
         return total.at[np.array(feature_of)].add(jnp.concatenate(counts))
 
-    def mean_factors(self, features: Sequence[FeatureSpec]) -> jax.Array:
-        """Returns ``[batch, features]``: one over each bag's total weight; zero if that
-        is zero."""
-        groups: dict[tuple[int, bool], list[int]] = {}
-        for i, feature in enumerate(features):
-            kind = feature.hotness, feature.name in self._weight_columns
-            groups.setdefault(kind, []).append(i)
-        totals = []
-        for (hotness, weighted), members in groups.items():
-            names = [features[i].name for i in members]
-            factors = self._valid(names).astype(jnp.float32)
-            if weighted:
-                factors *= self.weights(names)
-            totals.append(factors.reshape(len(factors), -1, hotness).sum(axis=2))
-        total = jnp.concatenate(totals, axis=1)
-        total = take_columns(total, np.argsort(list(itertools.chain(*groups.values()))))
-        return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
+    def mean_factors(
+        self, pooled: Mapping[int, Sequence[FeatureSpec]]
+    ) -> dict[int, jax.Array]:
+        """Returns ``[batch, features]`` for each dim that has a mean: one over the
+        total weight of a bag, zero if that is zero; 1 for features without a mean."""
+
+        def factors(features: list[FeatureSpec]) -> jax.Array:
+            names = [feature.name for feature in features]
+            terms = self._valid(names).astype(jnp.float32)
+            if features[0].pooling != "mean":
+                return jnp.ones((len(terms), len(features)), jnp.float32)
+            if features[0].weighted:
+                terms *= self.weights(names)
+            total = terms.reshape(len(terms), len(features), -1).sum(axis=2)
+            return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
+
+        return {
+            dim: _by_kind(features, factors)
+            for dim, features in pooled.items()
+            if any(feature.pooling == "mean" for feature in features)
+        }
+
+    def largest_weights(
+        self, pooled: Mapping[int, Sequence[FeatureSpec]]
+    ) -> tuple[dict[int, jax.Array], dict[str, jax.Array]]:
+        """Returns ``[batch, features]`` for each dim that has weights: the largest
+        absolute weight of each bag; and for weighted sequences ``[events]``."""
+
+        def largest(features: list[FeatureSpec]) -> jax.Array:
+            weights = jnp.abs(self.weights([feature.name for feature in features]))
+            return weights.reshape(len(weights), len(features), -1).max(axis=2)
+
+        of_bags = {
+            dim: _by_kind(features, largest)
+            for dim, features in pooled.items()
+            if any(feature.weighted for feature in features)
+        }
+        of_events = self._event_weights.items()
+        return of_bags, {name: jnp.abs(weights[:, 0]) for name, weights in of_events}
 
     def _valid(self, features: Sequence[str]) -> jax.Array:
         """Returns where features have an id, ``[rows, columns]``."""
@@ -234,6 +256,20 @@ class BatchIds:
             place += width
         parts = {matrix: np.array(each) for matrix, each in columns.items()}
         return parts, np.argsort(np.concatenate(list(places.values())))
+
+
+def _by_kind(
+    features: Sequence[FeatureSpec], function: Callable[[list[FeatureSpec]], jax.Array]
+) -> jax.Array:
+    """Returns what a function gives for features of equal hotness, pooling and weights,
+    ``[batch, features]``, in the order of all."""
+    groups: dict[tuple, list[int]] = {}
+    for i, feature in enumerate(features):
+        kind = feature.hotness, feature.pooling, feature.weighted
+        groups.setdefault(kind, []).append(i)
+    parts = [function([features[i] for i in group]) for group in groups.values()]
+    order = np.argsort(list(itertools.chain(*groups.values())))
+    return take_columns(jnp.concatenate(parts, axis=1), order)
 
 
 def take_columns(matrix: jax.Array, columns: np.ndarray) -> jax.Array:

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from embark_kernels import Implementation, choose
-from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
-from embark_jax.data.layout import IDS, LONG_IDS, NUMBERS, Layout
-from embark_jax.embedding.batch_ids import BatchIds, DeviceBatch, take_columns
+from embark_jax.embedding.batch_ids import BatchIds, DeviceBatch
 from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import EXCHANGES, largest_over_devices
-from embark_jax.embedding.indexing import StorageIndex, index_storage, lookup_order
+from embark_jax.embedding.indexing import StorageIndex, index_storage
 from embark_jax.embedding.initial import initial_block
+from embark_jax.embedding.joining import check_layout, join_columns
+from embark_jax.embedding.lookups import (
+    Lookups,
+    by_outputs,
+    by_sums,
+    pooled_features,
+    split,
+    sum_outputs,
+)
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
@@ -63,8 +68,12 @@ class Routes(NamedTuple):
 
     Attributes:
       storages: route of each storage's cluster, by storage name.
-      mean_factors: ``[batch, features with mean pooling]``, in the order of the plan:
-        one over the total weight of each bag.
+      mean_factors: for each dim that has features with mean pooling ``[batch,
+        features]``, in the order of ``Lookups``: one over the total weight of a bag; 1
+        for other features.
+      largest_weights: pooled for each dim that has weighted features ``[batch,
+        features]``, and for each weighted sequence ``[total]``: the largest absolute
+        weight of a bag, or of an event.
       needed: for each capacity of the plan the ``[]`` int32 that the batch needs.
       bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
         number of ids in each device's samples that are neither a row of their table nor
@@ -73,28 +82,11 @@ class Routes(NamedTuple):
     """
 
     storages: dict[str, Route]
-    mean_factors: jax.Array
+    mean_factors: dict[int, jax.Array]
+    largest_weights: Lookups
     needed: dict[str, jax.Array]
     bad_ids: jax.Array
     any_bad: jax.Array
-
-
-class Lookups(NamedTuple):
-    """The embeddings of a batch, as they are looked up and as their gradients return.
-
-    Attributes:
-      pooled: for each dim ``[batch, features * dim]`` float32: the pooled embeddings of
-        the features of this dim, in the order of ``lookup_order``.
-      sequences: for each sequence the rows of its events, ``[total, dim]``.
-    """
-
-    pooled: dict[int, jax.Array]
-    sequences: dict[str, jax.Array]
-
-    @property
-    def arrays(self) -> list[jax.Array]:
-        """All arrays."""
-        return [*self.pooled.values(), *self.sequences.values()]
 
 
 class EmbeddingCollection:
@@ -166,15 +158,11 @@ class EmbeddingCollection:
         }
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
-        self._mean = [f for f in plan.features if f.pooling == "mean"]
-        self._pooled: dict[int, list[str]] = {}
-        for f in sorted(plan.features, key=lookup_order):
-            if not f.sequence:
-                (dim,) = self.output_shapes[f.name]
-                self._pooled.setdefault(dim, []).append(f.name)
+        self._pooled = pooled_features(plan)
         storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
         self.route_specs: Any = Routes(
             storages,
+            BATCH,  # pyright: ignore
             BATCH,  # pyright: ignore
             everywhere,  # pyright: ignore
             BATCH,  # pyright: ignore
@@ -277,16 +265,12 @@ class EmbeddingCollection:
         Raises:
           ValueError: if a feature is missing or has another shape or type.
         """
-        shapes = _shapes_of_ids(self.plan)
-        _check_arrays("ids", ids, shapes, (jnp.int32, jnp.int64))
-        weighted = {f.name: shapes[f.name] for f in self.plan.features if f.weighted}
-        _check_arrays("weights", weights, weighted, (jnp.float32,))
         return self.route_batch(join_columns(self.plan, ids, weights, spans))
 
     @jax.named_scope("sort")
     def route_batch(self, batch: DeviceBatch) -> Routes:
         """Does what ``route`` does for the ids of a batch."""
-        _check_layout(self.plan, batch)
+        check_layout(self.plan, batch)
 
         def route(samples, events):
             ids = BatchIds(
@@ -302,9 +286,8 @@ class EmbeddingCollection:
             for name, of_sequence in batch.layout.columns(samples).spans.items():
                 if events_of(name) in self.plan.capacities:
                     own[events_of(name)] = of_sequence[:, 1].sum(dtype=jnp.int32)
-            mean_factors = jnp.zeros((0, 0), jnp.float32)
-            if self._mean:
-                mean_factors = ids.mean_factors(self._mean)
+            mean_factors = ids.mean_factors(self._pooled)
+            largest_weights = Lookups(*ids.largest_weights(self._pooled))
             # One collective for all of them; ids may have 64 bits.
             values = own, of_clusters, bad.sum(dtype=jnp.int32)
             joined, restore = ravel_pytree(values)
@@ -315,7 +298,14 @@ class EmbeddingCollection:
                 )
                 needed |= of_cluster
             needed = {n: needed.get(n, jnp.int32(0)) for n in self.plan.capacities}
-            return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
+            return Routes(
+                storages,
+                mean_factors,
+                largest_weights,
+                needed,
+                bad[None],
+                bad_anywhere > 0,
+            )
 
         return self.map(route, BATCH, self.route_specs)(batch.samples, batch.events)
 
@@ -347,79 +337,37 @@ class EmbeddingCollection:
         batch = self.plan.batch_size // self.plan.devices
 
         def lookup(storages, routes):
-            parts: dict[int, list[jax.Array]] = {dim: [] for dim in self._pooled}
-            names: dict[int, list[str]] = {dim: [] for dim in self._pooled}
-            sequences: dict[str, jax.Array] = {}
+            outputs = []
             for name, cluster in self.clusters.items():
                 by_block = cluster.lookup(storages[name], routes.storages[name])
-                for block, outputs in zip(cluster.index.blocks, by_block, strict=True):
-                    for dim, (features, of_dim) in block.by_dim.items():
-                        part = outputs[:, of_dim].reshape(len(outputs), -1, dim)
-                        if block.sequence:
-                            before = sequences.get(features[0], 0.0)
-                            sequences[features[0]] = before + part[:, 0]
-                        else:
-                            parts[dim].append(part)
-                            names[dim] += features
-            pooled = {}
-            for dim, features in self._pooled.items():
-                total = _sum_of_terms(parts[dim], names[dim], features, batch, dim)
-                factors = self._mean_factors_of(features, routes.mean_factors)
-                total = total if factors is None else total * factors[..., None]
-                pooled[dim] = total.reshape(batch, -1)
-            for name, events in self.plan.events.items():
-                if name not in sequences:  # no row of it lies here
-                    dim = self.output_shapes[name][-1]
-                    sequences[name] = jnp.zeros((events, dim), jnp.float32)
-            return Lookups(pooled, sequences)
+                outputs += zip(cluster.index.blocks, by_block, strict=True)
+            found = sum_outputs(outputs, self._pooled, routes.mean_factors, batch)
+            empty = {  # of sequences of which no row lies in these storages
+                name: jnp.zeros((events, self.output_shapes[name][-1]), jnp.float32)
+                for name, events in self.plan.events.items()
+            }
+            return found._replace(sequences={**empty, **found.sequences})
 
         return self.map(lookup, (self._specs, self.route_specs), BATCH)(
             storages, routes
         )
 
     def by_feature(self, lookups: Lookups) -> dict[str, jax.Array]:
-        """Returns each feature's pooled embedding, ``[batch, dim]`` float32, or of a
-        sequence what ``lookups`` has."""
-        embeddings = dict(lookups.sequences)
-        for dim, features in self._pooled.items():
-            # Its gradient is one concatenation; that of slices would be many sums.
-            columns = lax.split(lookups.pooled[dim], [dim] * len(features), axis=1)
-            embeddings |= zip(features, columns, strict=True)
-        return embeddings
+        """Returns the pooled embedding of each feature, ``[batch, dim]`` float32, or of
+        a sequence what ``lookups`` has."""
+        return split(self._pooled, lookups)
 
-    def _mean_factors_of(
-        self, features: list[str], mean_factors: jax.Array
-    ) -> jax.Array | None:
-        """Returns ``[batch, features]`` factors of pooled sums, if one is a mean."""
-        mean = [feature.name for feature in self._mean]
-        return _columns_or_ones(mean_factors, mean, features)
-
-    def largest_terms(
-        self,
-        gradients: Lookups,
-        weights: Mapping[str, jax.Array],
-        mean_factors: jax.Array,
-    ) -> list[jax.Array]:
-        """Returns the largest absolute value of the gradients that go to one row for
-        each bag, or event, of a device: gradients times factors and weights."""
-        bag_weights = {n: jnp.abs(each).max(axis=-1) for n, each in weights.items()}
-        weighted = [f for f in weights if f not in gradients.sequences]
+    def largest_terms(self, gradients: Lookups, routes: Routes) -> list[jax.Array]:
+        """Returns the largest absolute value of what a bag, or event, adds to the
+        gradient of a row: its gradient, times factors and weights. On a device."""
         largest = []
-        for dim, features in self._pooled.items():
-            gradient = gradients.pooled[dim]
+        for dim, gradient in gradients.pooled.items():
             term = jnp.abs(gradient.reshape(len(gradient), -1, dim)).max(axis=2)
-            of_bags = jnp.stack(
-                [bag_weights[f] for f in weighted] or [term[:, 0]], axis=1
-            )
-            for factors in (
-                self._mean_factors_of(features, mean_factors),
-                _columns_or_ones(of_bags, weighted, features),
-            ):
-                term = term if factors is None else term * factors
-            largest.append(term)
+            term = term * routes.mean_factors.get(dim, 1.0)
+            largest.append(term * routes.largest_weights.pooled.get(dim, 1.0))
         for name, gradient in gradients.sequences.items():
             term = jnp.abs(gradient).max(axis=1)
-            largest.append(term * bag_weights.get(name, 1.0))
+            largest.append(term * routes.largest_weights.sequences.get(name, 1.0))
         return largest
 
     def padded(
@@ -491,9 +439,11 @@ class EmbeddingCollection:
             late_gradients = gradients
 
         def update(storages, state, routes, gradients, late_gradients, step, apply):
-            gradients, late_gradients = (
-                self._of_sums(each, routes) for each in (gradients, late_gradients)
-            )
+            with jax.named_scope("gradients"):
+                gradients, late_gradients = (
+                    by_sums(each, self._pooled, routes.mean_factors)
+                    for each in (gradients, late_gradients)
+                )
             for name, cluster in self.clusters.items():
                 own = gradients if self._storages[name].replicated else late_gradients
                 storages[name], state[name] = update_block(
@@ -501,7 +451,7 @@ class EmbeddingCollection:
                     storages[name],
                     state[name],
                     routes.storages[name],
-                    self._by_block(cluster, own),
+                    by_outputs(cluster.index, own, self._pooled),
                     rule_of(optimizer, self._storages[name]),
                     step,
                     apply,
@@ -529,34 +479,6 @@ class EmbeddingCollection:
             step,
             apply,
         )
-
-    @jax.named_scope("gradients")
-    def _of_sums(self, gradients: Lookups, routes: Routes) -> Lookups:
-        """Returns gradients by the sums of rows, pooled ``[batch, features, dim]``."""
-        pooled = {}
-        for dim, features in self._pooled.items():
-            gradient = gradients.pooled[dim].astype(jnp.float32)
-            gradient = gradient.reshape(len(gradient), -1, dim)
-            factors = self._mean_factors_of(features, routes.mean_factors)
-            pooled[dim] = gradient if factors is None else gradient * factors[..., None]
-        return gradients._replace(pooled=pooled)
-
-    @jax.named_scope("gradients")
-    def _by_block(self, cluster: Cluster, gradients: Lookups) -> list[jax.Array]:
-        """Returns the gradients by a storage's lookups: for each block ``[rows,
-        outputs, width]``."""
-        width, by_block = cluster.index.storage.width, []
-        for block in cluster.index.blocks:
-            parts = []
-            for dim, (features, _) in block.by_dim.items():
-                if block.sequence:
-                    part = gradients.sequences[features[0]].astype(jnp.float32)
-                else:
-                    places = [self._pooled[dim].index(f) for f in features]
-                    part = take_columns(gradients.pooled[dim], np.array(places))
-                parts.append(part.reshape(len(part), -1, width))
-            by_block.append(jnp.concatenate(parts, axis=1))
-        return by_block
 
     def map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """Turns a function of one device's blocks into one of the whole arrays."""
@@ -615,141 +537,3 @@ def check_mesh(plan: Plan, mesh: Mesh) -> None:
             f"mesh is {dict(mesh.shape)}, the plan needs "
             f"{dict(zip(MESH_AXES, needed, strict=True))}"
         )
-
-
-def _sum_of_terms(
-    parts: list[jax.Array],
-    names: list[str],
-    features: list[str],
-    batch: int,
-    dim: int,
-) -> jax.Array:
-    """Adds up the sums that storages have of features: those of hot and of cold rows,
-    where a table has both; zeros where it has none.
-
-    Args:
-      parts: ``[batch, features of a storage, dim]`` each.
-      names: the features of all parts.
-      features: the features of the result.
-      batch, dim: samples and width of the result.
-
-    Returns:
-      ``[batch, features, dim]``.
-    """
-    if not parts:
-        return jnp.zeros((batch, len(features), dim), jnp.float32)
-    joined = jnp.concatenate(parts, axis=1)
-    places: dict[str, list[int]] = {name: [] for name in features}
-    for place, name in enumerate(names):
-        places[name].append(place)
-    terms = []
-    for number in range(max(map(len, places.values()))):
-        columns = np.array(
-            [of[number] if number < len(of) else len(names) for of in places.values()]
-        )
-        if (columns == len(names)).any():
-            terms.append(joined.at[:, columns].get(mode="fill", fill_value=0))
-        else:
-            terms.append(take_columns(joined, columns))
-    return sum(terms[1:], terms[0])
-
-
-def _columns_or_ones(
-    columns: jax.Array, names: list[str], features: list[str]
-) -> jax.Array | None:
-    """Returns the columns ``[batch, features]`` of features, with ones for those that
-    have none; None if no feature has one. ``names`` are those of the columns."""
-    places = [names.index(f) if f in names else len(names) for f in features]
-    if set(places) == {len(names)}:
-        return None
-    ones = jnp.ones((len(columns), 1), jnp.float32)
-    return take_columns(jnp.concatenate([columns, ones], axis=1), np.array(places))
-
-
-def join_columns(
-    plan: Plan,
-    ids: Mapping[str, jax.Array],
-    weights: Mapping[str, jax.Array],
-    spans: Mapping[str, Spans],
-) -> DeviceBatch:
-    """Joins arrays by feature, as ``route`` takes them, to a batch without labels."""
-
-    def join(names, rows, sequences):
-        layout = Layout(
-            labels=0,
-            ids=tuple(
-                (n, ids[n].size // rows, ids[n].dtype == jnp.int64) for n in names
-            ),
-            weights=tuple((n, weights[n].size // rows) for n in names if n in weights),
-            spans=sequences,
-        )
-        parts: dict[str, list[jax.Array]] = {}
-        for name, (matrix, _) in layout.id_columns.items():
-            with jax.enable_x64(matrix == LONG_IDS):
-                columns = ids[name].reshape(rows, -1)
-                if matrix == LONG_IDS:
-                    columns = lax.bitcast_convert_type(columns, jnp.int32)
-                parts.setdefault(matrix, []).append(columns.reshape(rows, -1))
-        for name, _ in layout.weights:
-            parts.setdefault(NUMBERS, []).append(weights[name].reshape(rows, -1))
-        for name in sequences:
-            parts.setdefault(IDS, []).append(jnp.stack(spans[name], axis=1))
-        joined = {n: jnp.concatenate(each, axis=1) for n, each in parts.items()}
-        return layout, joined
-
-    sequences = [f.name for f in plan.features if f.sequence]
-    pooled = [f.name for f in plan.features if not f.sequence]
-    layout, samples = join(pooled, plan.batch_size, tuple(spans))
-    of_events, events = join(sequences, plan.devices, ())
-    return DeviceBatch(samples, layout, False, events, of_events)
-
-
-def _shapes_of_ids(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each feature's ids."""
-    return {
-        f.name: (plan.devices * plan.events[f.name],)
-        if f.sequence
-        else (plan.batch_size, f.hotness)
-        for f in plan.features
-    }
-
-
-def _check_layout(plan: Plan, batch: DeviceBatch) -> None:
-    """Raises ``ValueError`` if the columns of a batch are not those of the plan."""
-    found = {name: width for name, width, _ in batch.layout.ids}
-    found |= {name: width for name, width, _ in batch.layout_of_events.ids}
-    room = plan.events
-    expected = {f.name: room.get(f.name, f.hotness) for f in plan.features}
-    if found != expected:
-        wrong = sorted(found.items() ^ expected.items())
-        raise ValueError(f"the batch has other columns of ids than the plan: {wrong}")
-
-
-def _check_arrays(
-    what: str,
-    arrays: Mapping[str, jax.Array],
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Sequence[DTypeLike],
-) -> None:
-    """Raises ``ValueError`` if ids or weights are not those of a plan's batch.
-
-    Args:
-      what: name of the arrays in the message.
-      arrays: arrays by feature.
-      shapes: shapes of the features that must have them.
-      dtypes: allowed dtypes.
-    """
-    if set(arrays) != set(shapes):
-        raise ValueError(
-            f"{what} are given for {sorted(arrays)}, must be for {sorted(shapes)}"
-        )
-    allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
-    problems = [
-        f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
-        f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan, or "
-        "[events] of a sequence)"
-        for name, array in arrays.items()
-        if array.shape != shapes[name] or array.dtype not in dtypes
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))

@@ -4,7 +4,7 @@ of the item that a user met, among all."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -148,7 +148,3 @@ DECIDING = {
     **{f"{m.name}@10": m for m in RETRIEVAL},
 }
 """The metrics of the validation set that may decide, between steps and trials."""
-if TYPE_CHECKING:
-    MetricName = str
-else:
-    MetricName = Literal[tuple(DECIDING)]

@@ -10,6 +10,10 @@ has those of a user's own files, whose ``columns`` the user describes.
   and the split of each sample.
 - ``count``, ``vocabulary``, ``numbers``: ids and transforms; those of earlier data are
   kept.
+- ``splits``, ``histories``: which samples are held out, and what each sees of the
+  earlier events of its user.
 - ``encode``: files of samples; ``raw_rows`` makes the same of rows that are scored
   later.
+
+The room imports ``data``, which reads what is made here, and never the other way.
 """

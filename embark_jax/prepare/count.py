@@ -87,12 +87,10 @@ def describe(work: Work, samples: Samples, known: Mapping[str, Table]) -> Manife
         of_tables.setdefault(feature.table, []).append(feature)
     tables: dict[str, Table] = {}
     for done, (name, features) in enumerate(of_tables.items(), 1):
-        # Values that are repeated were counted where they occurred.
         values = " UNION ALL ".join(
             f"SELECT {_values_of(f.name, types)} AS key FROM samples "
             f"WHERE split = {TRAIN}"
             for f in features
-            if f.name not in recipe.repeated
         )
         table = known.get(name) or _counted(work, name, values)
         is_text = any(types[f.name].startswith("VARCHAR") for f in features)
@@ -217,7 +215,8 @@ def _longest_bag(work: Work, feature: FeatureSpec, type_: str) -> int:
         query = f"SELECT max(len({sql.name(feature.name)})) FROM samples"
         longest = max(longest, work.database.rows(query)[0][0] or 0)
     columns = work.recipe.columns
-    kept = columns.features[feature.name].longest if columns else None
+    described = columns.features.get(feature.name) if columns else None
+    kept = described.longest if described else None
     return min(longest, kept or longest)
 
 

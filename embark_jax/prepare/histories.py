@@ -69,8 +69,8 @@ def write_events(
     ids, joins = _ids(columns, manifest)
     groups = work.database.rows(_GROUPS.format(most=FILE_EVENTS))
     if not groups:
-        where = f"{work.recipe.raw[0].path}: column {work.recipe.columns.user}"
-        raise DataError(f"{where}: has no user, must have some for histories")
+        where = work.recipe.raw[0].path
+        raise DataError(f"{where}: no line has a user, must be some for histories")
     for number, (first, last) in enumerate(groups):
         query = _LINES.format(
             is_event=f"{LABEL} = 1" if columns.positive else "true",

@@ -6,9 +6,10 @@ import dataclasses
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import CategoryColumn, Columns, check_there
+from embark_jax.data.columns import CategoryColumn, Columns
 from embark_jax.data.manifest import LABEL
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
@@ -16,6 +17,7 @@ from embark_jax.prepare.raw_files import (
     ParquetFile,
     RawFile,
     TextFile,
+    check_columns,
     header_names,
     parquet_names,
 )
@@ -47,8 +49,11 @@ def parquet(raw: Path, columns: Columns) -> Recipe:
     return _recipe(raw, _find(raw, PARQUET_FILES), columns)
 
 
-def files_of_rows(path: Path, columns: Columns, wanted: Sequence[str]) -> list[RawFile]:
-    """Returns files with rows to score, which have the wanted columns.
+def files_of_rows(
+    path: Path, columns: Columns, wanted: Sequence[str], optional: Sequence[str] = ()
+) -> list[RawFile]:
+    """Returns files with rows to score, which have the wanted columns, and may have
+    those that are optional, labels and weights.
 
     Raises:
       DataError: if there are no files, or a column is missing.
@@ -57,25 +62,23 @@ def files_of_rows(path: Path, columns: Columns, wanted: Sequence[str]) -> list[R
     is_parquet = path.suffix == ".parquet" or has_parquet
     paths = _find(path, PARQUET_FILES if is_parquet else TEXT_FILES)
     names = _names(path, paths[0], columns)
-    optional = {*columns.targets, columns.weight} & {*names}
-    check_there([*wanted, *sorted(optional)], names, str(paths[0]))
-    return _readers(path, paths, columns, names, [*wanted, *sorted(optional)])
+    others = sorted({*optional, *columns.targets, columns.weight} & {*names})
+    wanted = [*(each for each in wanted if each not in others), *others]
+    return _readers(path, paths, columns, wanted)
 
 
 def _find(raw: Path, patterns: Sequence[str]) -> list[Path]:
-    """Returns a file, or the files of a folder in the order of their paths, those of
-    Parquet also in folders below it, but for what is hidden or begins with _, as
-    engines name their notes."""
+    """Returns a file, or the files of a folder and of those below it, in the order of
+    their paths, but for what is hidden or begins with _, as engines name their
+    notes."""
     if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
         return [raw]
-    if patterns is PARQUET_FILES:
-        paths = [
-            path
-            for path in raw.rglob(patterns[0])
-            if not any(p.startswith((".", "_")) for p in path.relative_to(raw).parts)
-        ]
-    else:
-        paths = [path for pattern in patterns for path in raw.glob(pattern)]
+    paths = [
+        path
+        for pattern in patterns
+        for path in raw.rglob(pattern)
+        if not any(p.startswith((".", "_")) for p in path.relative_to(raw).parts)
+    ]
     if paths:
         return sorted(paths)
     if not raw.exists():
@@ -91,11 +94,12 @@ def _separator(path: Path, columns: Columns) -> str:
 
 
 def _names(raw: Path, path: Path, columns: Columns) -> list[str]:
-    """Returns the names of the columns of a file."""
+    """Returns the names of the columns of a file, and of its folders."""
     if path.suffix == ".parquet":
         names = parquet_names(path)
-        return [*names, *(n for n in _partition(raw, path) if n not in names)]
-    return header_names(path, _separator(path, columns))
+    else:
+        names = header_names(path, _separator(path, columns))
+    return [*names, *(n for n in _partition(raw, path) if n not in names)]
 
 
 def _partition(raw: Path, path: Path) -> dict[str, str | None]:
@@ -113,18 +117,31 @@ def _readers(
     raw: Path,
     paths: Sequence[Path],
     columns: Columns,
-    names: Sequence[str],
     used: Sequence[str],
 ) -> list[RawFile]:
-    """Returns what reads the files; of Parquet the used columns alone."""
-    if paths[0].suffix == ".parquet":
-        return [ParquetFile(p, tuple(used), _partition(raw, p)) for p in paths]
-    separator = _separator(paths[0], columns)
-    return [TextFile(path, tuple(names), separator, True, True) for path in paths]
+    """Returns what reads the files, each of which has the used columns, in its own
+    order."""
+    files = list[RawFile]()
+    for path in paths:
+        given: dict[str, Any] = {
+            "partition": _partition(raw, path),
+            "optional": columns.optional,
+        }
+        if path.suffix == ".parquet":
+            files.append(ParquetFile(path, tuple(used), **given))
+            continue
+        separator = _separator(path, columns)
+        names = tuple(header_names(path, separator))
+        files.append(TextFile(path, names, separator, True, True, **given))
+        check_columns(files[-1], used)
+    return files
 
 
 def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
     names = _names(raw, paths[0], columns)
+    if columns.optional:  # which another file may have alone
+        of_all = [name for path in paths for name in _names(raw, path, columns)]
+        names += [n for n in columns.optional if n in of_all and n not in names]
     columns = columns.completed(names, str(paths[0]))
     of_files = None if columns.time or columns.split else _splits_of_files(paths)
     ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
@@ -132,17 +149,20 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
     in_order = None if columns.time else last_share(HELD_OUT_SHARES)
     read = [*label_columns(columns), *input_columns(columns), *_others(columns)]
     return Recipe(
-        raw=_readers(raw, paths, columns, names, columns.named),
+        raw=_readers(raw, paths, columns, columns.named),
         raw_columns=read,
-        select={LABEL: label_of(columns)},
+        select={LABEL: label_of(columns)}
+        | {name: cross_of(crossed) for name, crossed in columns.cross.items()},
         dense=tuple(name for name in columns.dense if name not in ranges),
         features=(
             *(_feature(name, column) for name, column in columns.features.items()),
+            *(FeatureSpec(name, pooling="mean") for name in columns.cross),
             *map(FeatureSpec, ranges),
         ),
         time_split=sql.name(SPLIT) if is_given else in_order,
         usual_split="time" if is_given or columns.time else "random",
         file_splits=of_files,
+        history=columns.history,
         numbers=columns.dense,
         columns=columns.scored,
     )
@@ -192,7 +212,10 @@ def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[
       columns: the columns.
       texts: features that had texts in training; None takes what the columns are.
     """
-    numbers = [Column(n, "number", missing=columns.missing) for n in columns.dense]
+    numbers = [
+        Column(n, "number", missing=columns.missing, decimal=columns.decimal)
+        for n in columns.dense
+    ]
     return numbers + [
         _category(
             name, column, None if texts is None else name in texts, columns.missing
@@ -211,6 +234,12 @@ def label_of(columns: Columns) -> str:
     if columns.labels:
         return f"[{', '.join(marks)}]::FLOAT[{len(marks)}]"
     return f"{marks[0]}::FLOAT"
+
+
+def cross_of(names: Sequence[str]) -> str:
+    """Returns SQL of the values of several columns as one text, which is null if one of
+    them is. Between them is a character that no text has: 31 separates units."""
+    return " || chr(31) || ".join(f"{sql.name(name)}::VARCHAR" for name in names)
 
 
 def _category(

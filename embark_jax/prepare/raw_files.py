@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import csv
 import dataclasses
+import functools
 import gzip
 import re
 import shutil
@@ -22,6 +23,8 @@ from embark_jax._base.errors import DataError
 from embark_jax.data.columns import check_there
 from embark_jax.prepare import sql
 
+NO_COLUMN = "NULL::VARCHAR"
+"""SQL of the values of a column that a file lacks."""
 MOST_SHOWN = 80
 """Most characters of a line that a message quotes."""
 _LONGEST_LINE = 2_000_000
@@ -35,11 +38,17 @@ class RawFile(abc.ABC):
     Attributes:
       path: its path.
       columns: the names of its columns; of Parquet those that are used.
+      partition: values of columns that the names of its folders give.
+      optional: columns that it may lack: their values are missing then.
       unit: what is numbered in messages: "line" or "row".
     """
 
     path: Path
     columns: tuple[str, ...]
+    partition: Mapping[str, str | None] = dataclasses.field(
+        default_factory=dict, kw_only=True
+    )
+    optional: Collection[str] = dataclasses.field(default=(), kw_only=True)
     unit: ClassVar[str] = "row"
 
     @abc.abstractmethod
@@ -49,7 +58,17 @@ class RawFile(abc.ABC):
 
     def column(self, name: str) -> str:
         """Returns SQL of a column of that source."""
-        return f"c{self.columns.index(name)}"
+        if name in self.names:
+            return f"c{self.names.index(name)}"
+        if name not in self.partition and name not in self.optional:
+            raise KeyError(name)
+        value = self.partition.get(name)
+        return NO_COLUMN if value is None else f"{sql.text(value)}::VARCHAR"
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Returns the names of all of its columns, in their order."""
+        return self.columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,35 +134,23 @@ class TextFile(RawFile):
 class ParquetFile(RawFile):
     """A Parquet file.
 
-    Attributes:
-      partition: values of columns that the names of its folders give.
-
     Raises:
       DataError: if it lacks a column, or has it twice.
     """
 
-    partition: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    _names: list[str] = dataclasses.field(init=False)
-
     def __post_init__(self):
-        names = parquet_names(self.path)
-        object.__setattr__(self, "_names", names)
-        # Some engines write what folders say, too.
-        folders = [name for name in self.partition if name not in names]
-        check_there(self.columns, [*names, *folders], str(self.path))
+        check_columns(self, self.columns)
+
+    @functools.cached_property
+    def names(self) -> Sequence[str]:
+        return parquet_names(self.path)
 
     def source(self, path: Path, options: str = "") -> str:
-        columns = ", ".join(f"c{i}" for i in range(len(self._names)))
+        columns = ", ".join(f"c{i}" for i in range(len(self.names)))
         return (
             f"read_parquet({_path(path)}, hive_partitioning = false, "
             f"file_row_number = true) AS file({columns}, number)"
         )
-
-    def column(self, name: str) -> str:
-        if name in self._names:
-            return f"c{self._names.index(name)}"
-        value = self.partition[name]
-        return "NULL::VARCHAR" if value is None else f"{sql.text(value)}::VARCHAR"
 
 
 class RowsInMemory(RawFile):
@@ -155,6 +162,15 @@ class RowsInMemory(RawFile):
 
     def source(self, path: Path, options: str = "") -> str:
         return "rows"
+
+
+def check_columns(file: RawFile, wanted: Sequence[str]) -> None:
+    """Raises ``DataError`` if a file lacks a wanted column that it needs, or has it
+    twice. Some engines write into files what the names of folders say, too."""
+    there = {*file.names, *file.partition}
+    folders = [name for name in file.partition if name not in file.names]
+    needed = [name for name in wanted if name in there or name not in file.optional]
+    check_there(needed, [*file.names, *folders], str(file.path))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.bucket_copy import local_copy
+from embark_jax._base.config import nearest
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.columns import check_there
@@ -28,6 +29,7 @@ from embark_jax.data.vocabulary import (
     is_text,
     vocabulary_file,
 )
+from embark_jax.plans.tables import PADDING_ID
 from embark_jax.prepare import own_files, raw_files, reading, sql
 from embark_jax.prepare.encode import CHUNK_ROWS, Found, SampleEncoder, id_of
 from embark_jax.prepare.raw_files import RowsInMemory
@@ -64,7 +66,7 @@ class RowEncoder:
                 f"{folder}: has no {FOLDER}/, so raw rows cannot be read; runs have it "
                 "whose data `embark data prepare csv` or parquet prepared"
             )
-        values = read_encoding(encoding)
+        values = self._values = read_encoding(encoding)
         manifest = self._manifest = values.manifest
         if manifest.columns is None:
             raise DataError(f"{encoding}: does not describe the columns of raw rows")
@@ -85,20 +87,24 @@ class RowEncoder:
         self.labels = manifest.labels
         self.dense = [f"column {name}" for name in manifest.dense]
 
-    def batches(self, rows: Any) -> Iterator[tuple[Batch, bool]]:
+    def batches(
+        self, rows: Any, optional: Sequence[str] = ()
+    ) -> Iterator[tuple[Batch, bool]]:
         """Returns batches of any size, in the order of the rows, and whether they have
         labels. At the end it warns of columns most of whose values are unknown.
 
         Args:
           rows: the path of a CSV or Parquet file, or of a folder of them; or a mapping
             of columns, an Arrow table or a data frame.
+          optional: features whose columns may be missing, as all of their values are
+            then.
 
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
         values, unknown = Counter(), Counter()
         made = self._of_files if isinstance(rows, str | Path) else self._of_table
-        for where, first, samples in made(rows):
+        for where, first, samples in made(rows, optional):
             batch = self._encoder.batch(
                 samples, functools.partial(self._found, samples)
             )
@@ -119,6 +125,48 @@ class RowEncoder:
 
             yield dataclasses.replace(batch, locate=locate), has_label
         _warn_of_unknown(values, unknown)
+
+    def ids(self, feature: str, values: Sequence[Any]) -> np.ndarray:
+        """Returns the ids of a feature's values, int64 ``[values]``: 1 for those that
+        training did not know, 0 for a missing one.
+
+        Raises:
+          DataError: if there is no such feature of categories, or a value breaks a
+            rule.
+        """
+        if feature not in self._encoder.categories:
+            known = nearest(feature, self._encoder.categories)
+            raise DataError(f"{feature}: is no feature of categories; {known}")
+        (column,) = (each for each in self._known if each.name == feature)
+        column = dataclasses.replace(column, separator=None)  # each is one value
+        table = _table({feature: values})
+        ids = [
+            self._found(samples, feature).id
+            for _, _, samples in self._queried(table, [column])
+        ]
+        return np.concatenate(ids)
+
+    def values(self, feature: str) -> tuple[np.ndarray, list[Any]]:
+        """Returns the ids of the rows that stand for a value of a feature, int64, and
+        their values.
+
+        Raises:
+          DataError: if nothing says which value a row stands for, as it is hashed.
+        """
+        of_feature, table = self._encoder.categories[feature]
+        if table.kind == "hashes":
+            raise DataError(
+                f"{feature}: is hashed, so that nobody knows which value a row stands "
+                "for: prepare the data without hashing it"
+            )
+        ids = np.arange(table.first, table.rows)
+        if table.kind == "numbers":
+            return ids, ids.tolist()
+        return ids, self._values.keys(of_feature.table).to_pylist()
+
+    def first(self, feature: str) -> int:
+        """Returns the first id of a feature that stands for a value."""
+        return self._encoder.categories[feature][1].first
 
     def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
         """Returns columns of the files that ``batches`` reads, of text files as their
@@ -141,11 +189,14 @@ class RowEncoder:
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise DataError(f"{rows}: columns differ between files: {error}") from None
 
-    def _of_files(self, rows: str | Path) -> Iterator[tuple[Path, int, pa.Table]]:
+    def _of_files(
+        self, rows: str | Path, optional: Sequence[str]
+    ) -> Iterator[tuple[Path, int, pa.Table]]:
         """Yields samples: where they are, the first one's row, and their columns."""
-        paths = own_files.files_of_rows(Path(rows), self._columns, self._columns.inputs)
+        wanted = [each for each in self._columns.inputs if each not in optional]
+        paths = own_files.files_of_rows(Path(rows), self._columns, wanted, optional)
         for file in paths:
-            columns = self._used(file.columns)
+            columns = self._used(file.columns, optional)
             read = reading.read(self._database, "given", file, columns)
             query = self._samples(columns, "given")
             for first in range(0, read.good, CHUNK_ROWS):
@@ -153,10 +204,17 @@ class RowEncoder:
                 ordered = f"{query} WHERE {chunk} ORDER BY rowid"
                 yield file.path, first, self._database.table(ordered)
 
-    def _of_table(self, rows: Any) -> Iterator[tuple[str, int, pa.Table]]:
-        """Yields the same of rows in memory, by one query."""
+    def _of_table(
+        self, rows: Any, optional: Sequence[str]
+    ) -> Iterator[tuple[str, int, pa.Table]]:
+        """Yields the same of rows in memory."""
         table = _table(rows)
-        columns = self._used(table.column_names)
+        yield from self._queried(table, self._used(table.column_names, optional))
+
+    def _queried(
+        self, table: pa.Table, columns: Sequence[Column]
+    ) -> Iterator[tuple[str, int, pa.Table]]:
+        """Yields samples of a table that may have these columns alone, by one query."""
         names = [column.name for column in columns]
         check_there(names, table.column_names, "rows")
         for column in columns:
@@ -189,10 +247,10 @@ class RowEncoder:
                     raise DataError(told[0])
             yield "rows", first, samples
 
-    def _used(self, names: Sequence[str]) -> list[Column]:
-        """Returns how columns of rows are read: labels and weights if they are
-        there."""
-        inputs = {*self._columns.inputs}
+    def _used(self, names: Sequence[str], optional: Sequence[str]) -> list[Column]:
+        """Returns how columns of rows are read: optional ones, labels and weights if
+        they are there."""
+        inputs = {*self._columns.inputs} - {*optional}
         return [c for c in self._known if c.name in inputs or c.name in names]
 
     def _samples(
@@ -201,15 +259,21 @@ class RowEncoder:
         """Returns a query of samples, from their typed values; of a category it gives
         ids, or the values of a vocabulary."""
         there = {column.alias or column.name for column in columns}
-        made = [*map(sql.name, (*self._columns.dense, *({WEIGHT} & there), *others))]
+        numbers = [name for name in self._columns.dense if name in there]
+        made = [*map(sql.name, (*numbers, *({WEIGHT} & there), *others))]
         types = self._database.types(f"FROM {source}")
         for name, (_, table) in self._encoder.categories.items():
-            column = sql.name(name)
-            made.append(f"{id_of(table, column)} AS {column}")
-            if types[name].endswith("]"):
+            crossed = self._columns.cross.get(name)
+            if not crossed and name not in types:  # of an optional feature
+                made.append(f"NULL AS {sql.name(name)}")
+                continue
+            column = own_files.cross_of(crossed) if crossed else sql.name(name)
+            made.append(f"{id_of(table, column)} AS {sql.name(name)}")
+            if types.get(name, "").endswith("]"):
                 each = f"lambda key: {id_of(table, 'key')}"
                 made[-1] = f"list_transform({column}, {each}) AS {column}"
-        if {f"{LABEL} of {name}" for name in self._columns.targets} <= there:
+        labels = {f"{LABEL} of {name}" for name in self._columns.targets}
+        if labels and labels <= there:
             made.append(f"{own_files.label_of(self._columns)} AS {LABEL}")
         return f"SELECT {', '.join(made)} FROM {source}"
 
@@ -226,6 +290,7 @@ class RowEncoder:
             if feature.pooling == "none":  # the last event is at the end
                 place += feature.stored_hotness - np.repeat(lengths, lengths)
         if table.kind != "values":
+            values = values.fill_null(PADDING_ID)  # of an optional feature
             return Found(sample, place, values.to_numpy(zero_copy_only=False))
         ids = self._ids[feature.table]
         found = [ids.get(value, RARE_ID) for value in values.to_pylist()]

@@ -11,7 +11,13 @@ from typing import NamedTuple
 from embark_jax._base.errors import DataError
 from embark_jax.plans.options import OnBadLine
 from embark_jax.prepare import sql
-from embark_jax.prepare.raw_files import RawFile, TextFile, plain, shown
+from embark_jax.prepare.raw_files import (
+    NO_COLUMN,
+    RawFile,
+    TextFile,
+    plain,
+    shown,
+)
 from embark_jax.prepare.values import Column, Typed
 
 SHOWN = 5
@@ -130,12 +136,20 @@ def types_of(
       DataError: if the file cannot be read.
     """
     if isinstance(file, TextFile):
-        return dict.fromkeys((column.name for column in columns), "VARCHAR")
+        return {c.name: _type_in(file, c, "VARCHAR") for c in columns}
     try:
         types = database.types(f"FROM {file.source(file.path)}")
     except sql.Error as error:
         raise DataError(f"{file.path}: {error}") from None
-    return {c.name: types.get(file.column(c.name), "VARCHAR") for c in columns}
+    return {
+        c.name: _type_in(file, c, types.get(file.column(c.name), "VARCHAR"))
+        for c in columns
+    }
+
+
+def _type_in(file: RawFile, column: Column, type_: str) -> str:
+    """Returns the type of a column, of which a file that lacks it says nothing."""
+    return '"NULL"' if file.column(column.name) == NO_COLUMN else type_
 
 
 class Selected(NamedTuple):

@@ -58,7 +58,7 @@ class Recipe:
       query: SQL of the columns of all samples, of a table ``raw`` with the lines of the
         one raw file, ``place`` being the place of each, and of ``sides``; None takes
         the files as they are.
-      repeated: features whose values repeat those of others, which are counted.
+      history: what each sample has of the earlier events of its USER, by TIME.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
       usual_split: split that is taken unless the user asks for another.
@@ -79,7 +79,7 @@ class Recipe:
         default_factory=dict
     )
     query: str | None = None
-    repeated: tuple[str, ...] = ()
+    history: HistoryColumns | None = None
     time_split: str | None = None
     usual_split: str = "random"
     file_splits: Sequence[int] | None = None
@@ -92,11 +92,6 @@ class Recipe:
         """Returns all files that samples are made of."""
         files = [*self.raw, *(file for file, _ in self.sides.values())]
         return [file.path for file in files]
-
-    @property
-    def history(self) -> HistoryColumns | None:
-        """Returns what each sample has of its user's earlier events."""
-        return self.columns.history if self.columns is not None else None
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -111,13 +111,13 @@ def split_of(
             raise DataError("--split leave-one-out: needs the column of times")
         _leave_one_out(database, files, time)
         return f"coalesce({sql.name(HELD_OUT)}.split, {TRAIN})"
-    by_column = columns is not None and columns.split is not None
-    if split.share is None and not split.begins and (by_column or time is None):
-        if recipe.time_split is None:
+    if split.share is None and not split.begins:
+        if recipe.time_split is not None:
+            return recipe.time_split
+        if time is None:
             raise DataError(
                 "these data are not in the order of time; take --split random"
             )
-        return recipe.time_split
     if time is None:
         raise DataError("--split time=...: needs the column of times: time=NAME")
     if split.begins:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embark_jax.data.columns import NumberColumn
+from embark_jax.data.columns import HistoryColumns, NumberColumn
 from embark_jax.data.manifest import LABEL
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare.raw_files import TextFile
-from embark_jax.prepare.recipe import TEST, TRAIN, Recipe, find
+from embark_jax.prepare.recipe import TEST, TIME, TRAIN, USER, Recipe, find
 from embark_jax.prepare.values import Column
 
 LAST_DAY_S = 1_494_604_800  # 2017-05-13, 0:00 in Beijing
@@ -43,23 +43,9 @@ LONGEST = 20
 """Length of the sequences of what ads were about that the user was shown before,
 clicked or not: that of the behaviour that TBSM reads
 (https://arxiv.org/abs/2008.11922)."""
-SEQUENCES = {"past_cate_id": "cate_id", "past_brand": "brand"}
-# Each time has an event at least: so many times before have enough of them.
-QUERY = f"""
-WITH joined AS (
-  SELECT raw.*, ads.* EXCLUDE (adgroup_id), users.* EXCLUDE (userid)
-  FROM raw LEFT JOIN ads USING (adgroup_id) LEFT JOIN users ON raw."user" = userid),
-times AS (
-  SELECT "user", time_stamp, list(cate_id ORDER BY place) AS cate_id,
-    list(brand ORDER BY place) AS brand
-  FROM joined GROUP BY "user", time_stamp),
-past AS (
-  SELECT "user", time_stamp,
-    coalesce(flatten(list(cate_id) OVER earlier)[-{LONGEST}:], []) AS past_cate_id,
-    coalesce(flatten(list(brand) OVER earlier)[-{LONGEST}:], []) AS past_brand
-  FROM times WINDOW earlier AS (PARTITION BY "user" ORDER BY time_stamp
-    ROWS BETWEEN {LONGEST} PRECEDING AND 1 PRECEDING))
-FROM joined JOIN past USING ("user", time_stamp)
+QUERY = """
+SELECT raw.*, ads.* EXCLUDE (adgroup_id), users.* EXCLUDE (userid)
+FROM raw LEFT JOIN ads USING (adgroup_id) LEFT JOIN users ON raw."user" = userid
 """
 
 
@@ -71,18 +57,15 @@ def taobao(raw: Path) -> Recipe:
     return Recipe(
         raw=[_file(raw, "raw_sample.csv", SAMPLES)],
         raw_columns=SAMPLES,
-        select={LABEL: "clk::FLOAT"},
+        select={LABEL: "clk::FLOAT", USER: '"user"', TIME: "time_stamp"},
         dense=("price",),
-        features=(
-            *map(FeatureSpec, (*OF_SAMPLES, *OF_ADS, *OF_USERS)),
-            *(FeatureSpec(n, of, LONGEST, "none") for n, of in SEQUENCES.items()),
-        ),
+        features=tuple(map(FeatureSpec, (*OF_SAMPLES, *OF_ADS, *OF_USERS))),
         sides={
             "ads": (_file(raw, "ad_feature.csv", ADS), ADS),
             "users": (_file(raw, "user_profile.csv", USERS), USERS),
         },
         query=QUERY,
-        repeated=tuple(SEQUENCES),
+        history=HistoryColumns(columns=("cate_id", "brand"), longest=LONGEST),
         time_split=f"if(time_stamp >= {LAST_DAY_S}, {TEST}, {TRAIN})",
         usual_split="time",
         numbers={"price": NumberColumn(transform="log")},

@@ -124,6 +124,7 @@ class Column:
       bounds: smallest and largest number allowed.
       missing: texts that stand for a missing value; None takes those of the rule above,
         and of an integer or hex column, or one with ``text``, empty ones alone.
+      decimal: the sign before the fraction of a number in text.
       text: whether each text is a value as it is: 007, 1.10 and NA, too.
       separator: the separator between the values of a list in text, if any.
       is_text: whether training had texts; None takes what the column is.
@@ -139,6 +140,7 @@ class Column:
     required: bool = False
     bounds: tuple[float, float] | None = None
     missing: tuple[str, ...] | None = None
+    decimal: str = "."
     text: bool = False
     separator: str | None = None
     is_text: bool | None = None
@@ -214,9 +216,11 @@ class Column:
         number = f"({raw})::DOUBLE"
         check = "true"
         if type_ == "VARCHAR":
-            given = self._present(raw)
+            given, others = self._present(raw), "_"
             number = f"TRY_CAST({given} AS DOUBLE)"
-            check = f"({number} IS NOT NULL AND NOT contains({raw}, '_') OR "
+            if self.decimal == ",":  # a dot would be between thousands
+                number, others = f"TRY_CAST(replace({given}, ',', '.') AS DOUBLE)", "."
+            check = f"({number} IS NOT NULL AND NOT contains({raw}, '{others}') OR "
             check += f"{given} IS NULL)"
         elif type_ not in _NUMBERS and not type_.startswith("DECIMAL"):
             raise DataError(f"type is {type_}, must be numbers")

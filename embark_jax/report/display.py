@@ -17,6 +17,8 @@ from rich.table import Column, Table
 
 from embark_jax.metrics.ranking import METRICS
 
+NO_METRICS = ("samples", "step", "repeats")
+"""What records have of a split beside its metrics."""
 TEST_STEP = "test_step"
 """Key of the step whose model was tested, in the record of a run's end."""
 
@@ -54,7 +56,9 @@ def undefined(record: Mapping[str, Any], split: str) -> list[str]:
         metric, _, task = name.partition("/")
         is_mean = not task and any(f"{name}/{task}" in values for task in tasks)
         if value is None and not is_mean and task not in empty:
-            names.setdefault(METRICS[metric.partition("@")[0]].needs, []).append(name)
+            known = METRICS.get(metric.partition("@")[0])
+            needs = known.needs if known else "what its function asks for"
+            names.setdefault(needs, []).append(name)
     reasons = [f"undefined: {', '.join(of)}, needs {n}" for n, of in names.items()]
     return [
         *(f"undefined: all of {t}, no sample has its label" for t in empty),
@@ -135,7 +139,8 @@ def _hot_gain(record: Mapping[str, Any]) -> str:
 def split_text(record: Mapping[str, Any], split: str) -> str:
     """Returns the metrics of a split as one line."""
     names = {"log_loss": "loss", "auc": "AUC"}
-    names |= {n: n for n in _names(record, split) if "@" in n and "/" not in n}
+    others = (n for n in _names(record, split) if "/" not in n)
+    names |= {n: n for n in others if n not in (*METRICS, *NO_METRICS)}
     values = {shown: record.get(f"{split}_{name}") for name, shown in names.items()}
     known = [f"{n} {value:.5f}" for n, value in values.items() if value is not None]
     return f"{split} {'  '.join(known) or 'metrics are undefined'}"

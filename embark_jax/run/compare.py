@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from embark_jax.report.comparison import ComparedRun
 from embark_jax.run.folder import CONFIG, PLAN, RunFolder, config_of
 from embark_jax.run.logs import FILE_NAME as METRICS_FILE
 from embark_jax.run.logs import read_metrics
+from embark_jax.run.own_metrics import own_metrics
 
 SEARCH = "search.yaml"
 """The config of a search, in its folder."""
@@ -53,11 +55,13 @@ def read_run(path: Path, name: str) -> ComparedRun:
     if not (folder / CONFIG).exists():
         raise ConfigError(f"{path}: holds no {CONFIG}, must be the folder of a run")
     planned = None
-    if (folder / PLAN).exists():
+    with contextlib.suppress(FileNotFoundError, ValueError):  # of another version
         prediction = Plan.from_json((folder / PLAN).read_text()).prediction
         planned = prediction and max(prediction.device_bytes)
-    config = config_of(folder).model_dump(mode="json")
-    return ComparedRun(name, config, read_metrics(folder), planned, METRICS)
+    config = config_of(folder)
+    metrics = {**METRICS, **own_metrics(config.train)}
+    described = config.model_dump(mode="json")
+    return ComparedRun(name, described, read_metrics(folder), planned, metrics)
 
 
 def deciding_key(runs: Sequence[ComparedRun], metric: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embark_jax.config import EarlyStoppingConfig, PlateauConfig, TrainConfig
-from embark_jax.metrics.ranking import DECIDING
+from embark_jax.metrics.pointwise import Metric
+from embark_jax.run.own_metrics import deciding_metrics
 
 Record = Mapping[str, Any]
 """An evaluation: its step, and metrics by name."""
@@ -16,8 +17,8 @@ Record = Mapping[str, Any]
 class _Patience:
     """Counts the evaluations since the best one."""
 
-    def __init__(self, config: EarlyStoppingConfig | PlateauConfig):
-        self.config = config
+    def __init__(self, config: EarlyStoppingConfig | PlateauConfig, metric: Metric):
+        self.config, self._metric = config, metric
         self._best = 0.0
         self.best_step: int | None = None
         self.waited = 0
@@ -29,7 +30,7 @@ class _Patience:
         value = record.get(f"validation_{metric}")
         if value is None:
             return False
-        gain = DECIDING[metric].gain(value, self._best)
+        gain = self._metric.gain(value, self._best)
         if self.best_step is None or gain > self.config.min_change:
             self._best, self.best_step, self.waited = value, record["step"], 0
         else:
@@ -50,8 +51,9 @@ class Improvement:
     """
 
     def __init__(self, config: TrainConfig, past: Sequence[Record] = ()):
+        metrics = deciding_metrics(config)
         self._stop, self._plateau = (
-            section and _Patience(section)
+            section and _Patience(section, metrics[section.metric])
             for section in (config.early_stopping, config.plateau)
         )
         self.ended, self.factor = False, 1.0

@@ -12,16 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embark_jax._base.config import ConfigError, nearest
 from embark_jax.config import tasks_of
 from embark_jax.data import Batch
-from embark_jax.metrics.pointwise import OF_PROBABILITIES, evaluate, to_host
+from embark_jax.metrics.pointwise import OF_PROBABILITIES, Metric, evaluate, to_host
 from embark_jax.metrics.ranking import Ranks, at_k, rank
 from embark_jax.metrics.retrieval import NEVER, ItemIndex, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.report.display import TEST_STEP
+from embark_jax.run.dataset import check_groups
 from embark_jax.run.experiment import Experiment
+from embark_jax.run.own_metrics import own_metrics
 from embark_jax.train.trainer import Trainer
 
 REPEATS = "repeats"
@@ -49,7 +50,7 @@ def on_test_set(
       ConfigError: if there is no such feature of groups, or it is a bag.
     """
     if groups is not None:
-        _check_groups(setup, groups.feature)
+        check_groups(setup.features, groups.feature, "--group-by")
     batches = during(setup.dataset.test_batches(setup.plan.batch_size))
     if (first := next(batches, None)) is None:
         return {"test_samples": 0, "test_auc": None, "test_log_loss": None}
@@ -58,17 +59,6 @@ def on_test_set(
     record |= on_split(setup, trainer, "test", batches, groups)
     best_auc = setup.description.best_auc
     return record if best_auc is None else record | {"bayes_auc": best_auc()}
-
-
-def _check_groups(setup: Experiment, name: str) -> None:
-    """Raises ``ConfigError`` if a feature makes no groups."""
-    features = {feature.name: feature for feature in setup.features}
-    if name not in features or features[name].hotness != 1:
-        singles = [name for name, feature in features.items() if feature.hotness == 1]
-        raise ConfigError(
-            f"--group-by {name}: must be a feature of one id a sample; "
-            + nearest(name, singles)
-        )
 
 
 def of_last_window(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -102,15 +92,15 @@ def on_split(
 ) -> dict[str, Any]:
     """Returns metrics over a whole split, whose name is part of their names. One that
     is undefined is None: ``report.undefined`` says why."""
-    check = setup.checker()
-    retrieval = setup.config.train.retrieval
-    ids: list[np.ndarray] = []
-    if retrieval is not None:
-        batches = iter(kept := list(batches))
-    if groups is not None:
-        batches = _with_ids(batches, groups.feature, ids)
-    labels, logits, weights = trainer.scores(batches, check)
+    check, options = setup.checker(), setup.config.train
     tasks = tasks_of(setup.config.model)
+    grouping = [own.groups for own in options.metrics.values()]
+    grouping += [groups.feature] if groups is not None else []
+    ids: dict[str, list[np.ndarray]] = {name: [] for name in grouping if name}
+    if options.retrieval is not None:
+        batches = iter(kept := list(batches))
+    labels, logits, weights = trainer.scores(_with_ids(batches, ids), check)
+    group_ids = {name: np.concatenate(parts) for name, parts in ids.items()}
     metrics = dataclasses.asdict(evaluate(labels, logits, weights))
     by_task = zip(tasks, metrics.pop("tasks"), strict=True)
     if isinstance(trainer.model, RetrievalModel):  # whose logits are no log odds
@@ -118,20 +108,48 @@ def on_split(
     found: dict[str, Any] = dict(metrics)
     for task, values in by_task:
         found |= {f"{name}/{task}": values[name] for name in metrics}
-    if retrieval is not None:
+    for name, metric in own_metrics(options).items():
+        of_groups = group_ids.get(options.metrics[name].groups or "")
+        found |= _own(metric, tasks, labels, logits, weights, of_groups)
+    if options.retrieval is not None:
         found |= _retrieved(setup, trainer, kept)
     if groups is not None:
-        found |= _ranked(setup, groups, np.concatenate(ids), labels, logits)
+        found |= _ranked(setup, groups, group_ids[groups.feature], labels, logits)
     record = {f"{split}_{name}": value for name, value in found.items()}
     return record | counts(f"{split}_bad_ids", check.bad_ids)
 
 
+def _own(
+    metric: Metric,
+    tasks: Sequence[str],
+    labels: np.ndarray,
+    logits: np.ndarray,
+    weights: np.ndarray | None,
+    groups: np.ndarray | None,
+) -> dict[str, float | None]:
+    """Returns a metric of the user's own; of several labels also each one's, of which
+    it is the mean."""
+    if not tasks:
+        return {metric.name: metric.function(labels, logits, weights, groups)}
+    values = {}
+    for task, label, logit in zip(tasks, labels.T, logits.T, strict=True):
+        known = ~np.isnan(label)
+        others = (None if x is None else x[known] for x in (weights, groups))
+        value = metric.function(label[known], logit[known], *others)
+        values[f"{metric.name}/{task}"] = value
+    each = [*values.values()]
+    mean = None if None in each else float(np.mean(each))
+    return {metric.name: mean, **values}
+
+
 def _with_ids(
-    batches: Iterator[Batch], feature: str, ids: list[np.ndarray]
+    batches: Iterator[Batch], ids: Mapping[str, list[np.ndarray]]
 ) -> Iterator[Batch]:
-    """Yields batches, and adds the ids of a feature to a list."""
+    """Yields batches, and adds the ids of features to their lists."""
     for batch in batches:
-        ids.append(np.array(batch.ids[feature])[:, 0])  # not as checked, nor a view
+        for name, parts in ids.items():
+            # Not as checked, nor a view, which would keep the whole batch.
+            parts.append(np.array(batch.ids[name])[:, 0])
         yield batch
 
 

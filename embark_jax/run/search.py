@@ -25,13 +25,13 @@ from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import WindowsData
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.metrics.pointwise import NonFiniteLogitError
-from embark_jax.metrics.ranking import DECIDING
 from embark_jax.report.comparison import comparison_page, comparison_table, ordered
 from embark_jax.run import training
 from embark_jax.run.compare import SEARCH, read_run
 from embark_jax.run.dataset import source_of
 from embark_jax.run.folder import CONFIG, RunFolder
 from embark_jax.run.logs import FILE_NAME as METRICS
+from embark_jax.run.own_metrics import deciding_metrics
 from embark_jax.train.loop import NonFiniteLossError
 
 FAILED = "failed.txt"
@@ -48,7 +48,7 @@ class Trials:
 
     Args:
       path, overrides: as in ``reading.load``; the config has ``search``.
-      metric: metric that decides, a key of ``DECIDING``.
+      metric: metric that decides, as for ``early_stopping``.
       workdir: folder of the search; one that holds the same search is continued.
       console: console that shows the runs.
 
@@ -72,12 +72,13 @@ class Trials:
         workdir: Path,
         console: Console,
     ):
-        if metric not in DECIDING:
-            raise ConfigError(f"--metric is {metric!r}; {nearest(metric, DECIDING)}")
         self._path, self._overrides = path, overrides
         self.workdir, self._console = workdir, console
-        self.metric, self.higher_is_better = metric, DECIDING[metric].higher_is_better
         self.config = reading.load(path, overrides)
+        known = deciding_metrics(self.config.train)
+        if metric not in known:
+            raise ConfigError(f"--metric is {metric!r}; {nearest(metric, known)}")
+        self.metric, self.higher_is_better = metric, known[metric].higher_is_better
         self.searched = self.config.search or {}
         self.deciding = f"validation_{metric}"
         if not self.searched:

@@ -186,7 +186,8 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
         text = run_page(files.name, read_metrics(files), plan, links, _about(setup))
         (files / REPORT).write_text(text, "utf-8")
 
-    with folder.published(), MetricsLog(files, step) as log:
+    loggers = setup.config.train.loggers
+    with folder.published(), MetricsLog(files, step, loggers=loggers) as log:
         write_report()
         yield log
         write_report()

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Lookups
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.sequences import Spans, places
 from embark_jax.plans.plan import MESH_AXES, Plan
 

@@ -21,10 +21,10 @@ from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import (
     BATCH,
     EmbeddingCollection,
-    Lookups,
     Routes,
 )
 from embark_jax.embedding.exchange import own_share_alone
+from embark_jax.embedding.lookups import Lookups
 from embark_jax.plans.options import DenseParallelism, WireFormat
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.cuts import Cuts

@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from embark_jax.embedding.collection import (
     BATCH,
     EmbeddingCollection,
-    Lookups,
     Routes,
 )
+from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.rules import step_factors
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.traffic import COMBINED_BYTES
@@ -148,9 +148,7 @@ def make_train_step(
         # T180, T200), and cost another pass over the touched rows.
         with jax.named_scope("checks"):
             step = state.step + 1
-            finite = _rows_stay_finite(
-                tables, gradients.embeddings, columns.weights, routes, options
-            )
+            finite = _rows_stay_finite(tables, gradients.embeddings, routes, options)
             factors = step_factors(optimizers.rows, step)
             finite &= _all_finite(
                 (gradients.loss, params, dense_state, gradients.model_state, factors)
@@ -285,7 +283,6 @@ def _join_numbers(
 def _rows_stay_finite(
     collection: EmbeddingCollection,
     gradients: Lookups,
-    weights: Mapping[str, jax.Array],
     routes: Routes,
     options: StepOptions,
 ) -> jax.Array:
@@ -296,13 +293,13 @@ def _rows_stay_finite(
     which XLA combines it: a collective of its own would cost its latency.
     """
 
-    def count_others(gradients, weights, mean_factors):
-        terms = collection.largest_terms(gradients, weights, mean_factors)
+    def count_others(gradients, routes):
+        terms = collection.largest_terms(gradients, routes)
         others = ~jnp.stack([(term <= LARGEST_GRADIENT).all() for term in terms]).all()
         return lax.psum(others.astype(options.dense_wire), MESH_AXES)
 
-    mapped = collection.map(count_others, (BATCH,) * 3, PartitionSpec())
-    return mapped(gradients, dict(weights), routes.mean_factors) == 0
+    specs = BATCH, collection.route_specs
+    return collection.map(count_others, specs, PartitionSpec())(gradients, routes) == 0
 
 
 def _all_finite(arrays: Any) -> jax.Array:

@@ -33,8 +33,9 @@ from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import row_ranges
+from embark_jax.train.absent import absent_mesh
 from experiments.results import output_of
-from experiments.step_bytes.absent import absent_mesh, compile_step
+from experiments.step_bytes.absent import compile_step
 from experiments.step_bytes.hlo import Moved, Program
 
 HERE = Path(__file__).parent

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+import embark_jax as ej
 from embark_jax.data import Batch
 from embark_jax.data.dataset import InMemory
 from embark_jax.plans.tables import FeatureSpec
@@ -123,3 +124,55 @@ def test_a_seen_item_is_missed_where_seen_items_are_hidden(tmp_path):
     assert "test_repeats" not in both
     assert both[f"test_hr@{ITEMS}"] == 1
     assert math.isfinite(both["test_ndcg@10"])
+
+
+def first_of_groups(labels, scores, weights, groups):
+    """Share of users whose sample of the largest score is positive."""
+    assert weights is None
+    of_users = [groups == user for user in set(groups.tolist())]
+    return float(np.mean([labels[mine][scores[mine].argmax()] for mine in of_users]))
+
+
+def fails(labels, scores, weights, groups):
+    raise ZeroDivisionError(f"{len(labels)} samples")
+
+
+@pytest.mark.slow
+def test_a_metric_of_ones_own_is_one_like_any_other(tmp_path):
+    """It is shown, logged, stops a run early and orders a comparison; and one that
+    fails ends nothing."""
+    here = "tests.run.test_evaluation"
+    config = runs.write_config(
+        tmp_path,
+        CONFIG.replace(
+            "checkpoint_every: 2}",
+            "checkpoint_every: 2, early_stopping: {metric: first, min_change: 2}, "
+            f"metrics: {{first: {{function: '{here}:first_of_groups', groups: user}}, "
+            f"broken: {{function: '{here}:fails'}}}}}}",
+        ),
+    )
+    with pytest.warns(UserWarning, match="fails raised ZeroDivisionError: 64 samples"):
+        outcome = runs.embark(
+            "train",
+            config,
+            "train.steps=8",
+            "train.early_stopping.patience=2",
+            "--workdir",
+            tmp_path / "run",
+        )
+    assert outcome.code == 0, outcome.err
+    final = runs.final(tmp_path / "run")
+    assert (final["step"], final["best_step"]) == (6, 2)
+    assert final["test_broken"] is None
+    run, trainer = ej.load_run(tmp_path / "run", trust_code=True)
+    (batch,) = run.dataset.test_batches(80)
+    logits = np.concatenate(
+        [np.asarray(x) for _, x in trainer.predict(run.dataset.test_batches(64))]
+    )
+    users = batch.ids["user"][:, 0]
+    best = {user: max(logits[users == user]) for user in users.tolist()}
+    hits = [batch.labels[logits == score].mean() for score in best.values()]
+    assert final["test_first"] == pytest.approx(np.mean(hits))
+    assert "validation first was best at step 2" in outcome.out
+    shown = runs.done("compare", tmp_path / "run", "--metric", "first").out
+    assert "best validation_first" in shown

@@ -114,6 +114,8 @@ def test_trials_are_compared_like_runs(config, trained, tmp_path):
     """By the folder of the search, or by folders of their own."""
     done("search", config, *GRID, "--workdir", tmp_path / "grid")
     page = tmp_path / "page.html"
+    plan = tmp_path / "grid" / "trial-0000" / "plan.json"
+    plan.write_text('{"version": 3}')  # of an old run
     outcome = done("compare", tmp_path / "grid", "--metric", "auc", "--html", page)
     assert "0.68010 ± 0.07071" in outcome.out
     assert "embedding.optimizer.learning_rate" in page.read_text()

@@ -15,9 +15,9 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
 from embark_jax.plans.storage import Placement
 from embark_jax.run import experiment
+from embark_jax.train.absent import compile_model
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
-from experiments.step_bytes.absent import compile_model
 from tests import runs
 from tests.builders import make_trainer
 from tests.collectives import counted

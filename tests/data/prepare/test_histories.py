@@ -140,6 +140,10 @@ def test_a_log_without_labels_has_positives(tmp_path):
     (test,) = data.test_batches(9)
     assert test.labels.tolist() == [1] * len(test)
     assert samples(data, "train")[-1]["past_item"] == ["i3", "i4", "i5"]
+    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
+    rows = {"u": ["a"], "item": ["i1"], "past_item": [["i2", "i3"]]}
+    ((_, has_labels),) = RowEncoder(tmp_path / "run").batches(rows)
+    assert not has_labels
     with pytest.raises(DataError, match="or label=null if each line is an event"):
         prepared(tmp_path / "log.csv", tmp_path / "new")
 
