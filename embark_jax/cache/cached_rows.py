@@ -41,7 +41,7 @@ from embark_jax.cache.resolving import (
     undo_moves,
 )
 from embark_jax.cache.row_store import StoreError
-from embark_jax.cache.stored_rows import ROWS_AT_ONCE, StoredRows
+from embark_jax.cache.stored_rows import MOVED_AT_ONCE, StoredRows
 from embark_jax.cache.swaps import (
     WORD_BYTES,
     Incoming,
@@ -381,7 +381,7 @@ class CachedRows:
             self._indexes[name] = self._indexes[name]._replace(**fields)
         self._indexes = grow_directories(self._collection, self._indexes, 1)
         slots = max(s.storage.slots_per_device for s in discarding.values())
-        for first in range(0, slots, ROWS_AT_ONCE):
+        for first in range(0, slots, MOVED_AT_ONCE):
             moves, rows = {}, {}
             for name, store in self._stores.items():
                 moves[name], rows[name] = store.moves_to_slots(

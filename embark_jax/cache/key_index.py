@@ -210,10 +210,12 @@ def resolve(
     asked, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
     needed = asked if may_evict else taken + misses
     fits = needed <= slots
-    # All arrays are read before they are written, or else XLA copies them.
+    # All arrays are read before they are written, or else XLA copies them: what is
+    # written below depends on what is read here, as no use is negative. XLA drops an
+    # optimization_barrier too early for that.
     used_slot = jnp.where(fits & (slot < slots), slot, NOWHERE)
     used_at, times_used = _use_of(index, used_slot)
-    used_slot = jnp.where(used_at < 0, NOWHERE, used_slot)  # never
+    used_slot = jnp.where(used_at < 0, NOWHERE, used_slot)
     batches = index.batches + 1
     index = index._replace(
         used_at=index.used_at.at[used_slot].set(batches[0], mode="drop"),

@@ -24,7 +24,7 @@ import numpy as np
 
 THREADS = 16
 """Threads that read a file. A page that is not in memory holds up one thread alone."""
-ROWS_AT_ONCE = 256
+ROWS_PER_READ = 256
 """Rows that a thread reads at a time."""
 SPARE = 4
 """A log has room for one row more for each so many rows. Less would move rows more
@@ -122,10 +122,10 @@ class RowLog:
         positions = self._position[numbers]
 
         def take(first: int) -> None:
-            at_once = slice(first, first + ROWS_AT_ONCE)
+            at_once = slice(first, first + ROWS_PER_READ)
             np.take(self._file.rows, positions[at_once], 0, rows[at_once], mode="clip")
 
-        list(self._pool.map(take, range(0, len(numbers), ROWS_AT_ONCE)))
+        list(self._pool.map(take, range(0, len(numbers), ROWS_PER_READ)))
         return rows
 
     def write(self, numbers, rows):

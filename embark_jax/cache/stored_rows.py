@@ -47,7 +47,7 @@ LEAST_ROWS = 64
 BATCHES_REMEMBERED = 64
 """A swap has room for this many rows at least, or else for a power of two that was
 enough for so many batches. Each other room is compiled, for all storages together."""
-ROWS_AT_ONCE = 8192
+MOVED_AT_ONCE = 8192
 """Rows of each device at a time, where all of a storage's rows pass host memory."""
 
 
@@ -178,7 +178,7 @@ class StoredRows:
                 block.clear()  # of what an earlier checkpoint has
             keys = keys_of(np.asarray(on_device(device, index.slot_keys)))
             arrays = [on_device(device, values[value]) for value in self.words]
-            slots, count = _slots_in_order(index, device), min(ROWS_AT_ONCE, len(keys))
+            slots, count = _slots_in_order(index, device), min(MOVED_AT_ONCE, len(keys))
             for begin in range(0, len(slots), count):
                 some = slots[begin : begin + count]
                 rows = [
@@ -198,7 +198,7 @@ class StoredRows:
             return initial_values(self.storage, optimizer, key)(keys)
 
         compute = jax.jit(collection.map(initial, (everywhere, everywhere), BATCH))
-        count = min(ROWS_AT_ONCE, rows)
+        count = min(MOVED_AT_ONCE, rows)
         for begin in range(0, rows, count):
             first = min(begin, rows - count)
             numbers = np.arange(first, first + count)
@@ -328,10 +328,10 @@ class StoredRows:
     def moves_to_slots(
         self, keys_by_device: Mapping[Any, np.ndarray], first: int
     ) -> tuple[Moves, Incoming]:
-        """Returns moves that bring the rows of some of these keys, of ``ROWS_AT_ONCE``
+        """Returns moves that bring the rows of some of these keys, of ``MOVED_AT_ONCE``
         from ``first`` on, into slots of the same numbers, and the rows."""
         by_device = []
-        size = min(ROWS_AT_ONCE, self.storage.slots_per_device)
+        size = min(MOVED_AT_ONCE, self.storage.slots_per_device)
         for device, block in self._blocks.items():
             keys = keys_by_device.get(device, np.empty(0, np.int64))
             keys = keys[first : first + size]

@@ -13,6 +13,7 @@ from flax import nnx
 from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
+from embark_jax.models.kept_values import kept_bytes
 
 
 class Footprint(NamedTuple):
@@ -39,21 +40,22 @@ def footprint(
     )
     params, state, apply = _split(model)
 
-    def backward(state, *inputs):  # a pytree of what it needs from forward
+    def backward(held, *inputs):  # a pytree of what it needs from forward
+        params, state = held
+
         def forward(params, dense, embeddings):
             return apply(params, state, dense, embeddings)
 
-        return jax.vjp(forward, *inputs)[1]
+        return jax.vjp(forward, params, *inputs)[1]
 
-    def kept_bytes(batch: int) -> int:
+    def bytes_of(batch: int) -> int:
         embeddings = {n: _floats(batch, *s) for n, s in embedding_shapes.items()}
         dense = _floats(batch, dense_features)
-        kept = jax.eval_shape(backward, state, params, dense, embeddings)
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+        return kept_bytes(backward, (params, state), dense, embeddings)
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    # Only the parameters themselves do not grow with the batch.
-    return Footprint(parameters, kept_bytes(2) - kept_bytes(1))
+    # What does not grow with the batch is small.
+    return Footprint(parameters, bytes_of(2) - bytes_of(1))
 
 
 def _floats(*shape: int) -> Any:

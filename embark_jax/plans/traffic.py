@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any, TypeAlias
 
 import numpy as np
+from embark_kernels.sizes import TERMS_WORTH_SORTING
 
 VALUE_BYTES = 4
 Numbers: TypeAlias = Any
@@ -19,13 +20,6 @@ Numbers: TypeAlias = Any
 SQUARE_VALUES = 38
 """32-bit values that are read and written for each received slot where squares of
 column shards are exchanged; counted as in ``clusters``."""
-TERMS_WORTH_SORTING = 2
-"""Terms of each sum from which plain XLA sorts them, so that it reads and writes
-each sum once (``embark_kernels/_xla.py``)."""
-ROWS_AT_ONCE = 16
-"""Rows of a bag that a kernel of plain XLA adds up, as there."""
-
-
 COMBINED_BYTES = 128 * 2**20
 """Bytes up to which a step's all-reduces of gradients become one. XLA's flag
 ``xla_gpu_all_reduce_combine_threshold_bytes`` is 30 MiB by default. On 128 simulated

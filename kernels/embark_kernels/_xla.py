@@ -17,14 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from embark_kernels.sizes import COLUMNS_AT_ONCE, TERMS_WORTH_SORTING
+
 T = TypeVar("T")
 
-COLUMNS_AT_ONCE = 16
-"""Rows of a bag that an iteration of a loop on CPU adds, or one gather elsewhere; their
-sum stays in registers."""
-TERMS_WORTH_SORTING = 2
-"""Terms per sum from which a GPU sorts them: with about one, sorting costs more
-bytes than it saves, and it changes what XLA schedules beside the exchanges."""
 TERMS_AT_ONCE = 2048
 """Terms that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
 

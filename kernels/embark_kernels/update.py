@@ -24,7 +24,7 @@ from embark_kernels.optimizers import RowMath, RowOptimizer, States
 from embark_kernels.rounding import column_noise, random_bits, round_stochastically
 
 XLA_MATH = RowMath(jnp.sqrt, jnp.where, lambda column: column)
-ROWS_AT_ONCE = 8192
+UPDATED_AT_ONCE = 8192
 """Rows that an iteration of a loop on CPU updates: see ``_xla``."""
 
 
@@ -112,7 +112,7 @@ def update_rows(
 
     def block_by_block(table, states, rows, gradients, mean_square, factors, noise):
         listed = rows.shape[0]
-        count = min(listed, ROWS_AT_ONCE)
+        count = min(listed, UPDATED_AT_ONCE)
         position = jnp.arange(listed, dtype=jnp.int32)
         used = is_inside(rows, table.shape[0])
         end = jnp.max(jnp.where(used, position + 1, 0))

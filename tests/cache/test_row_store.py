@@ -4,7 +4,7 @@ beside a dictionary."""
 import numpy as np
 import pytest
 
-from embark_jax.cache.row_log import ROWS_AT_ONCE
+from embark_jax.cache.row_log import ROWS_PER_READ
 from embark_jax.cache.row_store import UNKNOWN, KeyedRows, KeyNumbers, make_store
 
 ROWS, VALUES = 5_000, 7
@@ -21,7 +21,7 @@ def test_it_has_what_was_last_written(tier, any_keys, tmp_path):
     if any_keys:
         keys = rng.permutation(keys * (2**40 + 1) - 2**50)
     expected = np.full((ROWS, VALUES), np.nan, np.float32)
-    for count in (1, ROWS_AT_ONCE, 3 * ROWS_AT_ONCE + 5, 0, ROWS // 2):
+    for count in (1, ROWS_PER_READ, 3 * ROWS_PER_READ + 5, 0, ROWS // 2):
         numbers = rng.permutation(ROWS)[:count]
         rows = rng.standard_normal((count, VALUES), np.float32)
         store.write(keys[numbers], rows)

@@ -305,7 +305,7 @@ def test_many_blocks_are_summed_as_one(gpu_programs, monkeypatch):
     if gpu_programs:
         run_gpu_programs(monkeypatch)
     monkeypatch.setattr(_xla, "TERMS_AT_ONCE", 16)
-    monkeypatch.setattr(update, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(update, "UPDATED_AT_ONCE", 16)
     rng = np.random.default_rng(4)
     ids = rng.integers(-1, 60, 45).astype(np.int32)
     ids[rng.random(45) < 0.3] = 17

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax import models
 from embark_jax.config.models import MODELS, section_of
+from embark_jax.models.kept_values import kept_bytes
 from embark_jax.planner.request.dense import dlrm_network
 from tests.models import small
 from tests.thorough import thorough
@@ -191,7 +192,27 @@ def test_the_planner_knows_what_backward_needs():
     network = dlrm_network(192, DENSE, (5,), (7, 1), cross_layers=3, cross_rank=6)
     biases = 5 + 7 + 1 + 3 * 197
     assert found.parameters == network.parameters + biases
-    # Beside it dense features, masks of ReLUs, and inputs of that before a product; the
-    # logit is not kept.
-    left_out = 4 * DENSE + (5 + 7) + 4 * 7 - 4
+    # Beside it dense features, and masks of ReLUs; not the logit, nor the bottom MLP's
+    # output, which the joined values have.
+    left_out = 4 * DENSE + (5 + 7) - 4 - 4 * 5
     assert found.kept_bytes == 4 * network.kept_values + left_out
+
+
+def test_what_elementwise_operations_make_again_is_not_kept():
+    """Of a gate: its input, its two products, and what the last product reads; not
+    the sigmoid, the tanh, or what their gradients need."""
+
+    def apply(params, dense, embeddings):
+        x = embeddings["a"]
+        gate = jax.nn.sigmoid(x @ params["gate"]) * jnp.tanh(x @ params["value"])
+        return (gate @ params["last"])[:, 0] + dense.sum(axis=1)
+
+    shapes = {"gate": (8, 32), "value": (8, 32), "last": (32, 1)}
+    params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+
+    def backward(params, dense, embeddings):
+        return jax.vjp(apply, params, dense, embeddings)[1]
+
+    inputs = jnp.zeros((10, 3)), {"a": jnp.zeros((10, 8))}
+    values = 8 + 32 + 32 + 32
+    assert kept_bytes(backward, params, *inputs) == 10 * 4 * values

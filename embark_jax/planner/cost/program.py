@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from embark_kernels.sizes import COLUMNS_AT_ONCE
 
 from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.dense import dense_ms
@@ -160,7 +161,7 @@ class ProgramModel:
             gradients_bytes = traffic.rows_bytes(pooled_ids, candidates.dim)
             yield Work("gradients", "bag gradients", gradients_bytes)
             if self.in_xla:
-                kernels = np.ceil(ids / bags / traffic.ROWS_AT_ONCE)
+                kernels = np.ceil(ids / bags / COLUMNS_AT_ONCE)
                 sums_bytes = (
                     2 * (kernels - 1) * traffic.rows_bytes(bags, candidates.dim)
                 )

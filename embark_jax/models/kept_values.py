@@ -1,0 +1,114 @@
+"""The values that backward keeps of forward, as XLA does.
+
+Of what ``jax.vjp`` keeps, XLA makes again what elementwise operations give, in the
+program that reads it. There are arrays of inputs, of results of all other operations
+(products, sums, gathers), and of operands of products; and of what is smaller than all
+that it is made of, such as a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Jaxpr, Literal, Var
+
+PRODUCTS = {"dot_general", "ragged_dot", "conv_general_dilated"}
+ELEMENTWISE = {
+    *("abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "copy"),
+    *("convert_element_type", "div", "eq", "erf", "erf_inv", "exp", "expand_dims"),
+    *("expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log"),
+    *("log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
+    *("pow", "reshape", "rev", "rsqrt", "select_n", "sign", "slice", "sqrt", "square"),
+    *("squeeze", "stop_gradient", "sub", "tanh", "transpose", "xor"),
+}
+"""Operations that XLA fuses into those that read their results."""
+
+VIEWS = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose"}
+"""Those of them that products read through."""
+
+
+class _Operation(NamedTuple):
+    """An operation of a flat program, whose values are numbered."""
+
+    name: str
+    inputs: list[int]
+    outputs: list[int]
+
+
+class _Program:
+    """A program without calls.
+
+    Attributes:
+      operations: its operations, in order.
+      sizes: bytes of its values, by number.
+    """
+
+    def __init__(self):
+        self.operations: list[_Operation] = []
+        self.sizes: list[int] = []
+
+    def value(self, variable: Any) -> int:
+        """Adds a value."""
+        shaped = variable.aval
+        self.sizes.append(math.prod(shaped.shape) * shaped.dtype.itemsize)
+        return len(self.sizes) - 1
+
+    def add(self, jaxpr: Jaxpr, numbers: dict[Var, int]) -> list[int | None]:
+        """Adds the operations of a jaxpr, whose inputs have these numbers; those
+        without one are there anyway. Returns the numbers of its results."""
+
+        def numbered(variables: Iterable[Any]) -> list[int | None]:
+            return [
+                None if isinstance(v, Literal) else numbers.get(v) for v in variables
+            ]
+
+        for equation in jaxpr.eqns:
+            inputs, params = numbered(equation.invars), equation.params
+            called = params.get("jaxpr") or params.get("call_jaxpr")
+            called = getattr(called, "jaxpr", called)
+            if called is not None and len(called.invars) == len(inputs):
+                pairs = zip(called.invars, inputs, strict=True)
+                outputs = self.add(called, {v: n for v, n in pairs if n is not None})
+            else:
+                outputs = [self.value(variable) for variable in equation.outvars]
+                own = [number for number in inputs if number is not None]
+                name = equation.primitive.name
+                self.operations.append(_Operation(name, own, outputs))  # pyright: ignore
+            pairs = zip(equation.outvars, outputs, strict=True)
+            numbers |= {v: n for v, n in pairs if n is not None}
+        return numbered(jaxpr.outvars)
+
+
+def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
+    """Returns the bytes of the arrays that backward needs.
+
+    Args:
+      backward: ``(held, *inputs) -> jax.vjp(forward, …)[1]``.
+      held: trees of arrays that are there anyway, such as parameters.
+      inputs: the other arguments, arrays or shapes.
+    """
+    jaxpr = jax.make_jaxpr(backward)(held, *inputs).jaxpr
+    program, there = _Program(), len(jax.tree.leaves(held))
+    of_inputs = {variable: program.value(variable) for variable in jaxpr.invars[there:]}
+    needed = [n for n in program.add(jaxpr, dict(of_inputs)) if n is not None]
+    operands: set[int] = set()
+    for name, of_operation, results in reversed(program.operations):
+        if name in PRODUCTS or (name in VIEWS and operands.intersection(results)):
+            operands.update(of_operation)
+    # For each value the arrays that elementwise operations make it of.
+    sources = {number: {number} for number in of_inputs.values()}
+    for name, of_operation, results in program.operations:
+        fused = name in ELEMENTWISE
+        made_of = set().union(*(sources[number] for number in of_operation))
+        for number in results:
+            again = fused and (number not in operands or name in VIEWS)
+            sources[number] = made_of if again else {number}
+    kept = {number for number in needed if sources[number] == {number}}
+    for number in sorted(set(needed) - kept, key=lambda n: len(sources[n])):
+        missing = sources[number] - kept
+        larger = sum(program.sizes[n] for n in missing) > program.sizes[number]
+        kept |= {number} if larger else missing
+    return sum(program.sizes[number] for number in kept)
