@@ -24,7 +24,7 @@ def free_memory_bytes() -> int:
 
 def byte_unit(largest_bytes: float) -> tuple[str, float]:
     """Returns the name and size of the unit in which these bytes read well."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if largest_bytes >= size:
             return unit, size
     return "bytes", 1.0

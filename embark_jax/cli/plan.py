@@ -42,6 +42,9 @@ def plan(
         Path | None,
         typer.Option(help="Write the plan as JSON, for embark train --plan."),
     ] = None,
+    advice: Annotated[
+        bool, typer.Option(help="Try what would make the step faster.")
+    ] = True,
 ) -> None:
     """Plan where every table will live, and show how long a step takes.
 
@@ -68,7 +71,7 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
     start = time.perf_counter()
-    _, planned, without_data = plan_described(config, listed, statistics)
+    _, planned, without_data = plan_described(config, listed, statistics, advice)
     seconds = time.perf_counter() - start
     name = f"{config.name} on {config.fleet or 'this machine'}"
     if out is not None:

@@ -14,6 +14,8 @@ from embark_jax.plans.options import Kernels
 
 Amount = Annotated[float, Field(ge=-1e-6, le=1e40)]
 """A number of a prediction; below 0 by a rounding error at most."""
+HARDLY_LONGER = 0.01
+"""Share by which a step may be longer where less memory is advised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,14 @@ class Breakdown:
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryUse:
+    """Memory of a device that a plan takes, and its step."""
+
+    device_bytes: Amount
+    step_ms: Amount
+
+
+@dataclasses.dataclass(frozen=True)
 class Prediction:
     """A plan's cost: what the compiled step moves, padding included.
 
@@ -68,6 +78,7 @@ class Prediction:
         most.
       overlap: whether the routes of the next batch hide beside the dense layers.
       advice: what the planner chose or tried beside, in sentences.
+      by_memory: plans that need less memory the longer they take, this one first.
     """
 
     step_ms: Amount
@@ -81,6 +92,7 @@ class Prediction:
     optimizer: str = dataclasses.field(kw_only=True)
     overlap: bool = False
     advice: tuple[str, ...] = ()
+    by_memory: tuple[MemoryUse, ...] = ()
 
     def problems(self, tables: Sequence[str], devices: int) -> list[str]:
         """Lists what is wrong with this prediction for a plan of these tables."""

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from embark_jax._base.memory import byte_unit
 from embark_jax.plans.plan import Plan
+from embark_jax.plans.prediction import HARDLY_LONGER
 from embark_jax.report import summary
 from embark_jax.statistics.accesses import Statistics
 
@@ -101,6 +102,26 @@ def device_loads(plan: Plan) -> Figure:
     axes.axhline(plan.prediction.lower_bound_ms, color="black", lw=1, ls=":")
     axes.set(xlabel="device", ylabel="ms", title="Load (dotted: lower bound)")
     figure.legend(loc="outside right upper", fontsize="small", reverse=True)
+    return figure
+
+
+def step_by_memory(plan: Plan) -> Figure | None:
+    """Draws the step over the memory that plans take, and circles the least whose step
+    is hardly longer; None if only one plan was made."""
+    prediction = plan.prediction
+    if prediction is None or len(prediction.by_memory) < 2:
+        return None
+    used = np.array([each.device_bytes for each in prediction.by_memory])
+    step_ms = np.array([each.step_ms for each in prediction.by_memory])
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    unit, size = byte_unit(used.max())
+    axes.step(used / size, step_ms, where="post", marker="o")
+    hardly = step_ms <= (1 + HARDLY_LONGER) * step_ms.min()
+    knee = np.argmin(np.where(hardly, used, np.inf))
+    axes.plot(used[knee] / size, step_ms[knee], "o", ms=14, mfc="none", color="black")
+    title = f"Step over memory (circle: at most {HARDLY_LONGER:.0%} longer)"
+    axes.set(xlabel=f"{unit} a device", ylabel="ms", title=title)
     return figure
 
 

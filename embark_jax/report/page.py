@@ -56,6 +56,7 @@ def plan_html(plan: Plan, in_full: bool = False) -> str:
         "Owners of each table": figures.table_devices(plan),
         "Load of each device": figures.device_loads(plan),
         "Memory of each device": figures.device_memory(plan),
+        "Step over memory": figures.step_by_memory(plan),
     }
     pictures = (image(figure, title) for title, figure in drawn.items() if figure)
     return "\n".join([html_text(Report(plan, in_full)), *pictures])

@@ -9,6 +9,7 @@ from typing import Any
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Breakdown, Prediction
 from embark_jax.plans.storage import Placement
+from embark_jax.plans.wire import VALUE_BYTES
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
@@ -30,6 +31,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "overlap": prediction.overlap,
         "placeholders": prediction.placeholders,
         "advice": prediction.advice,
+        "by_memory": [dataclasses.asdict(each) for each in prediction.by_memory],
+        "stored_bytes": prediction.stored_bytes,
         "step_ms": prediction.step_ms,
         "lower_bound_ms": prediction.lower_bound_ms,
         "gap": prediction.gap if math.isfinite(prediction.gap) else None,
@@ -46,9 +49,18 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 
 def _table(placement: Placement, prediction: Prediction) -> dict[str, Any]:
-    breakdown, name = prediction.breakdown, placement.table.name
+    """Returns where a table lies; ``stored_bytes`` are those of its parameters in host
+    memory or on disks, where all of its rows have room."""
+    breakdown, table = prediction.breakdown, placement.table
+    name = table.name
     return {
         "table": name,
+        "tier": table.tier,
+        "slots": table.slots,
+        "stored_bytes": table.cached
+        * table.rows
+        * table.dim
+        * VALUE_BYTES[table.dtype],
         "cluster": placement.cluster,
         "row_shards": placement.row_shards,
         "column_shards": placement.column_shards,

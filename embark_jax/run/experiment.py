@@ -301,7 +301,9 @@ def build(
 
 
 def plan_model(
-    config: ExperimentConfig, statistics: Statistics = NO_STATISTICS
+    config: ExperimentConfig,
+    statistics: Statistics = NO_STATISTICS,
+    advise: bool = False,
 ) -> Planned:
     """Plans like ``build``, also where the data are not there and the config says
     enough of them.
@@ -309,6 +311,7 @@ def plan_model(
     Args:
       config: experiment config.
       statistics: statistics of a sample of the data.
+      advise: whether to try what would make the plan faster.
 
     Raises:
       ConfigError: if the config says too little, does not fit the dataset, or its plan
@@ -318,10 +321,10 @@ def plan_model(
     if (absent := source_of(config).absent()) is not None:
         description = with_negatives(config, absent)
         tables, features = merged_model(config, description)
-        planned = make_plan(config, description, tables, features, statistics)
+        planned = make_plan(config, description, tables, features, statistics, advise)
         return planned._replace(without_data=True)
     dataset, description, tables, features = _checked_dataset(config)
-    planned = make_plan(config, description, tables, features, statistics)
+    planned = make_plan(config, description, tables, features, statistics, advise)
     in_training_order(dataset, config, planned.plan)
     return planned
 

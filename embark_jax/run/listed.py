@@ -22,6 +22,7 @@ def plan_described(
     config: ExperimentConfig,
     listed: TableList | None,
     statistics: Statistics = NO_STATISTICS,
+    advise: bool = False,
 ) -> Planned:
     """Plans a config, or the table list that it is of. A list needs no JAX if the
     config names a fleet, on a computer without a GPU.
@@ -31,6 +32,7 @@ def plan_described(
       listed: the list.
       statistics: statistics of the ids; without them bags have the mean lengths that a
         list says.
+      advise: whether to try what would make it faster.
 
     Raises:
       ConfigError: if no plan is possible; also as ``plan_model`` does.
@@ -39,7 +41,7 @@ def plan_described(
     if listed is None:
         from embark_jax.run.experiment import plan_model
 
-        return plan_model(config, statistics)
+        return plan_model(config, statistics, advise)
     embedding, data = config.embedding, config.data
     model: Any = config.model
     assert isinstance(data, SyntheticConfig)
@@ -80,4 +82,5 @@ def plan_described(
         tables,
         features,
         statistics if statistics.samples else listed.statistics(),
+        advise,
     )

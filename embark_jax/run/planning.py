@@ -101,6 +101,7 @@ def make_plan(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     statistics: Statistics = NO_STATISTICS,
+    advise: bool = False,
 ) -> Planned:
     """Plans the config's tables, with the placements that it forces.
 
@@ -128,7 +129,9 @@ def make_plan(
         network_of(config.model, tables, features, data.dense_features),
     )
     zipf = data.zipf_exponent
-    return plan_of(config, zipf, dense, kernels(config), tables, features, statistics)
+    return plan_of(
+        config, zipf, dense, kernels(config), tables, features, statistics, advise
+    )
 
 
 def plan_of(
@@ -139,6 +142,7 @@ def plan_of(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     statistics: Statistics,
+    advise: bool = False,
 ) -> Planned:
     """Plans tables below these dense layers, with this implementation of lookups and
     updates, and with the placements that the config forces. If the tables do not fit,
@@ -174,7 +178,7 @@ def plan_of(
     tiers = [] if fleet.shared else with_open_tiers(config, tables)
     with config_error_at("embedding"):
         plan = plan_for(
-            workload, tables, features, forced=forced, or_tables=tiers, advise=True
+            workload, tables, features, forced=forced, or_tables=tiers, advise=advise
         )
     return Planned(workload, plan)
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import embark_jax as ej
+from embark_jax._base.memory import bytes_text
 from embark_jax.planner import Workload, plan_for
 from tests.planner.published import table_list
 from tests.runs import done
@@ -22,12 +23,12 @@ def test_more_rows_than_numbers_are_the_reason_and_more_nodes_help():
         ej.plan(MANY, FEATURES, machines, 96, optimizer="sgd")
     text = str(error.value)
     assert "memory is short" not in text
-    said = re.search(r"(\d+) nodes \((\S+) ms a step, (\S+) GB a device\)", text)
+    said = re.search(r"(\d+) nodes \((\S+) ms a step, (\S+ \S+) a device\)", text)
     assert said, text
     more = ej.fleets.dgx_h100(int(said[1]), gpus_per_node=2)
     followed = ej.plan(MANY, FEATURES, more, 96, optimizer="sgd").prediction
     assert f"{followed.step_ms:.3f}" == said[2]
-    assert f"{max(followed.device_bytes) / 1e9:.2f}" == said[3]
+    assert bytes_text(max(followed.device_bytes)) == said[3]
 
 
 @pytest.mark.slow
@@ -82,3 +83,32 @@ def test_an_unknown_table_that_is_forced_is_told_the_nearest():
 def test_a_batch_that_devices_cannot_share_is_told_one():
     with pytest.raises(ValueError, match="such as 264"):
         ej.plan(MANY, FEATURES, ej.fleets.dgx_h100(33), 100)
+
+
+def test_what_would_be_faster_is_so_when_it_is_done():
+    """Of 16 bits on the wire, twice the nodes and the rest the three best are named;
+    a plan for each is at most as slow as said."""
+    tables = [ej.TableSpec(f"t{i}", 10**7, 64) for i in range(4)]
+    features = [ej.FeatureSpec(table.name, hotness=20) for table in tables]
+    workload = Workload(ej.fleets.dgx_h100(2), 8192)
+    made = plan_for(workload, tables, features, advise=True).prediction
+    (text,) = [text for text in made.advice if "faster" in text]
+    said = dict(re.findall(r"(\S+=\S+) \((\S+) ms a step", text))
+    assert len(said) == 3
+    rows = "embedding.wire.rows=bfloat16"
+    assert rows in said
+    halved = dataclasses.replace(workload, wire=ej.Wire(rows="bfloat16"))
+    followed = plan_for(halved, tables, features).prediction
+    assert followed.step_ms <= float(said[rows]) * 1.001 < made.step_ms
+    assert not plan_for(workload, tables, features).prediction.advice
+
+
+def test_a_laptop_is_not_told_to_buy_nodes():
+    tables = [ej.TableSpec("t", 10**6, 16)]
+    machine = ej.fleets.this_machine(gpus_per_node=2)
+    with pytest.raises(ValueError, match="memory is short") as error:
+        ej.plan(tables, [ej.FeatureSpec("t")], machine, 64, memory_gb=0.03)
+    text = str(error.value)
+    assert "need 34 MB or more on each, host CPU has 30 MB" in text
+    assert "tier: auto" in text
+    assert "nodes" not in text

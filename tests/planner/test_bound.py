@@ -8,7 +8,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.planner import Workload, plan_for, price
-from embark_jax.planner.cost.loads import KINDS
+from embark_jax.planner.cost.loads import KINDS, Load
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
@@ -19,7 +19,7 @@ from embark_jax.planner.search.solve import least_bytes, searched
 from embark_jax.planner.search.spread import Spread
 from tests.thorough import thorough
 
-SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2)]
+SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2), (1, 1, 3)]
 """Nodes, GPUs a node, tables: so few that all plans can be tried."""
 MOST_ASSIGNMENTS = 300_000
 NEAR_MS = 1.02
@@ -106,22 +106,28 @@ def all_ms(instance, allowed):
     rest = total[:, loads:]
     of_node = rest[:, : storages * nodes].reshape(-1, storages, nodes)
     used = rest[:, storages * nodes : -2] > 0
-    expected = own[:, 2]
+    expected = own[:, Load.EXPECTED]
     ids = np.ceil(
-        own[:, 1]
+        own[:, Load.CERTAIN]
         + np.maximum(objective.slack * expected, expected + 6 * np.sqrt(expected))
     )
-    certain, expected = own[:, 9], own[:, 10]
+    certain, expected = own[:, Load.CERTAIN_UPDATED], own[:, Load.EXPECTED_UPDATED]
     rows = np.maximum(objective.slack * expected, expected + 6 * np.sqrt(expected))
-    kinds = own[:, 0], ids, own[:, 3], own[:, 4], own[:, 5], np.ceil(certain + rows)
-    peaks = np.stack(kinds, axis=1).max(axis=3)
-    free = np.zeros_like(peaks[:, :2])  # update and row stores, counted below
-    of_node = of_node.max(axis=2)[:, None]
-    peaks = np.concatenate([peaks, free, of_node, used[:, None]], axis=1)
-    assert peaks.shape[1] == len(Peak)
+    peaks = np.zeros((len(own), len(Peak), storages))
+    for peak, of_devices in {
+        Peak.SUMS: own[:, Load.SUMS],
+        Peak.IDS: ids,
+        Peak.LOOKUP: own[:, Load.LOOKUP_MS],
+        Peak.GRADIENTS: own[:, Load.GRADIENTS_MS],
+        Peak.ROWS: own[:, Load.ROWS],
+        Peak.UPDATED: np.ceil(certain + rows),
+        Peak.NODE: of_node,
+        Peak.USE: used[:, :, None],
+    }.items():  # update and row stores are counted below
+        peaks[:, peak] = of_devices.max(axis=2)
     ms = (objective.prices * peaks).sum(axis=(1, 2))
-    ms += rest[:, -2] + own[:, 6].sum(axis=1).max(axis=1)
-    store_ms = own[:, 7].sum(axis=1).max(axis=1)
+    ms += rest[:, -2] + own[:, Load.UPDATE_MS].sum(axis=1).max(axis=1)
+    store_ms = own[:, Load.STORE_MS].sum(axis=1).max(axis=1)
     if instance.workload.overlap:
         store_ms = np.maximum(0, store_ms - ms - objective.dense_ms)
     ms += store_ms
@@ -133,7 +139,12 @@ def all_ms(instance, allowed):
     limits = instance.memory.stored_limit_bytes
     for tier, limit in zip(STORED_TIERS, limits, strict=True):
         of_tier = [storage.tier == tier for storage in objective.storages]
-        stored = own[:, 8, of_tier].sum(axis=1).reshape(len(own), nodes, -1).sum(axis=2)
+        stored = (
+            own[:, Load.STORED_BYTES, of_tier]
+            .sum(axis=1)
+            .reshape(len(own), nodes, -1)
+            .sum(axis=2)
+        )
         fits &= stored.max(axis=1) <= limit
     return ms[fits]
 

@@ -106,7 +106,8 @@ def placed(cluster, rows, workload):
     table, feature = TableSpec("a", rows, 8), FeatureSpec("a", hotness=3)
     placement = Placement(table, cluster, 8, devices=tuple(range(8)))
     priced = price([placement], [feature], workload)
-    _, capacity, slots, _, _, updated, *_ = priced.peaks[:, 0]
+    peaks = priced.peaks[:, 0]
+    capacity, slots, updated = peaks[[Peak.IDS, Peak.ROWS, Peak.UPDATED]]
     held = priced.loads.everywhere_bytes + 36 * slots + 2 * 4 * 4 * 8 * capacity
     assert updated <= min(8 * capacity, slots)
     return priced.objective.bytes(priced.loads), held, 8 * capacity, updated
@@ -150,7 +151,7 @@ def test_what_does_not_fit_for_its_dense_layers_fits_in_smaller_batches():
     short = dataclasses.replace(WORKLOAD, dense=dense)
     with pytest.raises(ValueError, match="memory is short on all 8 devices") as error:
         plan_for(short, tables, features, advise=True)
-    assert "exchange buffers and dense layers need 1.70 GB or more" in str(error.value)
+    assert "exchange buffers and dense layers need 1.7 GB or more" in str(error.value)
     assert "a batch of 40 (" in str(error.value)
     smaller = dataclasses.replace(WORKLOAD, batch_size=40, dense=dense)
     plan_for(smaller, tables, features)
@@ -171,7 +172,7 @@ def test_a_forced_placement_that_does_not_fit_is_named():
 def test_a_target_for_memory_is_kept_and_costs_time():
     model = (*published.model("DLRM-DCNv2"), ej.fleets.dgx_h100(), 65_536)
     free = ej.plan(*model).prediction
-    target_gb = 0.5 * max(free.device_bytes) / 1e9
+    target_gb = 0.7 * max(free.device_bytes) / 1e9
     tight = ej.plan(*model, memory_gb=target_gb).prediction
     assert max(tight.device_bytes) <= 1e9 * target_gb < max(free.device_bytes)
     assert tight.step_ms > free.step_ms

@@ -3,11 +3,16 @@
 import dataclasses
 
 import hypothesis
+import numpy as np
+import pytest
 from hypothesis import strategies as st
 
-from embark_jax.planner import plan
+from embark_jax.planner import Workload, plan, plan_for
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.search.params import MEMORY_SHARES
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.planner import published
 
 BETTER = (
     "memory_bytes",
@@ -54,3 +59,54 @@ def test_more_of_anything_is_never_predicted_slower(request_, figure, factor):
     except ValueError:  # they do not fit: nothing to compare with
         hypothesis.reject()
     assert predicted_ms(request_, better) <= before * (1 + 1e-9)
+
+
+def random_list(seed, number=5):
+    """Tables on four GPUs whose memory is short at the smaller limits."""
+    rng = np.random.default_rng(seed)
+    tables = [
+        TableSpec(f"t{i}", int(10 ** rng.uniform(1, 6)), int(rng.choice([16, 32])))
+        for i in range(number)
+    ]
+    features = [FeatureSpec(t.name, hotness=int(rng.integers(1, 40))) for t in tables]
+    machines = fleet.dgx_h100(2, 2)
+    rows_bytes = 5 * sum(table.rows * table.dim for table in tables)
+    device = dataclasses.replace(machines.device, memory_bytes=rows_bytes + 1e7)
+    machines = dataclasses.replace(machines, device=device)
+    return tables, features, Workload(machines, 1024, 1.1)
+
+
+def published_list(name, nodes):
+    listed = published.table_list(name)
+    return *listed.specs(), listed.workload(fleet.dgx_h100(nodes))
+
+
+@pytest.mark.parametrize(
+    ("tables", "features", "workload"),
+    [
+        *(pytest.param(*random_list(s), id=f"random-{s}") for s in range(2)),
+        *(
+            pytest.param(*made, id=f"{number}-{s}", marks=pytest.mark.slow)
+            for number, s in ((12, 2), (12, 3), (40, 4))
+            for made in [random_list(s, number)]
+        ),
+        *(
+            pytest.param(*published_list(*each), id=str(each), marks=pytest.mark.slow)
+            for each in (("DLRM-DCNv2", 1), ("DLRM-DCNv2", 4), ("T7", 8), ("T180", 4))
+        ),
+    ],
+)
+def test_more_memory_never_makes_a_plan_slower(tables, features, workload):
+    device_gb = Memory(workload).limit_bytes / 1e9
+    steps = []
+    for share in (*sorted(MEMORY_SHARES), 1.0):
+        limited = dataclasses.replace(workload, memory_gb=share * device_gb)
+        try:
+            made = plan_for(limited, tables, features).prediction
+        except ValueError:
+            assert not steps  # what fits into less fits into more
+            continue
+        assert max(made.device_bytes) <= share * device_gb * 1e9
+        steps.append(made.step_ms)
+    assert steps
+    assert steps == sorted(steps, reverse=True)

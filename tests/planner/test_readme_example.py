@@ -7,6 +7,7 @@ import pytest
 
 import embark_jax.planner
 from embark_jax.planner import Workload, plan_for, price
+from embark_jax.planner.cost.loads import Load
 from embark_jax.planner.cost.work import Peak
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
@@ -45,10 +46,10 @@ def test_every_number_of_the_example():
     assert row("| everywhere")[-1] == f"{each.everywhere_ms.sum():.4f}"
     assert row("| fixed")[-1] == f"{objective.prices[Peak.USE].sum():.4f}"
     for name, kind, peak in (
-        ("| partial sums", loads.own[0, rb], 0),
-        ("| ids", loads.own[1, rb], 1),
-        ("| lookup", loads.own[4, rb], 3),
-        ("| gradients", loads.own[5, rb], 4),
+        ("| partial sums", loads.own[Load.SUMS, rb], Peak.SUMS),
+        ("| ids", loads.own[Load.CERTAIN, rb], Peak.IDS),
+        ("| lookup", loads.own[Load.LOOKUP_MS, rb], Peak.LOOKUP),
+        ("| gradients", loads.own[Load.GRADIENTS_MS, rb], Peak.GRADIENTS),
     ):
         *gpus, top, unit_ms, ms = map(float, row(name)[1:])
         np.testing.assert_allclose(gpus, kind, rtol=5e-3)

@@ -30,24 +30,27 @@ POOLS_AT_OWNER = np.array([cluster.pools_at_owner for cluster in CLUSTERS.values
 
 class Load(enum.IntEnum):
     """Loads that a row shard adds to its owner: partial sums a sample; ids that a
-    device sends it, certain and expected; rows; time in ``OWNER_PHASES``; bytes of rows
-    in the tier of its storage, if that is not the device; and rows that a batch
-    updates, certain and expected."""
+    device sends it, certain and expected; time in ``OWNER_PHASES``, with row stores
+    last; rows; rows that a batch updates, certain and expected; and bytes of rows in
+    the tier of its storage, if that is not the device."""
 
     SUMS = 0
     CERTAIN = 1
     EXPECTED = 2
-    ROWS = 3
-    LOOKUP_MS = 4
-    GRADIENTS_MS = 5
-    UPDATE_MS = 6
-    STORE_MS = 7
-    STORED_BYTES = 8
-    CERTAIN_UPDATED = 9
-    EXPECTED_UPDATED = 10
+    LOOKUP_MS = 3
+    GRADIENTS_MS = 4
+    UPDATE_MS = 5
+    ROWS = 6
+    CERTAIN_UPDATED = 7
+    EXPECTED_UPDATED = 8
+    STORE_MS = 9
+    STORED_BYTES = 10
 
 
 KINDS = len(Load)
+TIMED = Load.ROWS
+"""Number of the kinds that come first: all that have a price where memory has none, and
+no rows are in stores."""
 
 
 class Cut(NamedTuple):
@@ -182,17 +185,17 @@ def _shard_loads(
     candidates: Candidates, model: ProgramModel, memory: Memory
 ) -> np.ndarray:
     """Returns ``[KINDS, row shards]`` loads."""
-    certain, expected = candidates.sent_ids
+    *of_device_ms, store_ms = model.owner_ms(candidates)
     sums = candidates.bags * candidates.of_cluster.pools_at_owner
     return np.stack(
         [
             sums[candidates.candidate],
-            certain,
-            expected,
+            *candidates.sent_ids,
+            *of_device_ms,
             candidates.shard_slots,
-            *model.owner_ms(candidates),
-            memory.stored_bytes(candidates),
             *candidates.updated_rows,
+            store_ms,
+            memory.stored_bytes(candidates),
         ]
     )
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from embark_jax._base.memory import bytes_text
 from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import Workload
@@ -172,16 +173,17 @@ class Memory:
 
     def shortage(self, least_bytes: float) -> str:
         """Says what is short of these bytes, which each device needs at least."""
-        device, limit_gb = self.workload.fleet.device, self.limit_bytes / 1e9
-        devices, least_gb = self.workload.devices, least_bytes / 1e9
+        device, limit_bytes = self.workload.fleet.device, self.limit_bytes
+        devices = self.workload.devices
         where = "the device" if devices == 1 else f"all {devices} devices"
-        asked = limit_gb < device.memory_bytes * MEMORY_SHARE / 1e9
+        asked = limit_bytes < device.memory_bytes * MEMORY_SHARE
+        room, least = bytes_text(limit_bytes), bytes_text(least_bytes)
         source = "the memory_gb asked for" if asked else f"{MEMORY_SHARE:.0%} of it"
-        lacking = f"{least_gb - limit_gb:.2f} GB short"
-        if least_gb <= limit_gb:
+        lacking = f"{bytes_text(least_bytes - limit_bytes)} short"
+        if least_bytes <= limit_bytes:
             lacking = "and no plan was found that fits"
         return (
             f"memory is short on {where}: tables, optimizer state, exchange buffers "
-            f"and dense layers need {least_gb:.2f} GB or more on each, {device.name} "
-            f"has {limit_gb:.2f} GB for them ({source}), {lacking}"
+            f"and dense layers need {least} or more on each, {device.name} has {room} "
+            f"for them ({source}), {lacking}"
         )

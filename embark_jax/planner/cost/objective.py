@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import Load, Loads
+from embark_jax.planner.cost.loads import TIMED, Load, Loads
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import Peak
@@ -93,24 +93,27 @@ class Objective:
         return capacity_of(certain, np.maximum(expected, 0.0), self.slack)
 
     def of_devices(self, own: np.ndarray, at_least: bool = False) -> np.ndarray:
-        """Returns ``[Peak.NODE, ...]`` what may be a peak, from ``[KINDS, ...]`` loads.
-        ``at_least`` leaves out what chance adds to a capacity, so that the parts of a
-        sum add up."""
-        found = np.empty((Peak.NODE, *own.shape[1:]))
+        """Returns ``[Peak.NODE, ...]`` what may be a peak, from ``[KINDS, ...]`` loads;
+        of ``TIMED`` kinds only those up to the update. ``at_least`` leaves out what
+        chance adds to a capacity, so that the parts of a sum add up."""
+
+        def capacities(certain: np.ndarray, expected: np.ndarray) -> np.ndarray:
+            if at_least:
+                return certain + self.slack * expected
+            return self.capacities(certain, expected)
+
+        is_timed = len(own) == TIMED
+        found = np.empty((Peak.ROWS if is_timed else Peak.NODE, *own.shape[1:]))
         found[Peak.SUMS] = own[Load.SUMS]
-        of_ids = own[Load.CERTAIN], own[Load.EXPECTED]
-        of_rows = own[Load.CERTAIN_UPDATED], own[Load.EXPECTED_UPDATED]
-        for peak, (certain, expected) in (Peak.IDS, of_ids), (Peak.UPDATED, of_rows):
-            found[peak] = (
-                certain + self.slack * expected
-                if at_least
-                else self.capacities(certain, expected)
-            )
-        found[Peak.ROWS] = own[Load.ROWS]
+        found[Peak.IDS] = capacities(own[Load.CERTAIN], own[Load.EXPECTED])
         found[Peak.LOOKUP] = own[Load.LOOKUP_MS]
         found[Peak.GRADIENTS] = own[Load.GRADIENTS_MS]
         found[Peak.UPDATE] = own[Load.UPDATE_MS]
-        found[Peak.STORE] = own[Load.STORE_MS]
+        if not is_timed:
+            of_rows = own[Load.CERTAIN_UPDATED], own[Load.EXPECTED_UPDATED]
+            found[Peak.ROWS] = own[Load.ROWS]
+            found[Peak.UPDATED] = capacities(*of_rows)
+            found[Peak.STORE] = own[Load.STORE_MS]
         return found
 
     def peaks(self, loads: Loads) -> np.ndarray:

@@ -12,18 +12,19 @@ from embark_jax.plans.clusters import Reach
 
 
 class Peak(enum.IntEnum):
-    """Peaks of a storage: partial sums, capacity, rows, ms of lookup and gradients,
-    room for updated rows, and ms of update and row stores of the fullest device;
-    partial sums of the fullest node; and 1 if any table lies in it. Those of update and
-    row stores have no price, as they are of all storages together."""
+    """Peaks of a storage: partial sums, capacity, ms of lookup, gradients and update,
+    rows, room for updated rows, and ms of row stores of the fullest device; partial
+    sums of the fullest node; and 1 if any table lies in it. Those of update and row
+    stores have no price, as they are of all storages together; of rows and of room for
+    them only memory has one."""
 
     SUMS = 0
     IDS = 1
-    ROWS = 2
-    LOOKUP = 3
-    GRADIENTS = 4
-    UPDATED = 5
-    UPDATE = 6
+    LOOKUP = 2
+    GRADIENTS = 3
+    UPDATE = 4
+    ROWS = 5
+    UPDATED = 6
     STORE = 7
     NODE = 8
     USE = 9

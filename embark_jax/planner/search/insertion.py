@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import KINDS, Load, Loads
+from embark_jax.planner.cost.loads import KINDS, TIMED, Load, Loads
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance
@@ -87,10 +87,12 @@ class Insertion:
         self.ms_per_byte = ms_per_byte
         unit_bytes = objective.held_bytes + objective.update_bytes
         prices = objective.prices + ms_per_byte * unit_bytes
-        self._prices, self._node_prices = prices[: Peak.NODE], prices[Peak.NODE]
-        self._memory_prices = ms_per_byte * unit_bytes[: Peak.NODE]
+        is_timed = not (ms_per_byte or assignment.instance.has_stores)
+        self._kinds, peaks = (TIMED, Peak.ROWS) if is_timed else (KINDS, Peak.NODE)
+        self._prices, self._node_prices = prices[:peaks], prices[Peak.NODE]
+        self._memory_prices = ms_per_byte * unit_bytes[:peaks]
         self._storage_ms, self._memory_ms = np.zeros((2, len(objective.storages)))
-        self._held = np.zeros((Peak.NODE, *assignment.loads.own.shape[1:]))
+        self._held = np.zeros((peaks, *assignment.loads.own.shape[1:]))
         for s in np.flatnonzero(assignment.loads.tables).tolist():
             self._reprice(s)
 
@@ -110,7 +112,7 @@ class Insertion:
     def _reprice(self, s: int) -> None:
         """Prices one storage anew."""
         loads = self.assignment.loads
-        self._held[:, s] = self._objective.of_devices(loads.own[:, s])
+        self._held[:, s] = self._objective.of_devices(loads.own[: self._kinds, s])
         means = _norm(self._held[:, s], self.power)
         ms = float(self._prices[:, s] @ means)
         self._memory_ms[s] = self._memory_prices[:, s] @ means
@@ -162,26 +164,30 @@ class Insertion:
     def best(self, tried: Tried) -> tuple[float, int, np.ndarray]:
         """Returns ``(growth of the smooth cost, candidate, owners)`` for the candidate
         of the tried that adds least."""
-        loads, power = self.assignment.loads, self.power
-        s = tried.storage
-        own, held = loads.own[:, s], self._held[:, s]
+        loads, power, objective = self.assignment.loads, self.power, self._objective
+        s, kinds = tried.storage, self._kinds
+        own, held = loads.own[:kinds, s], self._held[:, s]
         own[Load.UPDATE_MS] = held[Peak.UPDATE] = loads.update_ms
-        own[Load.STORE_MS] = held[Peak.STORE] = loads.store_ms
-        with_largest = self._objective.of_devices(own + tried.largest[:, :, None])
+        prices = self._prices[:, s]
+        prices[Peak.UPDATE] = 1.0
+        if len(held) > Peak.STORE:
+            own[Load.STORE_MS] = held[Peak.STORE] = loads.store_ms
+            prices[Peak.STORE] = 1.0
+        with_largest = objective.of_devices(own + tried.largest[:kinds, :, None])
         scale = np.maximum(with_largest.max(axis=2, keepdims=True), LEAST_LOAD)
         before = _power(held / scale, power)
-        prices = self._prices[:, s]
-        prices[[Peak.UPDATE, Peak.STORE]] = 1.0
         prices *= scale[:, :, 0]
-        more = _power(with_largest / scale, power) - before
+        with_largest /= scale
+        more = _power(with_largest, power) - before
         scores = np.einsum("kc,kcd->cd", prices, more)
         devices = np.argsort(scores, axis=1, kind="stable")
         costs = self._everywhere(tried)
         if len(tried.staged):
             self._choose_nodes(tried, scores, costs, devices)
-        of_all = np.arange(len(s))[:, None]
-        after = own[:, of_all, devices] + tried.loads
-        after = self._objective.of_devices(after) / scale
+        after = np.take_along_axis(own, devices[None], axis=2)
+        after += tried.loads[:kinds]
+        after = objective.of_devices(after)
+        after /= scale
         growth = _root(_power(after, power), power) - _root(before, power)
         costs += (prices * growth)[: Peak.STORE].sum(axis=0)
         if self.assignment.instance.has_stores:

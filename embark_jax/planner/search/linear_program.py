@@ -1,4 +1,4 @@
-"""A linear program whose rows grow: HiGHS goes on from the last solution.
+"""A linear program whose rows and limits change: HiGHS goes on from the last solution.
 
 Beside a new program for each solution (``scipy.optimize.linprog``), planning takes 0.5
 to 0.75 of the CPU time.
@@ -11,6 +11,21 @@ from typing import Any, NamedTuple
 import highspy
 import numpy as np
 from scipy import sparse
+
+ITERATIONS = 5
+"""Iterations of the simplex method for each row of a program, after which another
+method goes on: the dual one may cycle where many candidates cost the same."""
+METHODS = (("simplex", 1), ("simplex", 4), ("ipm", 1))
+"""Solvers of HiGHS, with the strategy of the simplex method: dual, primal, and points
+inside."""
+INFEASIBLE = (
+    highspy.HighsModelStatus.kInfeasible,
+    highspy.HighsModelStatus.kUnboundedOrInfeasible,  # all costs are bounded
+)
+
+
+class UnsolvedError(RuntimeError):
+    """A program has neither an optimum nor a proof that it has none."""
 
 
 class Optimum(NamedTuple):
@@ -79,11 +94,31 @@ class LinearProgram:
         )
         return rows
 
+    def limit(self, variables: np.ndarray, least: np.ndarray, most: np.ndarray) -> None:
+        """Limits some variables anew."""
+        variables = variables.astype(np.int32)
+        self._solver.changeColsBounds(len(variables), variables, least, most)
+
     def solve(self) -> Optimum | None:
-        """Returns the optimum; None if no values satisfy the rows."""
-        self._solver.run()
-        if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return None
+        """Returns the optimum; None if no values satisfy the rows.
+
+        Raises:
+          UnsolvedError: if no method comes to an end.
+        """
+        solver = self._solver
+        most = ITERATIONS * (self._sums + len(self.limits) + len(self.cost))
+        solver.setOptionValue("simplex_iteration_limit", most)
+        for method, strategy in METHODS:
+            solver.setOptionValue("solver", method)
+            solver.setOptionValue("simplex_strategy", strategy)
+            solver.run()
+            status = solver.getModelStatus()
+            if status in INFEASIBLE:
+                return None
+            if status == highspy.HighsModelStatus.kOptimal:
+                break
+        else:
+            raise UnsolvedError(f"HiGHS ends with {status.name}")
         solution = self._solver.getSolution()
         row_multipliers = np.asarray(solution.row_dual)[self._sums :]
         return Optimum(

@@ -28,7 +28,7 @@ class LocalSearch:
     """The moves of one instance.
 
     Attributes:
-      instance: instance to plan.
+      instance, relaxed: instance to plan, and the solution that orders candidates.
       tried: ``[groups]`` candidates that tables choose among.
       movable: ``[tables]`` whether the planner chooses their owners.
     """
@@ -42,7 +42,7 @@ class LocalSearch:
             too, since memory may be short.
           tried: number of candidates of a group that its tables choose among.
         """
-        self.instance = instance
+        self.instance, self.relaxed = instance, relaxed
         free = np.array([owners is None for owners in instance.owners])
         self.movable = free[instance.group]
         table = instance.candidates.table

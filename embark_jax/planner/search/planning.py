@@ -5,30 +5,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from embark_jax._base.memory import bytes_text
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.checking import checked
 from embark_jax.planner.request.workload import Workload
-from embark_jax.planner.search.instance import Instance
-from embark_jax.planner.search.solve import (
-    DoesNotFitError,
-    SearchResult,
-    lighter,
-    solve,
-)
+from embark_jax.planner.search.advice import faster, knee, lighter
+from embark_jax.planner.search.limits import solve_within
+from embark_jax.planner.search.solve import DoesNotFitError, SearchResult
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
+from embark_jax.plans.prediction import MemoryUse
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
 HALVINGS = DOUBLINGS = 4
 """How often the batch is halved, and nodes are doubled, for tables that do not fit."""
+ROUNDING = 1e-9
+"""Share by which a bound is above a plan that reaches it, by rounding errors."""
 Forced = Mapping[str, ForcedPlacement]
 
 
@@ -105,64 +104,79 @@ def plan_for(
       forced: forced placements by table name.
       or_tables: the same tables, some of tier "auto", which are planned where those
         above do not fit; the advice then says where their rows are.
-      advise: whether to try a plan of less memory, for the advice of the prediction,
-        and what would help tables that do not fit, for the message.
+      advise: whether to try what would make it faster, and less memory, for the advice
+        of the prediction.
 
     Raises:
       ValueError: if the model is inconsistent, a forced placement impossible, the
         statistics are of another model, or the tables do not fit the fleet.
     """
+    forced = forced or {}
     advice: list[str] = []
     try:
-        made, found = _searched(workload, tables, features, forced)
+        results = _results(workload, tables, features, forced)
+        made = tables
     except DoesNotFitError as error:
         try:
             if not or_tables:
                 raise
-            made, found = _searched(workload, or_tables, features, forced)
+            results = _results(workload, or_tables, features, forced)
+            made = or_tables
         except DoesNotFitError:
-            if not advise:
-                raise
             options = _that_fit(workload, or_tables or tables, features, forced)
             helps = [f"{change} ({_cost(other)})" for change, other in options]
             text = f"; what would help: {', or '.join(helps)}" if helps else ""
             raise ValueError(f"{error}{text}") from None
-        pairs = zip(made.tables, tables, strict=True)
+    best = results[0]
+    planned = _plan(best, made, features, workload)
+    if made is not tables:
+        pairs = zip(planned.tables, tables, strict=True)
         moved = sum(new.tier != old.tier for new, old in pairs)
         advice.append(
             f"memory is short with all rows on devices: {moved} of {len(tables)} "
             "tables are in another tier, as with embedding.tables.NAME.tier=auto"
         )
-    limited = workload.memory_gb is not None or workload.fleet.placeholders
-    less = lighter(found) if advise and not limited else None
-    if less is not None:
-        best, gb = found.assignment, less.bytes() / 1e9
-        longer = max(0.0, less.step_ms() / best.step_ms() - 1)
-        saved = 1 - less.bytes() / best.bytes()
-        advice.append(
-            f"a step {longer:.1%} longer would save {saved:.0%} of the memory: "
-            f"{gb:.1f} GB a device (embedding.memory_gb={math.ceil(10 * gb) / 10})"
-        )
-    assert made.prediction is not None
-    prediction = dataclasses.replace(made.prediction, advice=tuple(advice))
-    return dataclasses.replace(made, prediction=prediction)
+    by_memory = [(r.assignment.bytes(), r.assignment.step_ms()) for r in results]
+    if advise and not workload.fleet.placeholders:
+        if light := lighter(best):
+            by_memory.append((light.bytes(), light.step_ms()))
+        if workload.memory_gb is None and (text := knee(by_memory)):
+            advice.append(text)
+        placements = best.assignment.placements()
+        advice += faster(best.assignment, placements, made, features, workload, forced)
+    assert planned.prediction is not None
+    prediction = dataclasses.replace(
+        planned.prediction,
+        advice=tuple(advice),
+        by_memory=tuple(MemoryUse(*each) for each in sorted(by_memory, reverse=True)),
+    )
+    return dataclasses.replace(planned, prediction=prediction)
 
 
-def _searched(
+def _results(
     workload: Workload,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
-    forced: Forced | None,
-) -> tuple[Plan, SearchResult]:
-    """Returns a plan, and what the search found.
+    forced: Forced,
+) -> list[SearchResult]:
+    """Returns what the search found, the fastest first.
 
     Raises:
       DoesNotFitError: if the tables do not fit the fleet.
     """
-    grown, forced = checked(tables, features, forced or {}, workload)
-    found = solve(Instance(grown, features, forced, workload))
+    grown, forced = checked(tables, features, forced, workload)
+    return solve_within(grown, features, forced, workload)
+
+
+def _plan(
+    found: SearchResult,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    workload: Workload,
+) -> Plan:
+    """Returns what the search found as a plan."""
     bound_ms = found.bound_ms
-    if bound_ms > (step_ms := found.assignment.step_ms()):
+    if bound_ms > (step_ms := found.assignment.step_ms()) * (1 + ROUNDING):
         raise RuntimeError(
             f"the bound of {bound_ms} ms is above the plan's {step_ms} "
             "ms: one of them is wrong; please report this request"
@@ -170,7 +184,7 @@ def _searched(
     placements = found.assignment.placements()
     priced = price(placements, features, workload)
     begin = {table.name: table for table in tables if table.is_dynamic}
-    plan = Plan(
+    return Plan(
         features=tuple(features),
         placements=tuple(
             dataclasses.replace(each, table=begin.get(each.table.name, each.table))
@@ -180,37 +194,49 @@ def _searched(
         gpus_per_node=workload.fleet.gpus_per_node,
         batch_size=workload.batch_size,
         capacities=priced.capacities(),
-        prediction=priced.prediction(float(bound_ms)),
+        prediction=priced.prediction(float(min(bound_ms, step_ms))),
     )
-    return plan, found
 
 
-def _cost(made: Plan) -> str:
+def _cost(found: SearchResult) -> str:
     """Says what a step takes."""
-    assert made.prediction is not None
-    step_ms, most_bytes = made.prediction.step_ms, max(made.prediction.device_bytes)
-    return f"{step_ms:.3f} ms a step, {most_bytes / 1e9:.2f} GB a device"
+    step_ms, step_bytes = found.assignment.step_ms(), found.assignment.bytes()
+    return f"{step_ms:.3f} ms a step, {bytes_text(step_bytes)} a device"
 
 
 def _that_fit(
     workload: Workload,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
-    forced: Forced | None,
-) -> Iterator[tuple[str, Plan]]:
+    forced: Forced,
+) -> Iterator[tuple[str, SearchResult]]:
     """Yields requests that are like one that does not fit, in words, and their plans:
-    of each kind the first that fits."""
+    of each kind the first that fits. More nodes help who plans for a fleet."""
     fleet, samples = workload.fleet, workload.batch_size
     requests: list[list[tuple[str, Workload, Sequence[TableSpec]]]] = []
     here = [table for table in tables if not (table.cached or table.is_dynamic)]
-    if here and fleet.device.host_bytes_per_s is not None:
+    if here:
         largest = max(here, key=lambda table: table.rows * table.dim)
-        moved = [
-            dataclasses.replace(table, tier="auto") if table is largest else table
-            for table in tables
-        ]
-        change = f"embedding.tables.{largest.name}.tier: auto"
-        requests.append([(change, workload, moved)])
+        for_all = f"tier: auto, as in embedding.tables.{largest.name}.tier, of all"
+        moves = {
+            f"embedding.tables.{largest.name}.tier: auto": [largest],
+            for_all: here,
+        }
+        requests.append(
+            [
+                (
+                    change,
+                    workload,
+                    [
+                        dataclasses.replace(table, tier="auto")
+                        if table in moved
+                        else table
+                        for table in tables
+                    ],
+                )
+                for change, moved in moves.items()
+            ]
+        )
     batches = [samples >> n for n in range(1, HALVINGS + 1)]
     requests.append(
         [
@@ -222,6 +248,7 @@ def _that_fit(
     larger = [
         dataclasses.replace(fleet, nodes=fleet.nodes << n)
         for n in range(1, DOUBLINGS + 1)
+        if not fleet.shared
     ]
     requests.append(
         [
@@ -233,5 +260,5 @@ def _that_fit(
     for alike in requests:
         for change, load, others in alike:
             with contextlib.suppress(ValueError):
-                yield change, plan_for(load, others, features, forced=forced)
+                yield change, _results(load, others, features, forced)[0]
                 break

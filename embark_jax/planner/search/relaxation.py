@@ -30,7 +30,8 @@ planning takes longer by a tenth to a third.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -46,6 +47,13 @@ SAFETY = 1e-9
 """Share by which a bound is lowered for rounding errors."""
 
 
+class PeakRange(NamedTuple):
+    """The least and the most that peaks may be, ``[peaks]`` in units."""
+
+    least: np.ndarray
+    most: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
     """The solution of the relaxation.
@@ -54,11 +62,23 @@ class Solution:
       bound_ms: bound: no plan takes less.
       tables: ``[candidates]`` number of tables that take each.
       above_ms: ``[candidates]`` amount by which the bound rises for plans that take it.
+      peaks: ``[peaks]`` value of each, in units.
+      range: the least and the most that they may be.
     """
 
     bound_ms: float
     tables: np.ndarray
     above_ms: np.ndarray
+    peaks: np.ndarray
+    range: PeakRange
+
+
+@dataclasses.dataclass(eq=False)
+class _Program:
+    """A program, and the keys of the largest shards that are rows of it."""
+
+    program: LinearProgram
+    keys: np.ndarray
 
 
 class Relaxation:
@@ -75,6 +95,7 @@ class Relaxation:
       cost: ``[live + peaks]`` objective: the same without row stores' peak.
       shards: for each element of ``largest`` its key ``group * peaks + peak``, by which
         they are ordered; its candidate; and its value.
+      scale: ms of a unit of the programs' cost.
     """
 
     def __init__(self, spread: Spread, allowed: np.ndarray | bool = True):
@@ -105,7 +126,8 @@ class Relaxation:
         keys = self.group[column] * spread.peaks + row
         order = np.argsort(keys, kind="stable")
         self.shards = keys[order], column[order], self.largest.data[order]
-        self._added_keys = np.zeros(0, np.int64)
+        self.scale = max(float(self.cost.max()), TINY)
+        self._programs: dict[float, _Program] = {}  # by crowding
 
     def _by_peak(self, peak: np.ndarray, values: np.ndarray) -> sparse.coo_array:
         """Returns ``[peaks, live]`` of ``[ADDED, live]`` values, in units."""
@@ -115,71 +137,84 @@ class Relaxation:
         made.eliminate_zeros()
         return made.tocoo()
 
-    def solve(self, crowding: float = 0.0) -> Solution | None:
-        """Returns the optimum; None if memory does not suffice.
+    def solve(
+        self, crowding: float = 0.0, within: PeakRange | None = None
+    ) -> Solution | None:
+        """Returns the optimum; None if no plan is possible.
 
         Args:
           crowding: share of the largest shard that is added to the mean as the least
             peak. Above 0 the result bounds nothing, but its candidates are easier to
             place: placing ends up to one shard above the mean.
+          within: range of the peaks; None is any.
+
+        Raises:
+          UnsolvedError: if the solver finds no end.
         """
-        instance = self.instance
-        counts = instance.counts
-        number = len(self.live)
-        rows = self.spread.peaks
-        extra = rows * bool(crowding)  # the largest shard is one more variable of a row
-        cost = np.append(self.cost, np.zeros(extra))
-        scale = max(float(cost.max()), TINY)
-        upper = np.append(counts[self.group], np.full(rows + extra, np.inf))
-        entries = np.ones(number), (self.group, np.arange(number))
-        tables = sparse.coo_array(entries, (len(counts), len(cost)))
-        # Presolving takes longer than it saves, but its optima are better to round, of
-        # tables of which many are alike.
-        presolve = not (crowding or instance.is_large)
-        program = LinearProgram(
-            cost / scale, upper, tables, counts.astype(float), presolve
-        )
-        program.add_rows(self._peak_rows(crowding), np.zeros(rows + extra))
-        matrix, limits = self._limit_rows()
-        program.add_rows(np.pad(matrix, ((0, 0), (0, extra))), limits)
+        instance, number, peaks = self.instance, len(self.live), self.spread.peaks
+        extra = peaks * bool(crowding)  # the largest shard is one more variable
+        if within is None:
+            within = PeakRange(np.zeros(peaks), np.full(peaks, np.inf))
+        made = self._programs.get(crowding) or self._program(crowding)
+        program = made.program
+        program.limit(number + np.arange(peaks), *within)
         per_share = self.memory()[0][1] / instance.memory.limit_bytes
-        worth = self.worth / scale
-        keys = self._added_keys
-        program.add_rows(self._largest_rows(keys, extra), np.zeros(len(keys)))
         while True:
             optimum = program.solve()
             if optimum is None:
                 return None
             least = abs(optimum.cost)
             of_memory = params.MEMORY_PRICE * least * per_share
-            prices = worth[number : number + rows] + of_memory[number:]
+            prices = self.worth[number:] / self.scale + of_memory[number:]
             broken = self._broken(
                 optimum.variables[:number],
                 optimum.variables[number + extra :],
                 prices,
                 params.TOLERANCE * max(least, 1e-30),
             )
-            broken = np.setdiff1d(broken, keys)
+            broken = np.setdiff1d(broken, made.keys)
             if not len(broken):
                 break
-            keys = np.append(keys, broken)
+            made.keys = np.append(made.keys, broken)
             program.add_rows(self._largest_rows(broken, extra), np.zeros(len(broken)))
-        self._added_keys = keys
         # No step gains more than it waits for row stores.
         multipliers = optimum.multipliers.copy()
-        if self.instance.has_stores:
-            last = (1 + bool(crowding)) * rows + len(limits) - 1
+        if instance.has_stores:
+            last = peaks + extra + len(self._limit_rows[1]) - 1
             multipliers[last] = min(multipliers[last], 1.0)
         rates = program.rates(multipliers)
-        bound = self._dual_bound(rates) - program.limits @ multipliers
+        bound = self._dual_bound(rates, within) - program.limits @ multipliers
         tables_of, above_ms = np.zeros((2, len(instance.candidates)))
         above_ms[:] = np.inf
         tables_of[self.live] = optimum.variables[:number]
-        above_ms[self.live] = scale * (
+        above_ms[self.live] = self.scale * (
             rates[:number] - self._least_of_groups(rates)[self.group]
         )
-        bound_ms = max(0.0, scale * float(bound) * (1 - SAFETY))
-        return Solution(bound_ms, tables_of, above_ms)
+        bound_ms = max(0.0, self.scale * float(bound) * (1 - SAFETY))
+        values = optimum.variables[number : number + peaks]
+        return Solution(bound_ms, tables_of, above_ms, values, within)
+
+    def _program(self, crowding: float) -> _Program:
+        """Returns a new program, with the largest shards that the first one has."""
+        instance, number, peaks = self.instance, len(self.live), self.spread.peaks
+        extra = peaks * bool(crowding)
+        cost = np.append(self.cost, np.zeros(extra)) / self.scale
+        upper = np.append(instance.counts[self.group], np.full(peaks + extra, np.inf))
+        entries = np.ones(number), (self.group, np.arange(number))
+        tables = sparse.coo_array(entries, (len(instance.counts), len(cost)))
+        # Presolving takes longer than it saves, but its optima are better to round, of
+        # tables of which many are alike.
+        presolve = not crowding
+        totals = instance.counts.astype(float)
+        program = LinearProgram(cost, upper, tables, totals, presolve)
+        program.add_rows(self._peak_rows(crowding), np.zeros(peaks + extra))
+        matrix, limits = self._limit_rows
+        program.add_rows(np.pad(matrix, ((0, 0), (0, extra))), limits)
+        first = self._programs.get(0.0)
+        keys = first.keys if first else np.zeros(0, np.int64)
+        program.add_rows(self._largest_rows(keys, extra), np.zeros(len(keys)))
+        self._programs[crowding] = made = _Program(program, keys)
+        return made
 
     def _least_of_groups(self, rates: np.ndarray) -> np.ndarray:
         """Returns ``[groups]`` the lowest rate of any candidate of each."""
@@ -187,24 +222,33 @@ class Relaxation:
         np.minimum.at(least, self.group, rates[: len(self.live)])
         return least
 
-    def _dual_bound(self, rates: np.ndarray) -> float:
+    def _dual_bound(self, rates: np.ndarray, within: PeakRange) -> float:
         """Returns a bound that holds whatever the solver's tolerances: for any
         multipliers of the rows, every table takes the candidate of the lowest rate, and
-        every peak is zero or, where its rate is negative, as large as a peak can be.
+        every peak is as small as it may be or, where its rate is negative, as large.
 
         Args:
           rates: ``[live + peaks]`` costs, with the rows at their multipliers.
+          within: range of the peaks.
         """
-        counts = self.instance.counts
-        below = np.minimum(rates[len(self.live) :], 0.0)
-        highest = np.zeros(len(below))
-        most: Any = self.instance.objective.devices * self.mean + self.largest
-        for r in np.flatnonzero(below):
-            loads = most[[r % self.spread.peaks]].toarray().ravel()
+        counts, peaks = self.instance.counts, self.spread.peaks
+        of_peaks = rates[len(self.live) :]
+        values = np.zeros(len(of_peaks))
+        values[:peaks] = within.least
+        for r in np.flatnonzero(of_peaks < 0):
+            loads = self._most[[r % peaks]].toarray().ravel()
             of_group = np.zeros(len(counts))
             np.maximum.at(of_group, self.group, loads)
-            highest[r] = counts @ of_group
-        return float(counts @ self._least_of_groups(rates) + below @ highest)
+            highest = counts @ of_group
+            if r < peaks:
+                highest = min(highest, within.most[r])
+            values[r] = max(values[r], highest)
+        return float(counts @ self._least_of_groups(rates) + of_peaks @ values)
+
+    @functools.cached_property
+    def _most(self) -> Any:
+        """``[peaks, live]`` most that a table adds to a peak, in units."""
+        return self.instance.objective.devices * self.mean + self.largest
 
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns ``[2, live + peaks]`` bytes in backward of the dense layers and in
@@ -219,11 +263,12 @@ class Relaxation:
         times = [np.append(everywhere, held), np.append(everywhere, held + update)]
         return np.stack(times), objective.fixed_bytes
 
+    @functools.cached_property
     def _limit_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``[limits, live + peaks]`` shares of what limits plans, and
-        ``[limits]`` what may be taken of it: of device memory, at both times, of host
-        memory and disks if they are limited, and last, if there are any row stores,
-        the time that look-ahead gives them."""
+        """``[limits, live + peaks]`` shares of what limits plans, and ``[limits]`` what
+        may be taken of it: of device memory, at both times, of host memory and disks if
+        they are limited, and last, if there are any row stores, the time that
+        look-ahead gives them."""
         instance = self.instance
         limit_bytes = instance.memory.limit_bytes
         in_bytes, fixed_bytes = self.memory()
@@ -236,13 +281,12 @@ class Relaxation:
                 matrix.append(np.append(stored[self.live] / pool, none))
                 limits.append(1.0)
         if self.instance.has_stores:
-            scale = max(float(self.cost.max()), TINY)
             ahead = float(instance.workload.overlap)
             exposure = -ahead * self.cost
             exposure[STORE] = self.worth[STORE]
             exposure[EXPOSED] = -self.cost[EXPOSED]
-            matrix.append(exposure / scale)
-            limits.append(ahead * instance.objective.dense_ms / scale)
+            matrix.append(exposure / self.scale)
+            limits.append(ahead * instance.objective.dense_ms / self.scale)
         return np.stack(matrix), np.array(limits)
 
     def _peak_rows(self, crowding: float) -> Any:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
 
+from embark_jax._base.memory import bytes_text
 from embark_jax.planner.cost.loads import POOLS_AT_OWNER
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search import params
 from embark_jax.planner.search.assignment import Assignment
+from embark_jax.planner.search.branching import Branch, branch
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.layouts import fewest_slots
+from embark_jax.planner.search.linear_program import UnsolvedError
 from embark_jax.planner.search.local_search import LocalSearch
-from embark_jax.planner.search.relaxation import Relaxation, Solution
+from embark_jax.planner.search.neighbourhood import reinsert
+from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.spread import Spread
 from embark_jax.plans.forced import FREE
 from embark_jax.plans.plan import MAX_SLOTS
@@ -31,20 +36,27 @@ class SearchResult(NamedTuple):
     Attributes:
       assignment: best assignment.
       bound_ms: bound: no plan takes less.
-      search: moves that led to it last.
+      search: moves that led to it.
+      ms_per_byte: price of memory at which it was found.
     """
 
     assignment: Assignment
     bound_ms: float
     search: LocalSearch
+    ms_per_byte: float = 0.0
+
+    @property
+    def step_ms(self) -> float:
+        return self.assignment.step_ms()
 
 
-def solve(instance: Instance) -> SearchResult:
-    """Returns the best assignment of all starts. The start of the lowest bound is
-    first; for a large model that which has a plan is the last.
+def solve(instance: Instance, quick: bool = False) -> SearchResult:
+    """Returns the best assignment of all starts, the lowest bound first, and of the
+    leaves of their branches, once tables of the best ones were put in anew together.
 
     Args:
       instance: instance to plan.
+      quick: whether to take the first that is found, unimproved.
 
     Raises:
       DoesNotFitError: if the tables do not fit.
@@ -56,47 +68,57 @@ def solve(instance: Instance) -> SearchResult:
         relaxation = Relaxation(spread, allowed)
         relaxed = relaxation.solve()
         if relaxed is not None:
-            starts.append((relaxed.bound_ms, len(starts), relaxation, relaxed))
-    starts.sort()
-    best: SearchResult | None = None
-    for bound_ms, _, relaxation, relaxed in starts:
+            starts.append(Branch(relaxation, relaxed))
+    starts.sort(key=lambda start: start.bound_ms)
+    found: list[SearchResult] = []
+
+    def search(start: Branch, roundings: int) -> None:
+        """Keeps what is found, the fastest first."""
+        found.extend(_search(start, roundings))
+        found.sort(key=lambda each: each.step_ms)
+
+    groups, tables = len(instance.counts), len(instance.tables)
+    roundings = max(params.ROUNDINGS, params.ROUNDED_GROUPS // groups)
+    for start in starts:
         # No plan of this start is faster than its bound, nor of those that follow.
-        if best and (instance.is_large or bound_ms >= best.assignment.step_ms()):
+        if found and (instance.is_large or start.bound_ms >= found[0].step_ms):
             break
-        found = _search(relaxation, relaxed)
-        if found and (
-            best is None or found.assignment.step_ms() < best.assignment.step_ms()
-        ):
-            best = found
-    if best is None:
+        search(start, 1 if quick else roundings)
+        if found and quick:
+            return found[0]._replace(bound_ms=starts[0].bound_ms)
+    programs = min(params.BRANCHES, params.BRANCHED // len(instance.candidates))
+    above_ms = found[0].step_ms / (1 + params.CLOSE) if found else np.inf
+    bound_ms, leaves = branch(starts, programs, above_ms)
+    most_leaves = min(params.LEAVES, params.LEAF_WORK // (tables * groups))
+    for leaf in leaves[:most_leaves]:
+        if found and leaf.bound_ms >= found[0].step_ms / (1 + params.CLOSE):
+            break
+        search(leaf, params.LEAF_ROUNDINGS)
+    if not found:
         short = instance.memory.shortage(least_bytes(instance))
         raise DoesNotFitError(short + _with_what_is_forced(instance))
-    return best._replace(bound_ms=starts[0][0])
+    results = [_improved(each, bound_ms) for each in found[: params.IMPROVED]]
+    return min(results, key=lambda result: result.step_ms)
 
 
-def lighter(found: SearchResult) -> Assignment | None:
-    """Returns the assignment of least memory that moves from the best one lead to, and
-    that takes hardly longer; None if it saves hardly any."""
-    best = found.assignment
-    step_ms, most_bytes = best.step_ms(), best.bytes()
-
-    def rank(assignment: Assignment) -> tuple[float, float]:
-        late_ms = assignment.step_ms() - (1 + params.LIGHTER_STEP) * step_ms
-        return max(0.0, late_ms), assignment.bytes()
-
-    price = params.LIGHTER_PRICE * step_ms / most_bytes
-    light = found.search.improve(best.copy(), np.random.default_rng(0), price, rank)
-    saves = light.bytes() <= (1 - params.LIGHTER_MEMORY) * most_bytes
-    return light if saves and light.fits() else None
+def _improved(found: SearchResult, bound_ms: float) -> SearchResult:
+    """Returns the result of moves among more candidates, as the relaxation has many
+    optima, of unlike candidates, and of tables that are put in anew together."""
+    last = found.search
+    search = LocalSearch(last.instance, last.relaxed, params.LAST_TRIED)
+    dice = np.random.default_rng(0)
+    moved = search.improve(found.assignment.copy(), dice, found.ms_per_byte)
+    work = params.REINSERTIONS / params.IMPROVED
+    moved = reinsert(search, search.fill(moved), work, bound_ms)
+    return SearchResult(moved, bound_ms, search)
 
 
 def searched(instance: Instance) -> list[np.ndarray]:
-    """Returns ``[candidates]`` masks of the candidates that each search chooses among.
+    """Returns ``[candidates]`` masks of the candidates that each start chooses among.
     On several nodes all tables whose owners pool have one exchange, rather than both in
-    one plan. Unless the model is large, one search has as few hot rows as possible, and
-    one as few cached tables. A search with fewer candidates comes nearer to the bound,
-    so that one more choice makes no plan longer. A candidate is in no mask if one of
-    its shards does not fit."""
+    one plan, and one start has as few cached tables as possible. A start with fewer
+    candidates comes nearer to the bound, so that one more choice makes no plan longer.
+    A candidate is in no mask if one of its shards does not fit."""
     candidates = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
     free = POOLS_AT_OWNER[candidates.cluster] & ~fixed[candidates.table]
@@ -108,9 +130,7 @@ def searched(instance: Instance) -> list[np.ndarray]:
         np.minimum.at(of_groups, candidates.table, values)
         return values == of_groups[candidates.table]
 
-    kept = [np.array(True)]
-    if not instance.is_large:
-        kept += [least(candidates.hot_rows), least(np.sign(candidates.slots))]
+    kept = [np.array(True), least(np.sign(candidates.slots))]
     exchanges = np.unique(candidates.staged[free]) if free.any() else [False]
     masks = [
         ~(free & (candidates.staged != exchange)) & some & fits
@@ -125,20 +145,19 @@ def searched(instance: Instance) -> list[np.ndarray]:
     ]
 
 
-def _search(relaxation: Relaxation, relaxed: Solution) -> SearchResult | None:
-    """Returns the best assignment that fits of the candidates of a relaxation, if any
-    is found.
+def _search(start: Branch, number: int) -> list[SearchResult]:
+    """Returns the best assignment that fits of so many roundings of a relaxation, if
+    any is found.
 
     Where memory is short it gets a price, which rises from nothing until a plan fits,
     and on while plans get faster: the fullest device counts for all, and only whole
-    plans show how full it is. The last moves choose among more candidates, as the
-    relaxation has many optima, of unlike candidates.
+    plans show how full it is.
     """
-    instance, bound_ms = relaxation.instance, relaxed.bound_ms
+    instance, relaxed = start.relaxation.instance, start.solution
     ms_per_byte = 0.0
-    roundings = _roundings(relaxation, relaxed)
+    roundings = _roundings(start, number)
     search = LocalSearch(instance, relaxed, params.TRIED)
-    first_price = params.MEMORY_PRICE * bound_ms / instance.memory.limit_bytes
+    first_price = params.MEMORY_PRICE * start.bound_ms / instance.memory.limit_bytes
     best: Assignment | None = None
     best_price = 0.0
     for _ in range(params.MEMORY_SEARCHES):
@@ -159,22 +178,21 @@ def _search(relaxation: Relaxation, relaxed: Solution) -> SearchResult | None:
             break
         ms_per_byte = 4 * ms_per_byte or first_price
     if best is None:
-        return None
-    last = LocalSearch(instance, relaxed, params.LAST_TRIED)
-    dice = np.random.default_rng(0)
-    moved = last.improve(best.copy(), dice, best_price)
-    return SearchResult(search.fill(moved), bound_ms, last)
+        return []
+    return [SearchResult(search.fill(best), start.bound_ms, search, best_price)]
 
 
-def _roundings(relaxation: Relaxation, relaxed: Solution) -> list[np.ndarray]:
+def _roundings(start: Branch, number: int) -> list[np.ndarray]:
     """Returns the roundings worth a search, each ``[tables]`` candidates: of the
     relaxation, and of relaxations with crowded peaks."""
-    instance = relaxation.instance
-    number = max(1, params.ROUNDED_GROUPS // len(instance.counts))
+    relaxation, relaxed = start
     solutions = [relaxed]
     for crowding in params.CROWDING[1:number]:
-        solutions.append(relaxation.solve(crowding) or relaxed)
-    return [_round_tables(instance, solution.tables) for solution in solutions]
+        with contextlib.suppress(UnsolvedError):
+            crowded = relaxation.solve(crowding, relaxed.range)
+            if crowded is not None:
+                solutions.append(crowded)
+    return [_round_tables(relaxation.instance, each.tables) for each in solutions]
 
 
 def _round_tables(instance: Instance, tables: np.ndarray) -> np.ndarray:
@@ -262,6 +280,6 @@ def _lacking(instance: Instance) -> str:
         return ""
     return (
         f"rows of {len(cached)} cached tables and their optimizer state take "
-        f"{rows_bytes / 1e9:,.0f} GB, but host memory and disks have room for "
-        f"{stores_bytes / 1e9:,.0f} GB and devices for {devices_bytes / 1e9:,.0f}"
+        f"{bytes_text(rows_bytes)}, but host memory and disks have room for "
+        f"{bytes_text(stores_bytes)} and devices for {bytes_text(devices_bytes)}"
     )

@@ -20,7 +20,7 @@ from embark_jax.planner.search.instance import Instance
 PEAK_HOT_USE = len(Peak)
 ADDED = PEAK_HOT_USE + 1
 """Number of peaks that a candidate adds to."""
-OF_STORAGES = [*list(Peak)[: Peak.UPDATE], Peak.NODE, Peak.USE]
+OF_STORAGES = [peak for peak in Peak if peak not in (Peak.UPDATE, Peak.STORE)]
 """Peaks that each storage has for itself; its use comes last."""
 
 
