@@ -206,6 +206,8 @@ class Columns(Config):
                 f"{where}: column {twice[0]!r} is dense and a feature, must be one"
             )
         features = {**self.features, **dict.fromkeys(others, CategoryColumn())}
+        if self.user in features and features[self.user].separator:
+            raise DataError(f"{where}: user: {self.user!r} has lists, must have one")
         for sequence, name in self.history.features.items() if self.history else ():
             if name not in features:
                 hint = nearest(name, features)

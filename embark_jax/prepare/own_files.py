@@ -199,7 +199,9 @@ def _others(columns: Columns) -> list[Column]:
     if columns.time:
         others.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
     if columns.user:
-        others.append(Column(columns.user, "category", alias=USER))
+        described = columns.features.get(columns.user, CategoryColumn())
+        user = _category(columns.user, described, None, columns.missing)
+        others.append(dataclasses.replace(user, alias=USER))
     if columns.split:
         others.append(Column(columns.split, "split", alias=SPLIT))
     return others

@@ -158,10 +158,12 @@ def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
                 )
     alike = []
     for column in recipe.raw_columns:
-        if column.kind == "category" and column.is_text is None:
+        if column.kind == "category" and (column.is_text is None or column.text):
             is_text, _ = kinds.get(tables.get(column.name, column.name), (True, ""))
             column = dataclasses.replace(
-                column, is_text=is_text, in_lists=column.name in lists
+                column,
+                is_text=column.text or is_text,
+                in_lists=column.name in lists,
             )
         alike.append(column)
     return alike

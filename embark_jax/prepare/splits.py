@@ -108,7 +108,9 @@ def split_of(
         )
     if split.by == "leave-one-out":
         if time is None:
-            raise DataError("--split leave-one-out: needs the column of times")
+            raise DataError(
+                "--split leave-one-out: needs the column of times: time=NAME"
+            )
         _leave_one_out(database, files, time)
         return f"coalesce({sql.name(HELD_OUT)}.split, {TRAIN})"
     if split.share is None and not split.begins:

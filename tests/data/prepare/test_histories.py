@@ -148,10 +148,21 @@ def test_a_log_without_labels_has_positives(tmp_path):
         prepared(tmp_path / "log.csv", tmp_path / "new")
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_users_are_the_same_where_their_values_are(tmp_path, text):
+    (tmp_path / "log.csv").write_text("label,user,item,when\n1,007,a,1\n1,7,b,2\n")
+    columns = COLUMNS | {"history": {"columns": ["item"]}, "ignore": []}
+    columns |= {"features": {"user": {"text": text}}}
+    data = prepared(tmp_path / "log.csv", tmp_path / "out", columns, split="none")
+    past = [sample["past_item"] for sample in samples(data, "train")]
+    assert past == [[], [] if text else ["a"]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"time": None}, "history: needs the columns user and time"),
+        ({"ignore": [], "features": {"user": {"separator": ";"}}}, "has lists, must"),
         ({"history": {"columns": ["itm"]}}, "'itm' is no feature; did you mean"),
         ({"label": None, "history": {"columns": ["item"], "positive": True}}, "labels"),
     ],
