@@ -1,6 +1,7 @@
 # make quickstart   trains a small model on a mesh of CPU devices
 # make test         tests every behaviour, in a few minutes
 # make test-all     runs these and the slow tests: many examples, processes, notebooks
+# make test-orbax   runs the tests of checkpoints and runs with the newest Orbax
 # make test-gpu-compile  compiles the train step for H100s, with no GPU
 # make test-emulator     executes what the kernels are compiled to, in an emulator
 # make check        checks format, lint and types
@@ -12,11 +13,12 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_GPU ?= .venv-gpu
 VENV_DOCS ?= .venv-docs
+VENV_PLAIN ?= .venv-plain
 PIP = -m pip --disable-pip-version-check install --quiet
 WORKERS ?= 2
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: quickstart test test-slow test-all test-gpu-compile test-emulator check docs clean
+.PHONY: quickstart test test-slow test-all test-orbax test-gpu-compile test-emulator check docs clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/embark train configs/quickstart.yaml
@@ -28,6 +30,10 @@ test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python $(PYTEST) -m "slow and not gpu_compile" --durations=40
 
 test-all: test test-slow
+
+test-orbax: $(VENV_PLAIN)/.installed
+	$(VENV_PLAIN)/bin/python $(PYTEST) -m "not slow and not gpu_compile" \
+	  tests/checkpoint tests/run
 
 test-gpu-compile: $(VENV_GPU)/.installed
 	$(VENV_GPU)/bin/python $(PYTEST) -m "gpu_compile and not slow" \
@@ -47,7 +53,7 @@ docs: $(VENV_DOCS)/.installed
 	@echo "the site is in build/site/index.html"
 
 clean:
-	rm -rf $(VENV) $(VENV_GPU) $(VENV_DOCS)
+	rm -rf $(VENV) $(VENV_GPU) $(VENV_DOCS) $(VENV_PLAIN)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -67,6 +73,11 @@ $(VENV)/.installed-test $(VENV)/.installed-dev: $(VENV)/.installed-%: $(VENV)/.i
 $(VENV_GPU)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_GPU)
 	$(VENV_GPU)/bin/python $(PIP) -e '.[gpu-compile]'
+	@touch $@
+
+$(VENV_PLAIN)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV_PLAIN)
+	$(VENV_PLAIN)/bin/python $(PIP) -e '.[test-plain]'
 	@touch $@
 
 $(VENV_DOCS)/.installed: pyproject.toml

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from embark_jax.data import Batch as Batch
     from embark_jax.data import BatchChecker as BatchChecker
     from embark_jax.data import Jagged as Jagged
-    from embark_jax.data import MovieLens100K as MovieLens100K
     from embark_jax.data import PreparedData as PreparedData
     from embark_jax.data import SyntheticClicks as SyntheticClicks
     from embark_jax.data import by_frequency as by_frequency
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from embark_jax.embedding.logical import TableRows as TableRows
     from embark_jax.embedding.logical import export_table as export_table
     from embark_jax.embedding.rules import RowRules as RowRules
-    from embark_jax.export.scorer import IdScorer as IdScorer
+    from embark_jax.export.id_scorer import IdScorer as IdScorer
+    from embark_jax.export.id_scorer import load_id_scorer as load_id_scorer
     from embark_jax.export.scorer import Scorer as Scorer
-    from embark_jax.export.scorer import load_id_scorer as load_id_scorer
     from embark_jax.export.scorer import load_scorer as load_scorer
     from embark_jax.metrics.pointwise import evaluate as evaluate
     from embark_jax.metrics.retrieval import ItemIndex as ItemIndex
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from embark_jax.plans.tables import FeatureSpec as FeatureSpec
     from embark_jax.plans.tables import TableSpec as TableSpec
     from embark_jax.plans.wire import Wire as Wire
+    from embark_jax.prepare.movielens import MovieLens100K as MovieLens100K
     from embark_jax.run.accesses import sample_accesses as sample_accesses
     from embark_jax.run.experiment import Experiment as Experiment
     from embark_jax.run.loading import load_run as load_run

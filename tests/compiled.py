@@ -12,17 +12,16 @@ from embark_jax.cache.key_index import Moves
 from embark_jax.cache.resolving import init_indexes, resolve_routes
 from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
 from embark_jax.embedding.collection import BATCH
-from embark_jax.embedding.device_batch import (
-    abstract_batch,
-    route_batch,
-)
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
+from embark_jax.train.absent import absent_mesh, compile_model, wide_features
+from embark_jax.train.device_batch import (
+    abstract_batch,
+)
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step
 from embark_jax.train.step_model import FlaxModel
-from experiments.step_bytes.absent import absent_mesh, compile_model, wide_features
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
@@ -78,7 +77,7 @@ def compile_cached(plan: ej.Plan, mesh: Mesh, optimizer, *, bottom, top, rank):
         )
 
     def resolve(indexes, batch):
-        return resolve_routes(collection, indexes, route_batch(collection, batch))
+        return resolve_routes(collection, indexes, collection.route_batch(batch))
 
     indexes = sharded(BATCH, jax.eval_shape(lambda: init_indexes(collection)))
     _, routes, _ = jax.eval_shape(resolve, indexes, batch)

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embark_jax.config import reading
-from embark_jax.data.prepare import own_files
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.columns import Columns
+from embark_jax.prepare import own_files
+from embark_jax.prepare.run import Options, prepare
 from tests import runs
 
 CONFIG = """\

@@ -62,7 +62,7 @@ def embark(*args: str | Path, draws: bool = False) -> Outcome:
       args: its words, or a single text that is split into words as a shell does it.
       draws: whether pages have pictures: to draw them takes half of a short run.
     """
-    pictures = mock.patch.object(page, "_image", return_value="")
+    pictures = mock.patch.object(page, "image", return_value="")
     if len(args) == 1:
         args = tuple(shlex.split(str(args[0])))
     out, err, code = io.StringIO(), io.StringIO(), 0

@@ -27,6 +27,7 @@ LAYERS = (
     "config",
     "simulator",
     "data",
+    "prepare",
     "embedding",
     "models",
     "launch",
@@ -44,6 +45,7 @@ PLANNER_LAYERS = ("request", "cost", "search")
 """Folders of the planner, in the order of data."""
 
 ONLY = {room: {"_base", "plans", "config"} for room in ("models", "data")}
+ONLY["prepare"] = ONLY["data"] | {"data"}
 """Rooms that may import fewer than all below."""
 
 WITHOUT_JAX = set(LAYERS[: LAYERS.index("embedding")])
@@ -181,6 +183,8 @@ def test_a_built_package_holds_the_configs():
         "setuptools"
     ]
     patterns = settings["package-data"]["embark_jax"]
+    assert "py.typed" in patterns  # type checkers read the package
+    patterns = [each for each in patterns if each != "py.typed"]
     shipped = {each.resolve() for pattern in patterns for each in PACKAGE.glob(pattern)}
     listed = {each for each in (ROOT / "configs").rglob("*") if each.is_file()}
     assert shipped == listed

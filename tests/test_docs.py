@@ -21,7 +21,7 @@ from docs import pictures, site_reference
 from embark_jax import cli
 from embark_jax._base.config import each_section
 from embark_jax.config import ExperimentConfig, reading
-from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.columns import Columns
 from embark_jax.planner import read_table_list
 from embark_jax.plans import fleet
 

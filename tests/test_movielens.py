@@ -9,7 +9,8 @@ import scipy.sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from embark_jax.data import Batch, MovieLens100K
+from embark_jax.data import Batch
+from embark_jax.prepare.movielens import MovieLens100K
 from tests import runs
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import filelock
 
-from embark_jax._base.files import write_json
+from embark_jax._base.files import new_folder, write_json
 from embark_jax._base.storage import (
     StorageError,
     file_system_or_bucket,
@@ -134,8 +134,8 @@ class Upload:
 
 @contextlib.contextmanager
 def written(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
-    """Gives a folder to write to: the one of a file system itself; for one in a bucket
-    a scratch folder, whose files are copied there when the block ends well.
+    """Gives a scratch folder to write to, which becomes the folder when the block ends
+    well: it is renamed, or its files are copied to a bucket.
 
     Args:
       folder: the folder, new or empty.
@@ -144,6 +144,7 @@ def written(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
     Raises:
       StorageError: if the bucket cannot be used.
       FileExistsError: if the folder holds something.
+      DataError: if another process writes it.
     """
     target = file_system_or_bucket(folder)
     with reached(target):
@@ -154,7 +155,8 @@ def written(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
     if not is_empty:
         raise FileExistsError(f"{target}: is not empty, must be a new folder")
     if not in_bucket(target):
-        yield target
+        with new_folder(target) as scratch:
+            yield scratch
         return
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".upload-") as scratch:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pyarrow as pa
 
 from embark_jax._base.errors import DataError
@@ -21,15 +23,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """Gives a path to write to, which becomes ``path`` when the block ends well."""
     path = local(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.part")
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.part")  # another's is his own
     try:
         yield scratch
+        scratch.replace(path)
     except OSError as error:
         if error.filename is None:  # such as of a full disk: say which file it was for
             number, problem = error.errno or errno.EIO, error.strerror or str(error)
             raise OSError(number, problem, str(path)) from error
         raise
-    scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -38,24 +42,37 @@ def new_folder(path: Path) -> Iterator[Path]:
     ends well, and is deleted when it does not.
 
     Raises:
-      DataError: if ``path`` is a file, or a folder that holds something.
+      DataError: if ``path`` is a file, or a folder that holds something, or another
+        process fills it.
     """
     path = local(path).absolute()
     if path.exists() and not path.is_dir():
         raise DataError(f"{path}: is a file, must be a folder; take another --out")
-    if path.exists():
-        if any(path.iterdir()):
-            raise DataError(f"{path}: holds files; take another --out, or delete it")
-        path.rmdir()
+    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.part")
-    shutil.rmtree(scratch, ignore_errors=True)  # of a command that was killed
-    scratch.mkdir(parents=True)
+    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), blocking=False)
     try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise DataError(
+            f"{path}: another command writes it now; wait for its end, or take another "
+            "--out"
+        ) from None
+    try:
+        if path.exists():
+            if any(path.iterdir()):
+                raise DataError(
+                    f"{path}: holds files; take another --out, or delete it"
+                )
+            path.rmdir()
+        shutil.rmtree(scratch, ignore_errors=True)  # of a command that was killed
+        scratch.mkdir()
         yield scratch
-    except BaseException:
+        scratch.rename(path)
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    scratch.rename(path)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def read_json(path: Path, mend: str) -> Any:

@@ -6,6 +6,7 @@ reported together, in its own words.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -98,6 +99,9 @@ def problems_of(
                 continue  # it counts only elements that are right, of which none is
             case "missing":
                 text = "missing, must be set"
+                field = _fields_at(schema, keys[:-1], section.get("kind")).get(keys[-1])
+                for example in (field and field.examples) or ():
+                    text += f", such as {json.dumps(example)}"
             case "value_error":
                 text = details["msg"].removeprefix("Value error, ")
             case _:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from embark_jax._base.config import ConfigError
 from embark_jax.bench.timing import median_s
 from embark_jax.data import Batch
-from embark_jax.embedding.device_batch import put_batch, route_batch
 from embark_jax.run.experiment import Experiment
+from embark_jax.train.device_batch import put_batch
 from embark_jax.train.loop import result_of
 from embark_jax.train.trainer import Trainer
 
@@ -116,14 +116,14 @@ def _embedding_functions(trainer: Trainer) -> dict[str, Callable]:
 
     @jax.jit
     def route(batch):
-        return route_batch(collection, batch)
+        return collection.route_batch(batch)
 
     @jax.jit
     def lookup(storages, batch):
-        return collection.lookup(storages, route_batch(collection, batch))
+        return collection.lookup(storages, collection.route_batch(batch))
 
     def update(storages, state, batch):
-        routes = route_batch(collection, batch)
+        routes = collection.route_batch(batch)
         embeddings = collection.lookup(storages, routes)
         number, apply = jnp.int32(1), jnp.bool_(True)
         updated = collection.update(

@@ -51,8 +51,8 @@ from embark_jax.cache.swaps import (
     values_of,
     with_values,
 )
+from embark_jax.embedding.batch_ids import DeviceBatch
 from embark_jax.embedding.collection import EmbeddingCollection, Routes, TableState
-from embark_jax.embedding.device_batch import DeviceBatch, route_batch
 from embark_jax.embedding.rules import AnyRule
 from embark_jax.launch.agreement import tell_all
 from embark_jax.plans.layout import Storage
@@ -159,11 +159,11 @@ class CachedRows:
         self._put = make_put(collection, self._optimizer)
 
         def resolve(indexes, batch, to_score):
-            routes = route_batch(collection, batch)
+            routes = collection.route_batch(batch)
             return resolve_routes(collection, indexes, routes, to_score)
 
         self._resolve = jax.jit(resolve, static_argnums=2, donate_argnums=0)
-        self._route_hot = jax.jit(route_batch, static_argnums=0)
+        self._route_hot = jax.jit(EmbeddingCollection.route_batch, static_argnums=0)
         self._undo = jax.jit(
             functools.partial(undo_moves, collection), donate_argnums=0
         )

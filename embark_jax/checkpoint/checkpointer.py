@@ -28,6 +28,7 @@ from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Descrip
 from embark_jax.checkpoint.errors import (
     CheckpointError,
     OtherExperimentError,
+    OverwrittenError,
     reason,
     together,
 )
@@ -36,7 +37,7 @@ from embark_jax.checkpoint.layout import SavedArray, is_key, named_arrays, with_
 from embark_jax.checkpoint.manager import Manager
 from embark_jax.checkpoint.reading import SavedCheckpoint
 from embark_jax.checkpoint.restoring import fill
-from embark_jax.checkpoint.writing import StateWriter
+from embark_jax.checkpoint.writing import NonFiniteError, StateWriter
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import dynamic_blocks, table_shards
 from embark_jax.launch.agreement import of_process_0
@@ -154,14 +155,16 @@ class Checkpointer(contextlib.AbstractContextManager):
             arrays={name: (array.dtype, array.shape) for name, array in saved.items()},
             keys=keys,
             storages=[storage.name for storage in embeddings.plan.storages],
+            processes=jax.process_count(),
             tables={
                 name: {field: of_table[field].tolist() for field in SHARD_FIELDS}
                 for name, of_table in shards.items()
             },
-        )
+        ).to_json()
+        self._writer.checkpoint = description["checksum"]
         items = {
             ARRAYS: ocp.args.PyTreeSave(arrays),
-            DESCRIPTION: ocp.args.JsonSave(description.to_json()),
+            DESCRIPTION: ocp.args.JsonSave(description),
         }
         try:
             # Its own barriers give up after minutes, this one does not. What is damaged
@@ -188,7 +191,8 @@ class Checkpointer(contextlib.AbstractContextManager):
           The state, and the ``bad_ids`` that were saved with it.
 
         Raises:
-          CheckpointError: if there is none, it is damaged, or of another model.
+          CheckpointError: if there is none, it is damaged, or of another model;
+            ``OverwrittenError`` if the state is gone.
         """
         self._finish()
         # The other processes may not see yet what process 0 sees.
@@ -206,7 +210,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             fill(saved, arrays, embeddings.plan, saved.description.table_rows)
             return saved.description
 
-        problem, begin = "", time.monotonic()
+        problem, kind, begin = "", CheckpointError, time.monotonic()
         for number in steps:
             folder = self._folder.of_step(number)
             try:
@@ -216,10 +220,14 @@ class Checkpointer(contextlib.AbstractContextManager):
                 raise OtherExperimentError(f"{folder}: {error}") from None
             except (CheckpointError, OSError) as error:
                 problem = f"{folder}: is damaged ({reason(error)})"
+                if isinstance(error, OverwrittenError):
+                    kind = OverwrittenError
                 self._say(f"left out {problem}")
         else:
             rest = "; delete it to use an older one" if step else ", as all older ones"
-            raise CheckpointError(problem + rest)
+            if kind is OverwrittenError:
+                rest += "; rows of the state are overwritten: make a new trainer"
+            raise kind(problem + rest)
         self._say(f"checkpoint {number}: read in {time.monotonic() - begin:.1f} s")
         # The run will come to these steps again.
         self._folder.damaged = {*steps[: steps.index(number)]}
@@ -279,7 +287,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         return CheckpointError(
             f"{self._folder.of_step(step)}: the checkpoint could not be written "
             f"({reason(error)}); {newest}",
-            may_pass=True,
+            may_pass=not isinstance(error, NonFiniteError),
         )
 
 

@@ -21,7 +21,7 @@ from embark_jax.plans.layout import SHARD, SHARD_FIELDS
 ARRAYS, DESCRIPTION = "arrays", "embark"
 """Names of the items that Orbax saves: folders of a checkpoint."""
 NAME = "checkpoint.json"
-VERSION = 3
+VERSION = 4
 
 
 class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
@@ -37,6 +37,7 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
         state, such as "storages.rb_64".
       keys: implementation of those that are the data of random keys, by name.
       storages: names of the plan's storages, by their numbers.
+      processes: number of processes that wrote it.
       tables: for each table, by name, the fields of its shards' records, as
         ``embedding.logical.table_shards`` returns them.
     """
@@ -49,6 +50,7 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     arrays: dict[str, tuple[str, tuple[int, ...]]]
     keys: dict[str, str]
     storages: list[str]
+    processes: int
     tables: dict[str, dict[str, list[int]]]
 
     @functools.cached_property

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from embark_jax._base.errors import UserError
 from embark_jax.launch.agreement import tell_all
+from embark_jax.train.state import StateLostError
 
 Result = TypeVar("Result")
 
@@ -24,6 +25,10 @@ class CheckpointError(UserError, ValueError):
     def __init__(self, message: str, may_pass: bool = False):
         super().__init__(message)
         self.may_pass = may_pass
+
+
+class OverwrittenError(CheckpointError, StateLostError):
+    """Damage that was found when rows of the state had been overwritten."""
 
 
 class OtherExperimentError(CheckpointError):

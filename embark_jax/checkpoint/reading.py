@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ import tensorstore as ts
 from etils import epath
 
 from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
+from embark_jax.checkpoint.digests import digest, read_digests
 from embark_jax.checkpoint.errors import CheckpointError, reason
 from embark_jax.checkpoint.layout import open_array
 from embark_jax.data.pipeline import in_order
@@ -45,6 +47,10 @@ class SavedCheckpoint:
         except FileNotFoundError:
             raise CheckpointError(f"{NAME} is missing") from None
         self.description = Description.from_json(text)
+        self._digests = read_digests(
+            folder / ARRAYS, self.description.processes, json.loads(text)["checksum"]
+        )
+        self._verified: set[tuple[str, str]] = set()
         context = ts.Context({"cache_pool": {"total_bytes_limit": CACHED_BYTES}})
         opening = {
             name: open_array(folder / ARRAYS, name, context)
@@ -62,7 +68,14 @@ class SavedCheckpoint:
         Raises:
           CheckpointError: if there is none of that name, or it is damaged.
         """
-        return _result(self._store(name).read())
+        store = self._store(name)
+        value, sizes = _result(store.read()), _chunk_shape(store)
+        counts = [-(-n // size) for n, size in zip(store.shape, sizes, strict=True)]
+        for place in np.ndindex(*counts):
+            pairs = zip(place, sizes, strict=True)
+            cut = tuple(slice(i * size, (i + 1) * size) for i, size in pairs)
+            self._verify(name, "/".join(map(str, place)), value[cut])
+        return value
 
     def rows(
         self, table: str, array: str, numbers: range, columns: range
@@ -91,12 +104,23 @@ class SavedCheckpoint:
         if stores[last["storage"]].shape[2] != last["columns"]:
             columns = range(1)  # one value, in all column shards
         reads = []
+        unverified: dict[tuple[str, str], ts.Future] = {}
         for piece in pieces(shards, numbers, columns):
             store = stores[piece.storage]
+            name = array.format(storages[piece.storage])
             block, first = divmod(piece.slots.start, store.shape[1])
             end = first + piece.slots.stop - piece.slots.start
             slots = slice(first, end, piece.slots.step)
+            # Whole chunks come first: the rows are then in TensorStore's cache.
+            size, room = _chunk_shape(store)[1], store.shape[1]
+            for begin in range(first - first % size, min(end, room), size):
+                chunk = name, f"{block}/{begin // size}"
+                if chunk not in self._verified and chunk not in unverified:
+                    chunk_slots = slice(begin, min(begin + size, room))
+                    unverified[chunk] = store[block, chunk_slots].read()
             reads.append((piece.into, store[block, slots, piece.columns].read()))
+        for chunk, read in unverified.items():
+            self._verify(*chunk, _result(read))
         parts = [(into, _result(read)) for into, read in reads]
         if len(parts) == 1:
             return parts[0][1]
@@ -105,10 +129,24 @@ class SavedCheckpoint:
             rows[into] = part
         return rows
 
+    def _verify(self, name: str, place: str, values: np.ndarray) -> None:
+        """Raises ``CheckpointError`` if a chunk is not the one that was written."""
+        if digest(values) != self._digests.get(name, {}).get(place):
+            raise CheckpointError(
+                f"{self.folder / ARRAYS / name}: chunk {place} is of another place, or "
+                "of another checkpoint"
+            )
+        self._verified.add((name, place))
+
     def _store(self, name: str) -> ts.TensorStore:
         if name not in self._stores:
             raise CheckpointError(f"{NAME} has no array {name!r}")
         return self._stores[name]
+
+
+def _chunk_shape(store: ts.TensorStore) -> tuple[int, ...]:
+    """Returns the shape of what has one checksum; of a number there is none."""
+    return tuple(size or 1 for size in store.chunk_layout.read_chunk.shape or ())
 
 
 def in_threads(

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.cache.stored_rows import KEY, NO_ROW, USED, StoredArray, StoredRows
-from embark_jax.checkpoint.errors import CheckpointError
+from embark_jax.checkpoint.errors import CheckpointError, OverwrittenError, reason
 from embark_jax.checkpoint.layout import is_key, named_arrays, of_table, with_arrays
 from embark_jax.checkpoint.reading import SavedCheckpoint, extents, in_threads
 from embark_jax.embedding.collection import EmbeddingCollection
@@ -54,20 +54,24 @@ def fill(
         taken by key, all that there are.
 
     Raises:
-      CheckpointError: if the checkpoint is damaged, or lacks an array of this shape.
+      CheckpointError: if the checkpoint is damaged, or lacks an array of this shape;
+        ``OverwrittenError`` if some rows are overwritten by then.
     """
-    for name, array in arrays.items():
-        if not of_table(name):
-            arrays[name] = _whole_array(saved, name, array)
-        elif isinstance(array, StoredRows):
-            if array.table in saved.description.tables:
+    of_tables = {name: array for name, array in arrays.items() if of_table(name)}
+    for name in arrays.keys() - of_tables.keys():
+        arrays[name] = _whole_array(saved, name, arrays[name])
+    for name, array in of_tables.items():
+        try:
+            if not isinstance(array, StoredRows):
+                blocks = Blocks(array)
+                try:
+                    _overwrite(saved, blocks, name, plan, counts)
+                finally:
+                    arrays[name] = blocks.array()
+            elif array.table in saved.description.tables:
                 _fill_by_key(saved, array)
-        else:
-            blocks = Blocks(array)
-            try:
-                _overwrite(saved, blocks, name, plan, counts)
-            finally:
-                arrays[name] = blocks.array()
+        except (CheckpointError, OSError) as error:
+            raise OverwrittenError(reason(error)) from None
 
 
 def warm_state(

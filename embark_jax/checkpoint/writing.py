@@ -17,6 +17,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
@@ -24,7 +25,8 @@ from jax import lax
 
 from embark_jax._base.storage import in_bucket
 from embark_jax.cache.stored_rows import StoredArray
-from embark_jax.checkpoint.errors import together
+from embark_jax.checkpoint.digests import Digests, digest, write_digests
+from embark_jax.checkpoint.errors import CheckpointError, together
 from embark_jax.checkpoint.layout import FILE_BYTES, SavedArray, of_table
 
 WRITING_THREADS = 8
@@ -40,6 +42,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         quarter of what this process writes.
 
     Attributes:
+      checkpoint: checksum of the description of the checkpoint that is written next.
       size: bytes that this process wrote last.
       copied_s: seconds that copying them took, for which training waited.
     """
@@ -48,6 +51,7 @@ class StateWriter(ocp.type_handlers.TypeHandler):
 
     def __init__(self, memory_bytes: int | None):
         self._memory_bytes = memory_bytes
+        self.checkpoint = ""
         self.size = 0
         self.copied_s = 0.0
 
@@ -62,11 +66,18 @@ class StateWriter(ocp.type_handlers.TypeHandler):
         begin, folder = time.monotonic(), infos[0].parent_dir
         arrays = {info.name: value for info, value in zip(infos, values, strict=True)}
         # Without waiting here the others' next step would wait for a slow disk.
-        writes = together(lambda: self._start(folder, arrays))
+        digests: Digests = {name: {} for name in arrays}
+        writes = together(lambda: self._start(folder, arrays, digests))
         self.copied_s = time.monotonic() - begin
+        checkpoint = self.checkpoint
+
+        def commit():
+            for write in writes:
+                write.result()
+            write_digests(folder, jax.process_index(), checkpoint, digests)
 
         def finish():
-            together(lambda: [write.result() for write in writes], "commit")
+            together(commit, "commit")
 
         return [_in_thread(finish)]
 
@@ -76,8 +87,11 @@ class StateWriter(ocp.type_handlers.TypeHandler):
     async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Any:
         raise NotImplementedError
 
-    def _start(self, folder: epath.Path, arrays: Arrays) -> list[Future[None]]:
-        """Copies all parts of this process, and returns their writes."""
+    def _start(
+        self, folder: epath.Path, arrays: Arrays, digests: Digests
+    ) -> list[Future[None]]:
+        """Copies all parts of this process, and returns their writes, which list the
+        digests."""
         saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
         opening = {name: saved[name].create(folder, name) for name in arrays}
         stores = {name: future.result() for name, future in opening.items()}
@@ -104,6 +118,8 @@ class StateWriter(ocp.type_handlers.TypeHandler):
             try:
                 if failures:  # a bucket that is gone is asked for a minute a part
                     raise failures[0]
+                _check_finite(part, values)
+                digests[part.name] |= part.digests(values, saved[part.name].chunk)
                 # Nobody reads the array: it needs the copy until it is written.
                 stores[part.name][part.index].write(
                     values, can_reference_source_data_indefinitely=True
@@ -142,6 +158,18 @@ class Part(NamedTuple):
             return self.data.nbytes
         return self.data.nbytes * (self.rows.stop - self.rows.start) // len(self.data)
 
+    def digests(self, values: np.ndarray, chunk: tuple[int, ...]) -> dict[str, str]:
+        """Returns the digests of the chunks, of this shape, that hold the values."""
+        if self.rows is None:
+            pairs = zip(self.index, chunk, strict=True)
+            place = [(cut.start or 0) // size for cut, size in pairs]  # pyright: ignore
+            return {"/".join(map(str, place)): digest(values)}
+        block, rows = self.index[0], chunk[1]
+        return {
+            f"{block}/{(self.rows.start + i) // rows}": digest(values[i : i + rows])
+            for i in range(0, len(values), rows)
+        }
+
     def copied(self, buffer: np.ndarray) -> np.ndarray:
         """Returns a copy of the values, in the buffer unless it is smaller."""
         data, rows = self.data, self.rows
@@ -160,6 +188,16 @@ class Part(NamedTuple):
         copy = buffer[: values.nbytes].view(values.dtype).reshape(values.shape)
         np.copyto(copy, values)
         return copy
+
+
+class NonFiniteError(CheckpointError):
+    """A state with values that no training goes on from."""
+
+
+def _check_finite(part: Part, values: np.ndarray) -> None:
+    """Raises ``NonFiniteError`` if a value is NaN or infinite."""
+    if jnp.issubdtype(values.dtype, jnp.floating) and not np.isfinite(values).all():
+        raise NonFiniteError(f"{part.name} has values that are not finite")
 
 
 def _parts(

@@ -10,6 +10,7 @@ import typer
 
 from embark_jax.cli import (
     bench,
+    compare,
     data,
     doctor,
     errors,
@@ -18,6 +19,7 @@ from embark_jax.cli import (
     launch,
     plan,
     predict,
+    recommend,
     search,
     simulate,
     train,
@@ -61,8 +63,10 @@ for command in (
     simulate.simulate,
     search.search,
     train.evaluate,
+    compare.compare,
     export.export,
     predict.predict,
+    recommend.recommend,
     keys.keys,
     doctor.doctor,
 ):

@@ -15,6 +15,8 @@ from rich.console import Console
 from embark_jax.cli.errors import printable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from embark_jax.config import ExperimentConfig
 
 T = TypeVar("T")
@@ -162,3 +164,34 @@ def check_outputs(inputs: Iterable[str | Path | None], **outputs: Path | None) -
                 raise ConfigError(
                     f"--{name} {out}: is read, as {path}; name another file"
                 )
+
+
+def write_table(table: pa.Table, out: Path) -> None:
+    """Writes a table as CSV, Parquet or JSON lines, as the name says.
+
+    Raises:
+      ConfigError: if a column cannot be in such a file.
+    """
+    import json
+
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from embark_jax._base.config import ConfigError
+    from embark_jax._base.files import replacing
+
+    try:
+        with replacing(out.resolve()) as scratch:
+            if out.suffix == ".csv":
+                pyarrow.csv.write_csv(table, scratch)
+            elif out.suffix == ".parquet":
+                pyarrow.parquet.write_table(table, scratch)
+            else:
+                with scratch.open("w", encoding="utf-8") as file:
+                    for row in table.to_pylist():
+                        file.write(f"{json.dumps(row, ensure_ascii=False)}\n")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(
+            f"{out}: cannot hold a column of --keep ({error}); write .parquet"
+        ) from None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from embark_jax.cli.arguments import console
+
+MINIMAL = {"data": {"kind": "synthetic"}}
+"""A config of nothing but what has no default."""
 
 
 def keys(
@@ -17,6 +22,10 @@ def keys(
             help="Show this key or section only, such as embedding.wire.",
         ),
     ] = "",
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", help="Print a JSON Schema, for editors, instead."),
+    ] = False,
 ) -> None:
     """Show the keys of a config with their defaults and meanings."""
     from rich.padding import Padding
@@ -31,15 +40,19 @@ def keys(
     )
     from embark_jax.config import ExperimentConfig
 
+    if schema:
+        print(json.dumps(ExperimentConfig.model_json_schema(), indent=1))
+        return
     sections = each_section(ExperimentConfig)
+    kinds = _default_kinds(ExperimentConfig.model_validate(MINIMAL).model_dump())
     shown = set()
     for outer, section in sections:
-        kinds = [each.model_fields for place, each in sections if place == outer]
+        of_place = [each.model_fields for place, each in sections if place == outer]
         for name, field in section.model_fields.items():
             dotted = f"{outer}.{name}".lstrip(".")
             default = field.get_default(call_default_factory=True)
             wanted = not key or f"{dotted}.".startswith(f"{key}.")
-            of_all = name != "kind" and all(name in each for each in kinds)
+            of_all = name != "kind" and all(name in each for each in of_place)
             if isinstance(default, Config) or dotted == "model" or not wanted:
                 continue  # of a section, its keys are shown
             if of_all and dotted in shown:
@@ -47,7 +60,7 @@ def keys(
             shown.add(dotted)
             value = "required" if field.is_required() else f"default {default}"
             if name == "kind":
-                value = str(default)
+                value = f"{default}{', the default' * (default == kinds.get(outer))}"
             elif not of_all:
                 value += f" (of kind {kind_of(section)})"
             meaning = field.description or section.__doc__ or ""
@@ -56,3 +69,13 @@ def keys(
     if not shown:
         known = {outer for outer, _ in sections} - {""}
         raise ConfigError(f"no key {key!r}; {nearest(key, known)}")
+
+
+def _default_kinds(section: Mapping[str, Any], outer: str = "") -> dict[str, str]:
+    """Returns the kind of each section of a config, by its dotted key; of data, which
+    has no default, none."""
+    kinds = {outer: section["kind"]} if "kind" in section else {}
+    for name, inner in section.items():
+        if isinstance(inner, Mapping) and name != "data":
+            kinds |= _default_kinds(inner, f"{outer}.{name}".lstrip("."))
+    return kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -28,5 +29,7 @@ def launch(
     """Train by several processes of this machine; other words are for `train`."""
     embark = [sys.executable, "-c", "from embark_jax.cli import main; main()"]
     train = [*embark, "train", *context.args, "--distributed"]
-    status = one_host.run(train, processes, restarts, say)
+    again = ["embark", "launch", "-n", str(processes), *context.args]
+    again += [] if "--resume" in again else ["--resume"]
+    status = one_host.run(train, processes, restarts, say, shlex.join(again))
     raise typer.Exit(status)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +14,12 @@ from embark_jax.cli.arguments import (
     check_outputs,
     end_like_ctrl_c,
     say,
+    write_table,
 )
 from embark_jax.cli.errors import printable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def predict(
@@ -44,19 +47,23 @@ def predict(
     trust_code: TrustCode = False,
 ) -> None:
     """Score raw rows: print the probability of label 1 (of each label), one line per
-    row."""
+    row; of a two_tower or next_item a score that orders items, for which there is
+    `embark recommend`."""
     check_outputs([rows], out=out)
     end_like_ctrl_c(context)  # it may have files of the machine's temporary folder
+    import pyarrow as pa
+
     from embark_jax._base.config import ConfigError
     from embark_jax.export import load_scorer
 
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"{out}: must end in .csv or .parquet")
     scorer = load_scorer(folder, step, trust_code=trust_code)
-    names = list(scorer.tasks or ["probability"])
+    what = "score" if scorer.ranks_items else "probability"
+    names = list(scorer.tasks or [what])
     if taken := sorted({*names} & {*(keep or ())}):
         raise ConfigError(
-            f"--keep {taken[0]}: the probability has this name; rename the column"
+            f"--keep {taken[0]}: the {what} has this name; rename the column"
         )
     kept = scorer.kept(rows, keep) if keep else None
     with warnings.catch_warnings(record=True) as caught:
@@ -66,7 +73,11 @@ def predict(
     scored = dict(zip(names, columns.T, strict=True))
     if kept is not None:
         scored = {name: kept[name] for name in kept.column_names} | scored
-    _write(scored, out)
+    table = pa.table(scored)
+    if out is None:
+        _show(table)
+    else:
+        write_table(table, out)
     for warning in caught:
         say(f"warning: {warning.message}")
     for name, count in scorer.cut.items():
@@ -75,47 +86,22 @@ def predict(
                 f"warning: {name}: left out {count:,} values of lists that are too long"
             )
     if out is not None:
+        many = "scores" if scorer.ranks_items else "probabilities"
         say(
-            f"probabilities of {len(columns):,} rows written to {out}, by the model of "
-            f"step {scorer.step}"
+            f"{many} of {len(columns):,} rows written to {out}, by the model of step "
+            f"{scorer.step}"
         )
         tasks = (metrics.tasks or (metrics,)) if metrics else ()
         for name, task in zip(scorer.tasks or ["their labels"], tasks, strict=False):
             if task.auc is not None:
-                say(
-                    f"compared with {name}: AUC {task.auc:.5f}, "
-                    f"loss {task.log_loss:.5f}"
-                )
+                loss = "" if scorer.ranks_items else f", loss {task.log_loss:.5f}"
+                say(f"compared with {name}: AUC {task.auc:.5f}{loss}")
 
 
-def _write(columns: Mapping[str, Any], out: Path | None) -> None:
-    """Writes columns to a file, or their rows to the terminal.
-
-    Raises:
-      ConfigError: if a kept column cannot be in such a file.
-    """
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    from embark_jax._base.config import ConfigError
-    from embark_jax._base.files import replacing
-
-    table = pa.table(dict(columns))
-    if out is None:
-        for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            print("\t".join(map(_text, row)))
-        return
-    try:
-        with replacing(out.resolve()) as scratch:
-            if out.suffix == ".csv":
-                pyarrow.csv.write_csv(table, scratch)
-            else:
-                pyarrow.parquet.write_table(table, scratch)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ConfigError(
-            f"{out}: cannot hold a column of --keep ({error}); write .parquet"
-        ) from None
+def _show(table: pa.Table) -> None:
+    """Prints the rows of a table."""
+    for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        print("\t".join(map(_text, row)))
 
 
 def _text(value: Any) -> str:

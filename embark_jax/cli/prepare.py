@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embark_jax.cli.arguments import progress_bars, say
-from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine, SplitBy
+from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
+    from embark_jax.data.columns import Columns
     from embark_jax.data.manifest import Manifest
-    from embark_jax.data.prepare.columns import Columns
 
+UNKNOWN_SHARE = 0.05
+"""A warning needs this share of unknown values."""
 KEYS = "keys"
 """Number of rows of a column that is hashed to keys of a dynamic table."""
 
@@ -59,11 +61,14 @@ def prepare(
         ),
     ] = None,
     split: Annotated[
-        SplitBy | None,
+        str | None,
         typer.Option(
-            help="How to split: time holds out the latest samples, random splits "
-            "8:1:1, none keeps all for training; by default what is usual for the data "
-            "set."
+            metavar="BY[=SHARE]",
+            help="How to split: time holds out the latest tenth, random and user a "
+            "fifth of samples or of users, leave-one-out the last two events of each "
+            "user, none nothing. A share, such as time=0.2, is halved into validation "
+            "and test; time=2024-05-01,2024-05-08 says when these begin. By default "
+            "what is usual for the data set.",
         ),
     ] = None,
     min_count: Annotated[
@@ -96,6 +101,16 @@ def prepare(
             "them in order.",
         ),
     ] = None,
+    unseen: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.5,
+            help="Share of values in training samples that are taken for unknown ones, "
+            "such as 0.01: it trains the row that values share which training never "
+            "saw.",
+        ),
+    ] = 0.0,
     extend: Annotated[
         Path | None,
         typer.Option(
@@ -117,7 +132,7 @@ def prepare(
     --raw clicks.csv --out prepared
     """
     from embark_jax._base.config import ConfigError, nearest
-    from embark_jax.data.prepare import run
+    from embark_jax.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
     if dataset == YAMBDA:
@@ -144,21 +159,28 @@ def prepare(
         hashed=hashed,
         hash_columns=_hashed(hash_column or ()),
         window=window,
+        unseen=unseen,
         on_bad_line=on_bad_line,
     )
     with progress_bars() as progress:
-        manifest, told = run.prepare(recipe, out, options, made_from, progress, extend)
+        manifest, made = run.prepare(recipe, out, options, made_from, progress, extend)
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
     say(
         f"of {manifest.raw_rows:,} lines or rows of the raw files {samples:,} are "
         f"samples, {manifest.skipped_lines:,} are left out"
     )
+    _say_splits(manifest, min_count > 1 or unseen > 0)
     for name, count in manifest.missing_dense.items():
         say(f"column {name!r}: {count:,} missing values ({count / samples:.1%}) are 0")
+    for name, (count, text) in made.merged.items() if dataset in OWN_FILES else ():
+        say(
+            f"column {name!r}: {count:,} texts such as {text!r:.80} are the same value "
+            f"as others, or missing; features.{name}.text=true keeps each as it is"
+        )
     if manifest.skipped_lines:
         say(f"left out {manifest.skipped_lines:,} bad lines; the first of them:")
-        for line in told:
+        for line in made.told:
             say(f"  {line}")
 
 
@@ -170,7 +192,7 @@ def _prepare_yambda(
 ) -> None:
     """Prepares events of users, without the options for columns."""
     from embark_jax._base.validation import validated
-    from embark_jax.data.prepare import yambda
+    from embark_jax.prepare import yambda
 
     options = validated(yambda.Options, {}, overrides, YAMBDA)
     with progress_bars() as progress:
@@ -186,6 +208,27 @@ def _say_what(manifest: Manifest, out: Path) -> None:
     if by_key := len(manifest.table_rows) - len(counts):
         tables += f" and {by_key} tables of keys, which must be dynamic"
     say(f"{', '.join(samples)} samples, {tables}: {out}")
+
+
+def _say_splits(manifest: Manifest, trains_unknown: bool) -> None:
+    """Says from when samples are, and which columns have many unknown values."""
+    rows = {split: manifest.rows(split) for split in manifest.files}
+    if (trains := rows.pop("train")) < sum(rows.values()):
+        say(
+            f"warning: training has {trains:,} samples, validation and test have "
+            f"{sum(rows.values()):,}; --split chooses otherwise"
+        )
+    for split, facts in manifest.splits.items():
+        if facts.times is not None:
+            say(f"{split}: from {facts.times[0]} to {facts.times[1]}")
+        for name, share in facts.unknown.items():
+            if share >= UNKNOWN_SHARE:
+                advice = "" if trains_unknown else "; --unseen 0.01 trains it"
+                say(
+                    f"warning: column {name!r}: {share:.1%} of the values in {split} "
+                    "have no row, as training samples have none or too few of them: "
+                    f"they share one{advice}"
+                )
 
 
 def _hashed(options: Iterable[str]) -> dict[str, int | None]:
@@ -215,7 +258,7 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
     from embark_jax._base import yaml_text
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax._base.validation import validated
-    from embark_jax.data.prepare.columns import Columns
+    from embark_jax.data.columns import Columns
 
     text = "" if file is None else read_text(file)
     try:

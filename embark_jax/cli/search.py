@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ def search(
         int | None,
         typer.Option(
             min=1,
-            help="Number of trials, finished ones included; each combination by "
+            help="Number of trials, those begun before included; each combination by "
             "default, or 20 where a value has a range.",
         ),
     ] = None,
@@ -44,13 +43,6 @@ def search(
     List values in the config or as KEY=VALUE, search.seed=[0,1,2], or give a range:
     search: {dense_optimizer.learning_rate: {low: 1e-4, high: 0.1, log: true}}
     """
-    from embark_jax._base.config import ConfigError
-
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(
-            "embark search needs Optuna, which is not installed: "
-            "pip install 'embark_jax[search]'"
-        )
     config = load(config_file, overrides)
     workdir = workdir or Path("runs") / f"{config.name}-search"
     set_up_jax(say)

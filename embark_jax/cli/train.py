@@ -41,6 +41,14 @@ def train(
         Path | None,
         typer.Option(help="Train with this plan, which `embark plan --out` wrote."),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Do everything up to the first step, and say what the run takes and "
+            "writes; for a fleet that is not here compile the step for its GPUs.",
+        ),
+    ] = False,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -100,6 +108,11 @@ def train(
 
     if workdir is None:
         workdir = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if dry_run:
+        from embark_jax.run.dry_run import dry_run as try_out
+
+        try_out(config, workdir, console, plan)
+        return
     if not distributed:
         training.train(config, workdir, resume, console, plan, profile_steps)
     else:
@@ -155,7 +168,6 @@ def evaluate(
     from embark_jax.run.loading import load_run
 
     setup, trainer = load_run(run, overrides or (), step=step, trust_code=trust_code)
-    record = evaluation.on_test_set(setup, trainer)
-    if group_by is not None:
-        record |= evaluation.ranked(setup, trainer, group_by, k)
+    groups = None if group_by is None else evaluation.Groups(group_by, k)
+    record = evaluation.on_test_set(setup, trainer, groups=groups)
     show_result(record, console)

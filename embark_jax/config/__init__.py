@@ -11,6 +11,7 @@ from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
+from embark_jax.config.models import items_of as items_of
 from embark_jax.config.models import negatives_of as negatives_of
 from embark_jax.config.models import tasks_of as tasks_of
 from embark_jax.config.optimizers import DENSE_RULES as DENSE_RULES
@@ -27,6 +28,7 @@ from embark_jax.config.own import trusted as trusted
 from embark_jax.config.schema import EarlyStoppingConfig as EarlyStoppingConfig
 from embark_jax.config.schema import ExperimentConfig as ExperimentConfig
 from embark_jax.config.schema import MeshConfig as MeshConfig
+from embark_jax.config.schema import OwnMetricConfig as OwnMetricConfig
 from embark_jax.config.schema import PlateauConfig as PlateauConfig
 from embark_jax.config.schema import RetrievalConfig as RetrievalConfig
 from embark_jax.config.schema import SearchedConfig as SearchedConfig

@@ -106,7 +106,7 @@ class OwnDataConfig(OwnConfig):
 
 SOURCES: dict[type[Config], str] = {
     SyntheticConfig: "embark_jax.data.synthetic:SyntheticSource",
-    MovieLens100KConfig: "embark_jax.data.movielens:MovieLensSource",
+    MovieLens100KConfig: "embark_jax.prepare.movielens:MovieLensSource",
     PreparedConfig: "embark_jax.data.prepared:PreparedSource",
     WindowsConfig: "embark_jax.data.windows:WindowsSource",
     OwnDataConfig: "embark_jax.data.source:OwnSource",

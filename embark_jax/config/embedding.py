@@ -248,7 +248,7 @@ class EmbeddingConfig(Config):
         """
         known = {name for name, table in self.tables.items() if table.rows is not None}
         missing = [
-            f"embedding.tables.{name}.rows: {need}"
+            f"embedding.tables.{name}: has no rows, which must be set: {need}"
             + (f"; {nearest(name, known)}" if known else "")
             for name in self.tables
             if name not in known

@@ -61,6 +61,13 @@ class ModelConfig(Config):
         return section_of(kind).model_validate(given)
 
     @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        if cls is not ModelConfig:
+            return handler(core_schema)
+        kinds = cls.of_all_kinds()
+        return {"anyOf": [handler(each.__pydantic_core_schema__) for each in kinds]}
+
+    @classmethod
     def of_all_kinds(cls):
         if cls is not ModelConfig:
             return [cls]
@@ -122,14 +129,20 @@ def _documented(model: Any) -> tuple[str, dict[str, str]]:
     }
 
 
+def items_of(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the features of which a model that ranks items makes the vector of one,
+    by its config; () of a model of probabilities, and of your own."""
+    if model["kind"] == "two_tower":
+        return tuple(model["items"])
+    return tuple(model["history"].values()) if model["kind"] == "next_item" else ()
+
+
 def negatives_of(model: ModelConfig) -> tuple[str, int] | None:
     """Returns the item and the number of uniform negatives of a sample of a model that
     has some."""
-    number = getattr(model, "uniform_negatives", 0)
-    if isinstance(model, OwnModelConfig) or not number:
-        return None
     options = model.model_dump()
-    return (options.get("items") or [*options["history"].values()])[0], number
+    items, number = items_of(options), options.get("uniform_negatives")
+    return (items[0], number) if items and number else None
 
 
 def tasks_of(model: ModelConfig) -> tuple[str, ...]:

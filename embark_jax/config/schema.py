@@ -19,13 +19,13 @@ from pydantic import (
     model_validator,
 )
 
-from embark_jax._base.config import Config, ConfigError
+from embark_jax._base.config import Config, ConfigError, nearest
 from embark_jax.config.data import DataConfig, SyntheticConfig
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.config.models import ModelConfig
 from embark_jax.config.optimizers import DENSE_RULES, AnyDenseOptimizerConfig
 from embark_jax.config.own import NAMED
-from embark_jax.metrics.ranking import MetricName
+from embark_jax.metrics.ranking import DECIDING, METRICS
 from embark_jax.plans.options import DenseParallelism, WireFormat
 
 
@@ -46,8 +46,10 @@ class MeshConfig(Config):
 class _ImprovementConfig(Config):
     """What counts as an improvement."""
 
-    metric: MetricName = "auc"
-    """Metric of the validation set that decides."""
+    metric: str = "auc"
+    """Metric of the validation set that decides: auc, log_loss, normalized_entropy,
+    accuracy, hr@10, ndcg@10, or one of `train.metrics`; evaluations where it is
+    undefined do not count."""
     min_change: NonNegativeFloat = 0.0
     """Change that an improvement must exceed."""
 
@@ -71,6 +73,21 @@ class PlateauConfig(_ImprovementConfig):
     """Smallest share of the rates that lowering leaves."""
 
 
+class OwnMetricConfig(Config):
+    """A metric of your own, which is shown, logged, stopped early on and searched by
+    like any other."""
+
+    function: Annotated[str, Field(pattern=f"^{NAMED}$")]
+    """A function, such as `my_metrics:lift`, which is called with labels, scores and
+    weights of all samples, and their groups, NumPy arrays `[samples]` of which the last
+    two may be None, and returns a number, or None where it is undefined. Of several
+    labels it is called for each, with the samples that have it. Scores are log odds."""
+    higher_is_better: bool = True
+    """Whether larger values are better."""
+    groups: str | None = None
+    """Feature of one id a sample whose ids are the groups, such as the user."""
+
+
 class RetrievalConfig(Config):
     """Evaluations of a retrieval model search all items for the one that each positive
     sample has: HR@K and NDCG@K."""
@@ -78,8 +95,9 @@ class RetrievalConfig(Config):
     at: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10,)
     """The cutoffs K."""
     exclude: str | None = None
-    """Feature of items that the user has seen, such as the history, among which the
-    search does not look; None searches all."""
+    """Feature of items that the user has seen, such as the history, which a server
+    would hide: the search leaves them out, the one that was met, too, and the share of
+    such repeats is measured. None searches all."""
 
 
 class TrainConfig(Config):
@@ -125,6 +143,9 @@ class TrainConfig(Config):
     init_optimizer: Literal["keep", "new"] = "keep"
     """With `init_from`, whether the state of the optimizers comes over, too, so that
     steps go on being counted, or begins anew."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    """Where metrics go beside `metrics.jsonl`: events of TensorBoard, and Weights &
+    Biases, offline, too (`WANDB_MODE=offline`)."""
     log_every: PositiveInt = 20
     """Steps between two records of loss, AUC and throughput."""
     eval_every: PositiveInt | None = None
@@ -134,6 +155,8 @@ class TrainConfig(Config):
     """HR@K and NDCG@K over all items, which evaluations of `next_item` and of
     `two_tower` measure, too, where an item's vector is made of its id alone; None
     measures neither."""
+    metrics: Mapping[Annotated[str, Field(pattern=r"^\w+$")], OwnMetricConfig] = {}
+    """Metrics of your own, by name."""
     early_stopping: EarlyStoppingConfig | None = None
     """Ends training when the validation set no longer improves; needs `eval_every`."""
     plateau: PlateauConfig | None = None
@@ -170,9 +193,17 @@ class TrainConfig(Config):
             raise ValueError("early_stopping needs eval_every: set it too")
         if self.plateau is not None and self.eval_every is None:
             raise ValueError("plateau needs eval_every: set it too")
+        if taken := sorted(self.metrics.keys() & METRICS):
+            raise ValueError(f"metrics.{taken[0]}: has the name of another metric")
+        known = [*DECIDING, *self.metrics]
         for key in ("early_stopping", "plateau"):
             section = getattr(self, key)
-            if section is None or "@" not in section.metric:
+            if section is None:
+                continue
+            if section.metric not in known:
+                hint = nearest(section.metric, known)
+                raise ValueError(f"{key}.metric is {section.metric!r}; {hint}")
+            if "@" not in section.metric:
                 continue
             if self.retrieval is None or 10 not in self.retrieval.at:
                 raise ValueError(

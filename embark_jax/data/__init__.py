@@ -1,16 +1,16 @@
-"""Datasets, checks of their batches, and reading ahead.
+"""Datasets, checks of their batches, and reading ahead; no queries.
 
 - ``dataset``, ``source``: what a dataset is, and what the ``data`` section of a config
-  opens; ``synthetic``, ``movielens``, ``prepared`` and ``windows`` are sources.
+  opens; ``synthetic``, ``prepared`` and ``windows`` are sources.
 - ``batch``, ``layout``, ``jagged``, ``checks``: samples as arrays and as matrices, in
   one form from files to devices; sequences without padding; their rules.
 - ``leave_one_out``: users' histories, whose last events are held out.
 - ``hot_batches``, ``negatives``, ``pipeline``: batches in another order, with items
   drawn at random, and ahead of time.
 - ``row_order``: numbers rows by how often they are looked up.
-- ``manifest``, ``hashed_file``, ``table_values``: what is known of a folder of prepared
-  data.
-- ``prepare/``: makes such folders from raw files.
+- ``manifest``, ``hashed_file``, ``table_values``, ``columns``, ``numbers``,
+  ``vocabulary``, ``encoding``: what is known of a folder of prepared data, which the
+  room ``prepare`` makes from raw files.
 """
 
 from embark_jax.data.batch import Batch as Batch
@@ -25,7 +25,6 @@ from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES
 from embark_jax.data.hot_batches import HotBatches as HotBatches
 from embark_jax.data.jagged import Jagged as Jagged
 from embark_jax.data.leave_one_out import LeaveOneOut as LeaveOneOut
-from embark_jax.data.movielens import MovieLens100K as MovieLens100K
 from embark_jax.data.negatives import WithUniformNegatives as WithUniformNegatives
 from embark_jax.data.negatives import uniform_negatives as uniform_negatives
 from embark_jax.data.pipeline import prefetch as prefetch

@@ -148,12 +148,9 @@ class BatchChecker:
         """Returns ids of a feature in their final form, without bad ones."""
         what, hotness = f"ids of feature {feature.name!r}", feature.hotness
         column = batch.ids[feature.name]
+        if isinstance(column, Jagged) and not feature.sequence:
+            column = np.asarray(column)
         if isinstance(column, Jagged):
-            if not feature.sequence:
-                raise DataError(
-                    f"{what}: are jagged, must be an array: pooling is "
-                    f"{feature.pooling!r}, not 'none'"
-                )
             column = column.checked(what, samples, hotness, batch.locate)
             values = _whole_numbers(what, column.values)
             values = self._valid(batch, feature, values)

@@ -17,6 +17,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_arrow
+from embark_jax.data.columns import PAST
 from embark_jax.data.hashed_file import MEND, HashedFile
 from embark_jax.data.jagged import Jagged
 
@@ -31,7 +32,8 @@ POOLS = 3
 """Actions: a long listen, a like, a skip."""
 CANDIDATE_ACTION = POOLS
 TIME_BUCKETS = 2048
-SEQUENCES = tuple(f"past_{name}" for name in COLUMNS)
+SEQUENCES = tuple(f"{PAST}{name}" for name in COLUMNS)
+"""The sequences of Yambda."""
 
 
 class EventFile(HashedFile):
@@ -45,12 +47,16 @@ class EventLists(Config):
 
     Attributes:
       files: the files of events.
-      longest: largest number of events of a history: the last third of so many of
-        each action.
+      longest: largest number of events of a history.
+      sequences: the features that a history becomes: PAST, and a column of events.
+      pools: whether a history has the last third of so many events of each action, and
+        buckets of times, as in MLPerf's DLRMv4; otherwise it has the latest events.
     """
 
     files: tuple[EventFile, ...]
     longest: PositiveInt
+    sequences: tuple[str, ...] = SEQUENCES
+    pools: bool = True
 
 
 class Histories:
@@ -71,12 +77,15 @@ class Histories:
     def of(
         self, ranges: np.ndarray, spread: Callable[..., Iterable[Any]]
     ) -> dict[str, Jagged]:
-        """Returns each sequence's ids, int32.
+        """Returns each sequence's ids, of the type of its table.
 
         Args:
           ranges: ``[batch, 3]``, as files of samples hold them.
           spread: a ``map``, such as that of threads.
         """
+
+        if not self._lists.pools:
+            return self._latest(ranges)
 
         def columns_of(sample: int) -> list[np.ndarray]:
             events = self._history(*ranges[sample].tolist())
@@ -92,15 +101,48 @@ class Histories:
             )
         }
 
-    def _history(self, file: int, begin: int, end: int) -> Events:
+    def _latest(self, ranges: np.ndarray) -> dict[str, Jagged]:
+        """Returns the latest events of each sample, the last one at the end."""
+        longest = self._lists.longest
+        file, begin, end = ranges.T
+        rows = np.array([file.rows for file in self._lists.files])
+        good = (file >= 0) & (file < len(rows)) & (begin >= 0) & (begin <= end)
+        good &= end <= rows[np.where(good, file, 0)]
+        for sample in np.flatnonzero(~good)[:1]:
+            self._check(*ranges[sample].tolist())
+        length = np.minimum(end - begin, longest)
+        first = end - length - (np.cumsum(length) - length)
+        place = np.arange(length.sum()) + np.repeat(first, length)
+        of_file = np.repeat(file, length)
+        values = dict[str, np.ndarray]()
+        for number in np.unique(of_file).tolist() or [0]:
+            there, events = of_file == number, self._open(number)
+            for name in self._lists.sequences:
+                column = events[name.removeprefix(PAST)]
+                all_ids = values.setdefault(name, np.empty(len(place), column.dtype))
+                all_ids[there] = column[place[there]]
+        length = length.astype(np.int32)
+        return {
+            name: Jagged(ids, length, longest=longest, begin=longest - length)
+            for name, ids in values.items()
+        }
+
+    def _check(self, file: int, begin: int, end: int) -> None:
+        """Raises ``DataError`` if a sample's events are not there."""
+        files = self._lists.files
         if begin == end:
-            return {name: np.empty(0, np.uint32) for name in COLUMNS}
-        files, longest = self._lists.files, self._lists.longest
+            return
         if not (0 <= file < len(files) and 0 <= begin < end <= files[file].rows):
             raise DataError(
                 f"{self._folder}: a sample's history is of events {begin} to {end} of "
                 f"file {file}, which are not there; {MEND}"
             )
+
+    def _history(self, file: int, begin: int, end: int) -> Events:
+        self._check(file, begin, end)
+        if begin == end:
+            return {name: np.empty(0, np.uint32) for name in COLUMNS}
+        longest = self._lists.longest
         columns = self._open(file).items()
         events = {name: column[begin:end] for name, column in columns}
         action = events["action"]
@@ -113,7 +155,7 @@ class Histories:
 
     def _open_file(self, number: int) -> Events:
         table = read_arrow(self._lists.files[number].verified(self._folder))
-        return {name: table[name].to_numpy() for name in COLUMNS}
+        return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def time_bucket(times: np.ndarray) -> np.ndarray:

@@ -40,8 +40,9 @@ class _Window(NamedTuple):
 class HotBatches(DatasetView):
     """A dataset with its training samples in another order; see ``data.Dataset``.
 
-    Each sample stays in its window and occurs once. Batches of both kinds are spread
-    evenly over a window.
+    Each sample stays in its window and occurs once. Batches of one kind follow each
+    other, since a step makes the routes of a batch of its own kind ahead; windows begin
+    with the kind that the one before ended with, so that kinds change once in each.
 
     Args:
       dataset: the dataset that gives the samples.
@@ -91,9 +92,9 @@ class HotBatches(DatasetView):
         ]
         all_hot = np.flatnonzero(~np.any(cold, axis=0))  # padding counts as hot
         full = len(all_hot) // size
-        # Batch i is all-hot if the share of all-hot batches up to it reaches the next
-        # whole number.
-        hot = np.diff(np.arange(count + 1) * full // count) > 0
+        hot = np.arange(count) < full
+        if number % 2:
+            hot = hot[::-1]
         order = np.empty((count, size), np.int64)
         order[hot] = all_hot[: full * size].reshape(full, size)
         others = np.ones(count * size, bool)

@@ -7,6 +7,7 @@ device in few copies, and all columns of a batch are slices.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -66,6 +67,27 @@ class Layout(NamedTuple):
     spans: tuple[str, ...] = ()
 
     @property
+    def id_columns(self) -> dict[str, tuple[str, slice]]:
+        """Matrix and columns of each feature's ids."""
+        used = dict.fromkeys(TYPES, 0)
+        columns = {}
+        for name, hotness, is_long in self.ids:
+            matrix = LONG_IDS if is_long else IDS
+            first, used[matrix] = used[matrix], used[matrix] + hotness
+            columns[name] = matrix, slice(first, used[matrix])
+        return columns
+
+    @property
+    def weight_columns(self) -> dict[str, slice]:
+        """Columns of each weighted feature's weights, among the numbers."""
+        ends = itertools.accumulate((n for _, n in self.weights), initial=0)
+        before = self.labels + self.dense
+        return {
+            name: slice(before + end, before + end + hotness)
+            for (name, hotness), end in zip(self.weights, ends, strict=False)
+        }
+
+    @property
     def widths(self) -> dict[str, int]:
         """Returns the columns of each matrix that there is."""
         numbers = self.labels + self.dense + self.sample_weights
@@ -89,24 +111,25 @@ class Layout(NamedTuple):
 
     def columns(self, matrices: Mapping[str, Any]) -> Columns:
         """Returns the columns of matrices, which are slices of them."""
-        used = dict.fromkeys(TYPES, 0)
-
-        def take(matrix: str, count: int) -> Any:
-            first = used[matrix]
-            used[matrix] += count
-            return matrices[matrix][:, first : used[matrix]]
-
-        labels = take(NUMBERS, self.labels) if self.labels else None
-        if self.labels == 1:
-            labels = matrices[NUMBERS][:, 0]
-        dense = take(NUMBERS, self.dense) if NUMBERS in matrices else None
-        weights = {name: take(NUMBERS, hotness) for name, hotness in self.weights}
-        sample_weights = None
+        labels = sample_weights = dense = None
+        if NUMBERS in matrices:
+            numbers = matrices[NUMBERS]
+            labels = numbers[:, : self.labels] if self.labels else None
+            labels = numbers[:, 0] if self.labels == 1 else labels
+            dense = numbers[:, self.labels : self.labels + self.dense]
         if self.sample_weights:
-            sample_weights = matrices[NUMBERS][:, used[NUMBERS]]
+            sample_weights = matrices[NUMBERS][:, -1]
         ids = {
-            name: take(LONG_IDS if is_long else IDS, hotness)
-            for name, hotness, is_long in self.ids
+            name: matrices[matrix][:, columns]
+            for name, (matrix, columns) in self.id_columns.items()
         }
-        spans = {name: take(IDS, 2) for name in self.spans}
+        weights = {
+            name: matrices[NUMBERS][:, columns]
+            for name, columns in self.weight_columns.items()
+        }
+        first = self.widths.get(IDS, 0) - 2 * len(self.spans)
+        spans = {
+            name: matrices[IDS][:, first + 2 * i : first + 2 * i + 2]
+            for i, name in enumerate(self.spans)
+        }
         return Columns(dense, ids, weights, labels, sample_weights, spans)

@@ -26,13 +26,13 @@ from embark_jax._base.config import Config
 from embark_jax._base.files import write_arrow
 from embark_jax.data.batch import Batch, DataError, is_long
 from embark_jax.data.checks import BatchChecker
-from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, SEQUENCES, EventLists
+from embark_jax.data.columns import Columns
+from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
 from embark_jax.data.layout import TYPES, Layout
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.numbers import FittedNumber
-from embark_jax.data.prepare.vocabulary import FIRST_ID, RARE_ID
+from embark_jax.data.numbers import FittedNumber
+from embark_jax.data.vocabulary import FIRST_ID, RARE_ID
 from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec
 
@@ -142,6 +142,19 @@ class Table(Config):
         return first.get(self.kind, 0)
 
 
+class SplitFacts(Config):
+    """What is known of a split but its samples.
+
+    Attributes:
+      times: the first and the last time, if samples have such: dates, or numbers.
+      unknown: of each column of categories with such, the share of values without a row
+        of their own, as no training sample has them, or too few.
+    """
+
+    times: tuple[str, str] | None = None
+    unknown: Mapping[str, float] = {}
+
+
 class Manifest(ChecksummedFile):
     """All that is known of a folder of prepared data.
 
@@ -158,6 +171,7 @@ class Manifest(ChecksummedFile):
       skipped_lines: number of bad lines of the raw files, which are left out.
       missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
+      splits: what is known of each split that has samples.
       numbers: transforms of columns of numbers, for dense columns and features.
       columns: columns of a user's own files, which raw rows must have.
       events: events of the samples' histories, which are features without ids in the
@@ -175,6 +189,7 @@ class Manifest(ChecksummedFile):
     raw_rows: NonNegativeInt | None = None
     skipped_lines: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
+    splits: Mapping[str, SplitFacts] = {}
     numbers: Mapping[str, FittedNumber] = {}
     columns: Columns | None = None
     events: EventLists | None = None
@@ -239,7 +254,7 @@ class Manifest(ChecksummedFile):
     @property
     def stored_features(self) -> dict[str, PreparedFeature]:
         """Returns the features whose ids are in the files."""
-        gathered = SEQUENCES if self.events else ()
+        gathered = self.events.sequences if self.events else ()
         return {n: f for n, f in self.features.items() if n not in gathered}
 
     @property

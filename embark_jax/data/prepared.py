@@ -18,13 +18,13 @@ from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
 from embark_jax._base.storage import in_bucket
 from embark_jax.config import EmbeddingConfig, PreparedConfig, WindowsConfig
+from embark_jax.data import encoding
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.dataset import Dataset
 from embark_jax.data.event_lists import EVENTS, Histories
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
 from embark_jax.data.pipeline import cores
-from embark_jax.data.prepare import raw_rows
 from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
 
@@ -261,8 +261,8 @@ def described(data: PreparedData, order: Mapping[str, Any]) -> Description:
     manifest = data.manifest
 
     def save_encoding(workdir: Path) -> None:
-        folder = workdir / raw_rows.FOLDER
-        raw_rows.save_encoding(data.folder, manifest, folder)
+        folder = workdir / encoding.FOLDER
+        encoding.save_encoding(data.folder, manifest, folder)
 
     return Description.of(
         data,

@@ -12,7 +12,7 @@ from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_arrow
 from embark_jax.data.hashed_file import MEND
 from embark_jax.data.manifest import FILE_NAME, Manifest
-from embark_jax.data.prepare.vocabulary import FIRST_ID, is_text, vocabulary_file
+from embark_jax.data.vocabulary import FIRST_ID, is_text, vocabulary_file
 
 EXTENDS = "extends"
 """The key of ``made_from`` with the digest of the data that these extend."""

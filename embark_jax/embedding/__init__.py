@@ -2,7 +2,7 @@
 
 - ``collection``: all tables of a plan on a mesh, and the registry of clusters; what
   others use.
-- ``device_batch``: a batch on the devices.
+- ``batch_ids``: the ids of a batch as matrices.
 - ``indexing``, ``keys``: masks of bad ids, ids to owners and slots, or keys.
 - ``data_parallel``, ``reduction``, ``unique``: the clusters DP, RB and UB.
 - ``exchange``: the collectives.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,18 +12,22 @@ import jax.numpy as jnp
 from embark_kernels import Implementation, choose
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
+from embark_jax.embedding.batch_ids import BatchIds, DeviceBatch
 from embark_jax.embedding.cluster import Cluster, Route
 from embark_jax.embedding.data_parallel import DataParallel
 from embark_jax.embedding.exchange import EXCHANGES, largest_over_devices
-from embark_jax.embedding.indexing import (
-    StorageIndex,
-    index_storage,
-    mask_bad,
-    mean_factor,
-)
+from embark_jax.embedding.indexing import StorageIndex, index_storage
 from embark_jax.embedding.initial import initial_block
+from embark_jax.embedding.joining import check_layout, join_columns
+from embark_jax.embedding.lookups import (
+    Lookups,
+    by_outputs,
+    by_sums,
+    pooled_features,
+    split,
+    sum_outputs,
+)
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
@@ -64,8 +68,12 @@ class Routes(NamedTuple):
 
     Attributes:
       storages: route of each storage's cluster, by storage name.
-      mean_factors: for each feature with mean pooling ``[batch]``: one over the total
-        weight of a bag.
+      mean_factors: for each dim that has features with mean pooling ``[batch,
+        features]``, in the order of ``Lookups``: one over the total weight of a bag; 1
+        for other features.
+      largest_weights: pooled for each dim that has weighted features ``[batch,
+        features]``, and for each weighted sequence ``[total]``: the largest absolute
+        weight of a bag, or of an event.
       needed: for each capacity of the plan the ``[]`` int32 that the batch needs.
       bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
         number of ids in each device's samples that are neither a row of their table nor
@@ -74,7 +82,8 @@ class Routes(NamedTuple):
     """
 
     storages: dict[str, Route]
-    mean_factors: dict[str, jax.Array]
+    mean_factors: dict[int, jax.Array]
+    largest_weights: Lookups
     needed: dict[str, jax.Array]
     bad_ids: jax.Array
     any_bad: jax.Array
@@ -147,12 +156,13 @@ class EmbeddingCollection:
             for name, storage in self._storages.items()
             if name not in self.clusters
         }
-        self._weighted = {f.name for f in plan.features if f.weighted}
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
+        self._pooled = pooled_features(plan)
         storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
         self.route_specs: Any = Routes(
             storages,
+            BATCH,  # pyright: ignore
             BATCH,  # pyright: ignore
             everywhere,  # pyright: ignore
             BATCH,  # pyright: ignore
@@ -255,37 +265,29 @@ class EmbeddingCollection:
         Raises:
           ValueError: if a feature is missing or has another shape or type.
         """
-        shapes = _shapes_of_ids(self.plan)
-        _check_arrays("ids", ids, shapes, (jnp.int32, jnp.int64))
-        weighted = {name: shapes[name] for name in sorted(self._weighted)}
-        _check_arrays("weights", weights, weighted, (jnp.float32,))
+        return self.route_batch(join_columns(self.plan, ids, weights, spans))
 
-        def route(ids, weights, spans):
-            with jax.enable_x64(True):  # an event is a row of one id
-                ids, weights = (
-                    {n: x.reshape(len(x), -1) for n, x in columns.items()}
-                    for columns in (ids, weights)
-                )
-            masked = {n: mask_bad(ids[n], rows) for n, rows in self._rows.items()}
-            ids = {n: valid_ids for n, (valid_ids, _, _) in masked.items()}
-            present = {n: present for n, (_, present, _) in masked.items()}
-            bad = jnp.stack([count for _, _, count in masked.values()])
+    @jax.named_scope("sort")
+    def route_batch(self, batch: DeviceBatch) -> Routes:
+        """Does what ``route`` does for the ids of a batch."""
+        check_layout(self.plan, batch)
+
+        def route(samples, events):
+            ids = BatchIds(
+                batch.layout, samples, batch.layout_of_events, events, self._rows
+            )
+            bad = ids.bad([f.name for f in self.plan.features])
             storages, own, of_clusters = {}, {}, {}
             for name, index in self._passed_on.items():
-                requests = index.requests(ids, weights)
-                own[name] = index.any_row(requests).astype(jnp.int32)
+                own[name] = index.any_row(index.requests(ids)).astype(jnp.int32)
             for name, cluster in self.clusters.items():
-                requests = cluster.index.requests(ids, weights)
+                requests = cluster.index.requests(ids)
                 storages[name], of_clusters[name] = cluster.route(requests)
-            for name, of_sequence in spans.items():
+            for name, of_sequence in batch.layout.columns(samples).spans.items():
                 if events_of(name) in self.plan.capacities:
-                    events = of_sequence.length.sum(dtype=jnp.int32)
-                    own[events_of(name)] = events
-            mean_factors = {
-                f.name: mean_factor(present[f.name], weights, f.name)
-                for f in self.plan.features
-                if f.pooling == "mean"
-            }
+                    own[events_of(name)] = of_sequence[:, 1].sum(dtype=jnp.int32)
+            mean_factors = ids.mean_factors(self._pooled)
+            largest_weights = Lookups(*ids.largest_weights(self._pooled))
             # One collective for all of them; ids may have 64 bits.
             values = own, of_clusters, bad.sum(dtype=jnp.int32)
             joined, restore = ravel_pytree(values)
@@ -296,10 +298,16 @@ class EmbeddingCollection:
                 )
                 needed |= of_cluster
             needed = {n: needed.get(n, jnp.int32(0)) for n in self.plan.capacities}
-            return Routes(storages, mean_factors, needed, bad[None], bad_anywhere > 0)
+            return Routes(
+                storages,
+                mean_factors,
+                largest_weights,
+                needed,
+                bad[None],
+                bad_anywhere > 0,
+            )
 
-        mapped = self.map(route, BATCH, self.route_specs)
-        return mapped(dict(ids), dict(weights), dict(spans))
+        return self.map(route, BATCH, self.route_specs)(batch.samples, batch.events)
 
     def needed(self, routes: Routes) -> dict[str, jax.Array]:
         """Returns the ``[]`` int32 that the batch needs of each capacity, in the order
@@ -313,9 +321,8 @@ class EmbeddingCollection:
         fits = [routes.needed[name] <= have for name, have in capacities]
         return jnp.all(jnp.array(fits, bool))
 
-    def lookup(self, storages: Storages, routes: Routes) -> dict[str, jax.Array]:
-        """Returns each feature's pooled embedding, ``[batch, dim]`` float32; of a
-        sequence the rows of its events, ``[total, dim]``.
+    def lookup(self, storages: Storages, routes: Routes) -> Lookups:
+        """Returns the embeddings of a batch; see ``by_feature``.
 
         Raises:
           ValueError: if nobody has brought the rows of cached tables into their slots.
@@ -327,31 +334,41 @@ class EmbeddingCollection:
                     "ej.Trainer brings there; train with it, or give the tables tier "
                     "'device' and no slots"
                 )
-        plan = self.plan
-        dims = {f.name: self.output_shapes[f.name][-1] for f in plan.features}
-        batch = plan.batch_size // plan.devices
+        batch = self.plan.batch_size // self.plan.devices
 
         def lookup(storages, routes):
-            sums: dict[str, list[jax.Array]] = {f.name: [] for f in plan.features}
+            outputs = []
             for name, cluster in self.clusters.items():
                 by_block = cluster.lookup(storages[name], routes.storages[name])
-                for block, outputs in zip(cluster.index.blocks, by_block, strict=True):
-                    for feature in block.features:
-                        sums[feature.feature.name].append(feature.assemble(outputs))
-            # Of hot and of cold rows, where a table has both; of empty bags none.
-            pooled = {
-                name: sum(terms[1:], terms[0])
-                if terms
-                else jnp.zeros((plan.events.get(name, batch), dims[name]))
-                for name, terms in sums.items()
+                outputs += zip(cluster.index.blocks, by_block, strict=True)
+            found = sum_outputs(outputs, self._pooled, routes.mean_factors, batch)
+            empty = {  # of sequences of which no row lies in these storages
+                name: jnp.zeros((events, self.output_shapes[name][-1]), jnp.float32)
+                for name, events in self.plan.events.items()
             }
-            for name, factor in routes.mean_factors.items():
-                pooled[name] = pooled[name] * factor[:, None]
-            return pooled
+            return found._replace(sequences={**empty, **found.sequences})
 
         return self.map(lookup, (self._specs, self.route_specs), BATCH)(
             storages, routes
         )
+
+    def by_feature(self, lookups: Lookups) -> dict[str, jax.Array]:
+        """Returns the pooled embedding of each feature, ``[batch, dim]`` float32, or of
+        a sequence what ``lookups`` has."""
+        return split(self._pooled, lookups)
+
+    def largest_terms(self, gradients: Lookups, routes: Routes) -> list[jax.Array]:
+        """Returns the largest absolute value of what a bag, or event, adds to the
+        gradient of a row: its gradient, times factors and weights. On a device."""
+        largest = []
+        for dim, gradient in gradients.pooled.items():
+            term = jnp.abs(gradient.reshape(len(gradient), -1, dim)).max(axis=2)
+            term = term * routes.mean_factors.get(dim, 1.0)
+            largest.append(term * routes.largest_weights.pooled.get(dim, 1.0))
+        for name, gradient in gradients.sequences.items():
+            term = jnp.abs(gradient).max(axis=1)
+            largest.append(term * routes.largest_weights.sequences.get(name, 1.0))
+        return largest
 
     def padded(
         self,
@@ -400,11 +417,11 @@ class EmbeddingCollection:
         storages: Storages,
         state: OptimizerState,
         routes: Routes,
-        gradients: Mapping[str, jax.Array],
+        gradients: Lookups,
         optimizer: AnyRule,
         step: jax.Array,
         apply: jax.Array,
-        late_gradients: Mapping[str, jax.Array] | None = None,
+        late_gradients: Lookups | None = None,
     ) -> tuple[Storages, OptimizerState]:
         """Updates each touched row once, in place where the arguments are donated.
 
@@ -422,15 +439,19 @@ class EmbeddingCollection:
             late_gradients = gradients
 
         def update(storages, state, routes, gradients, late_gradients, step, apply):
+            with jax.named_scope("gradients"):
+                gradients, late_gradients = (
+                    by_sums(each, self._pooled, routes.mean_factors)
+                    for each in (gradients, late_gradients)
+                )
             for name, cluster in self.clusters.items():
-                replicated = self._storages[name].replicated
+                own = gradients if self._storages[name].replicated else late_gradients
                 storages[name], state[name] = update_block(
                     cluster,
                     storages[name],
                     state[name],
                     routes.storages[name],
-                    routes.mean_factors,
-                    gradients if replicated else late_gradients,
+                    by_outputs(cluster.index, own, self._pooled),
                     rule_of(optimizer, self._storages[name]),
                     step,
                     apply,
@@ -453,8 +474,8 @@ class EmbeddingCollection:
             dict(storages),
             {name: dict(arrays) for name, arrays in state.items()},
             routes,
-            dict(gradients),
-            dict(late_gradients),
+            gradients,
+            late_gradients,
             step,
             apply,
         )
@@ -516,43 +537,3 @@ def check_mesh(plan: Plan, mesh: Mesh) -> None:
             f"mesh is {dict(mesh.shape)}, the plan needs "
             f"{dict(zip(MESH_AXES, needed, strict=True))}"
         )
-
-
-def _shapes_of_ids(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each feature's ids."""
-    return {
-        f.name: (plan.devices * plan.events[f.name],)
-        if f.sequence
-        else (plan.batch_size, f.hotness)
-        for f in plan.features
-    }
-
-
-def _check_arrays(
-    what: str,
-    arrays: Mapping[str, jax.Array],
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Sequence[DTypeLike],
-) -> None:
-    """Raises ``ValueError`` if ids or weights are not those of a plan's batch.
-
-    Args:
-      what: name of the arrays in the message.
-      arrays: arrays by feature.
-      shapes: shapes of the features that must have them.
-      dtypes: allowed dtypes.
-    """
-    if set(arrays) != set(shapes):
-        raise ValueError(
-            f"{what} are given for {sorted(arrays)}, must be for {sorted(shapes)}"
-        )
-    allowed = " or ".join(str(jnp.dtype(dtype)) for dtype in dtypes)
-    problems = [
-        f"{what} of feature {name!r} are {array.dtype} of shape {array.shape}, "
-        f"must be {allowed} of shape {shapes[name]} ([batch, hotness] of the plan, or "
-        "[events] of a sequence)"
-        for name, array in arrays.items()
-        if array.shape != shapes[name] or array.dtype not in dtypes
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))

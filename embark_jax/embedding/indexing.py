@@ -15,6 +15,7 @@ requests: pooled, of 1 bag and 2 outputs; in a sequence, of 3 bags and 6 outputs
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from embark_jax.embedding.batch_ids import BatchIds
 from embark_jax.embedding.keys import row_shard_of, words_of
 from embark_jax.embedding.partial_sums import PartialSums, number_sums
 from embark_jax.plans.layout import Storage
-from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID, FeatureSpec
+from embark_jax.plans.tables import PADDING_ID, FeatureSpec
 
 
 class Requests(NamedTuple):
@@ -43,7 +45,8 @@ class Requests(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureOutputs:
-    """The position of a feature's outputs among those of its block.
+    """The position of a feature's outputs among those of its block; features of equal
+    dim are neighbours.
 
     Attributes:
       feature: the feature.
@@ -56,16 +59,6 @@ class FeatureOutputs:
     dim: int
     columns: slice
     outputs: slice
-
-    def assemble(self, outputs: jax.Array) -> jax.Array:
-        """Turns ``[rows, outputs, width]`` of the block into the feature's ``[rows,
-        dim]``."""
-        return outputs[:, self.outputs].reshape(-1, self.dim)
-
-    def disassemble(self, value: jax.Array) -> jax.Array:
-        """Inverts ``assemble``: returns ``[rows, column shards, width]``."""
-        column_shards = self.outputs.stop - self.outputs.start
-        return value.reshape(value.shape[0], column_shards, -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,6 +87,21 @@ class Block:
     shards: np.ndarray
     first_shard: np.ndarray
     partial_sums: PartialSums
+
+    @property
+    def sequence(self) -> bool:
+        """Whether its rows are the events of a sequence."""
+        return self.features[0].feature.sequence
+
+    @property
+    def by_dim(self) -> dict[int, tuple[list[str], slice]]:
+        """Names and outputs of the features of each dim."""
+        groups = {}
+        for dim, neighbours in itertools.groupby(self.features, lambda f: f.dim):
+            features = list(neighbours)
+            outputs = slice(features[0].outputs.start, features[-1].outputs.stop)
+            groups[dim] = [f.feature.name for f in features], outputs
+        return groups
 
     @property
     def columns(self) -> int:
@@ -236,32 +244,14 @@ class StorageIndex:
         np.add.at(rows_by_device, shards["owner"], rows)
         return int(rows_by_device.max())
 
-    def requests(
-        self, ids: Mapping[str, jax.Array], weights: Mapping[str, jax.Array]
-    ) -> list[Requests]:
-        """Returns the requests of each block. The arrays of a feature have the rows of
-        its block."""
-        wide = self.wide or any(
-            ids[f.feature.name].dtype == jnp.int64 for f in self.features
-        )
+    def requests(self, ids: BatchIds) -> list[Requests]:
+        """Returns the requests of each block."""
         weighted = any(f.feature.weighted for f in self.features)
         requests = []
         for block in self.blocks:
             names = [f.feature.name for f in block.features]
-            integer = jnp.int64 if wide else jnp.int32
-            with jax.enable_x64(wide):
-                own = [ids[name].astype(integer) for name in names]
-                columns = jnp.concatenate(own, axis=1)
-            factors = None
-            if weighted:
-                own = [
-                    weights[name]
-                    if name in weights
-                    else jnp.ones(ids[name].shape, jnp.float32)
-                    for name in names
-                ]
-                factors = jnp.concatenate(own, axis=1)
-            requests.append(Requests(columns, factors))
+            columns = ids.columns(names, self.wide)
+            requests.append(Requests(columns, ids.weights(names) if weighted else None))
         return requests
 
     def any_row(self, requests: Sequence[Requests]) -> jax.Array:
@@ -302,13 +292,21 @@ def index_storage(
     """
     tables = {table.name for table in storage.tables.values()}
     own = [feature for feature in features if feature.table in tables]
+    dims = {table.name: table.dim for table in storage.tables.values()}
     pooled = [feature for feature in own if not feature.sequence]
+    pooled.sort(key=lambda f: (dims[f.table], lookup_order(f)))
     blocks = [_index_block(storage, pooled, devices, batch)] if pooled else []
     for feature in own:
         if feature.sequence:
             rows = events[feature.name]
             blocks.append(_index_block(storage, [feature], devices, rows))
     return StorageIndex(storage, devices, tuple(blocks))
+
+
+def lookup_order(feature: FeatureSpec) -> tuple[int, str]:
+    """Returns what pooled features of one dim are sorted by: those of equal hotness are
+    neighbours, so that they are summed together without a permutation."""
+    return feature.hotness, feature.name
 
 
 def _index_block(
@@ -367,28 +365,3 @@ def find(ids: Any, row_shards: Any) -> tuple[Any, Any]:
     """
     row = ids // row_shards
     return ids - row * row_shards, row
-
-
-def mask_bad(ids: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the ids, with padding for those that are no row of a table of
-    ``rows`` rows; which are no padding, bool; and how many were masked, ``[]`` int32.
-    All bits of 64-bit ids count, in any mode; any of them is a key of a dynamic
-    table."""
-    with jax.enable_x64(ids.dtype == jnp.int64):
-        if rows == DYNAMIC_KEYS:
-            return ids, ids != PADDING_ID, jnp.zeros((), jnp.int32)
-        valid = ids >= 0
-        if rows <= jnp.iinfo(ids.dtype).max:
-            valid &= ids < rows
-        bad = (~valid & (ids != PADDING_ID)).sum(dtype=jnp.int32)
-        return jnp.where(valid, ids, PADDING_ID), valid, bad
-
-
-def mean_factor(
-    present: jax.Array, weights: Mapping[str, jax.Array], name: str
-) -> jax.Array:
-    """Returns ``[batch]``: one over each bag's total weight; zero if that is zero.
-    ``present`` is ``[batch, hotness]`` bool."""
-    factors = present.astype(jnp.float32)
-    total = (factors * weights[name] if name in weights else factors).sum(axis=1)
-    return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))

@@ -27,25 +27,21 @@ def update_block(
     block: jax.Array,
     state: Mapping[str, jax.Array],
     route: Route,
-    mean_factors: Mapping[str, jax.Array],
-    gradients: Mapping[str, jax.Array],
+    gradients: list[jax.Array],
     optimizer: RowOptimizer,
     step: jax.Array,
     apply: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Updates the touched rows of a storage; arguments are those of the collection's
-    ``update``, for this storage."""
-    names = [feature.feature.name for feature in cluster.index.features]
-    gradients = {name: gradients[name] for name in names}
+    ``update``, for this storage, and gradients for each block of its index ``[rows,
+    outputs, width]``."""
     noise_of_slots = None
     if block.dtype != jnp.float32:
         noise_of_slots = noise_of(cluster.index.storage, step)
     keys = route.row_keys if cluster.index.storage.cached else None
-    mean_factors = {n: mean_factors[n] for n in names if n in mean_factors}
-    by_block = _by_block(cluster, mean_factors, gradients)
     whole_rows = not (optimizer.row_wise and cluster.index.storage.kind.split)
     if whole_rows and cluster.sums_alone:
-        terms = cluster.gradient_terms(by_block, route)
+        terms = cluster.gradient_terms(gradients, route)
         return sum_and_update(
             block,
             dict(state),
@@ -59,7 +55,7 @@ def update_block(
             noise=noise_of_slots and noise_of_slots(terms.groups.row, keys),
             implementation=cluster.implementation,
         )
-    rows = cluster.row_gradients(by_block, route)
+    rows = cluster.row_gradients(gradients, route)
     mean_square = None
     if optimizer.row_wise:
         mean_square = cluster.mean_square(rows, route)
@@ -74,27 +70,6 @@ def update_block(
         noise=noise_of_slots and noise_of_slots(rows.slot, keys),
         implementation=cluster.implementation,
     )
-
-
-@jax.named_scope("gradients")
-def _by_block(
-    cluster: Cluster,
-    mean_factors: Mapping[str, jax.Array],
-    gradients: Mapping[str, jax.Array],
-) -> list[jax.Array]:
-    """Joins gradients of features to those of a storage's ``lookup`` result: for each
-    block ``[rows, outputs, width]``."""
-    by_block = []
-    for block in cluster.index.blocks:
-        joined = []
-        for feature in block.features:
-            name = feature.feature.name
-            gradient = gradients[name].astype(jnp.float32)
-            if name in mean_factors:
-                gradient = gradient * mean_factors[name][:, None]
-            joined.append(feature.disassemble(gradient))
-        by_block.append(jnp.concatenate(joined, axis=1))
-    return by_block
 
 
 def noise_of(

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 from embark_kernels import RowOptimizer
+from embark_kernels.optimizers import ROW_OPTIMIZERS
 
 from embark_jax.plans.layout import Storage
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.traffic import VALUE_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +64,51 @@ def initial_states(
         state: jnp.full((slots, width), rule.initial_state)
         for state, width in rule.state_widths(storage.width).items()
     }
+
+
+def check_planned(plan: Plan, rules: AnyRule) -> None:
+    """Raises ``ValueError`` if the states of rows take more memory than a plan counted.
+
+    Args:
+      plan: the plan.
+      rules: rules of its tables' rows.
+    """
+    if plan.prediction is None:
+        return
+    planned = ROW_OPTIMIZERS[plan.prediction.optimizer](1.0)
+    more_bytes, largest = 0, rule_of(rules, plan.storages[0])
+    for storage in plan.storages:
+        rule = rule_of(rules, storage)
+        largest = max(largest, rule, key=lambda each: _values(each, storage.width))
+        values = _values(rule, storage.width) - _values(planned, storage.width)
+        more_bytes += VALUE_BYTES * storage.slots_per_device * values
+    if more_bytes <= 0:
+        return
+    names = {rule: name for name, rule in ROW_OPTIMIZERS.items()}
+    planned_bytes = max(plan.prediction.device_bytes)
+    raise ValueError(
+        f"the plan counts {planned_bytes / 1e6:,.1f} MB a device, with the state of "
+        f"{plan.prediction.optimizer}; {type(largest).__name__} needs "
+        f"{(planned_bytes + more_bytes) / 1e6:,.1f} MB: plan for it, by "
+        f"ej.plan(…, optimizer={names.get(type(largest), 'adam')!r}), or by "
+        "embedding.optimizer in the config of `embark plan`"
+    )
+
+
+def _values(rule: RowOptimizer, width: int) -> int:
+    """Returns the values that a rule keeps for a row."""
+    return sum(rule.state_widths(width).values())
+
+
+def step_factors(rules: AnyRule, step: jax.Array) -> list[jax.Array]:
+    """Returns the ``[]`` numbers of all rules that depend on the step alone, such as
+    the factor of a schedule; ``step`` is as in ``EmbeddingCollection.update``."""
+    if isinstance(rules, RowRules):
+        all_rules = [rules.default, *rules.named.values()]
+    else:
+        all_rules = [rules]
+    return [
+        jnp.asarray(factor, jnp.float32)
+        for rule in all_rules
+        for factor in rule.step_factors(step)
+    ]

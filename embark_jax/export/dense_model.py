@@ -14,13 +14,10 @@ from jax.extend.core import Var
 from embark_jax import models
 from embark_jax.checkpoint.layout import array_name
 from embark_jax.config import ModelConfig
+from embark_jax.export.description import TOWERS
 from embark_jax.models.interface import Masked
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_shapes
 from embark_jax.train.step_model import CALL, step_model
-
-TOWERS = ("users", "items")
-"""Methods of a model of two towers: ``(dense, embeddings) -> vectors [batch, width]``.
-"""
 
 
 class DenseModel:

@@ -21,6 +21,9 @@ VERSION = 6
 DENSE = "dense.safetensors"
 ONNX = "model.onnx"
 JAX = "dense.jax"
+TOWERS = ("users", "items")
+"""Methods of a model of two towers: ``(dense, embeddings) -> vectors [batch, width]``;
+their graphs are files of these names."""
 MEND = "copy the export anew, or export the run again"
 
 

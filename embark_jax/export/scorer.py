@@ -1,13 +1,10 @@
-"""Scores ids, and raw rows, with the trained model of a run or an export.
-
-Rows are looked up and pooled in NumPy, for dense layers that are compiled. Tables are
-in host memory. Neither mesh nor plan are needed; an export needs no JAX.
-"""
+"""Scores raw rows, and finds items for them, with the trained model of a run or an
+export."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,116 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
-from embark_jax.data import Batch, BatchChecker, DataError, Jagged
-from embark_jax.data.prepare.raw_rows import RowEncoder
-from embark_jax.export.description import (
-    DENSE,
-    FILE_NAME,
-    JAX,
-    ONNX,
-    read_description,
-    table_file,
-)
-from embark_jax.export.lookup import LookupTable, pooled, read_arrays
-from embark_jax.export.onnx_layers import BATCH, DenseLayers, onnx_layers
-from embark_jax.plans.tables import PADDING_ID, FeatureSpec
+from embark_jax.data import Batch
+from embark_jax.export.id_scorer import IdScorer, files_of, load_id_scorer
+from embark_jax.plans.plan import MESH_AXES
+from embark_jax.plans.tables import PADDING_ID
+from embark_jax.prepare.raw_rows import RowEncoder
 
 if TYPE_CHECKING:
     from embark_jax.metrics.pointwise import Metrics
-
-
-class IdScorer:
-    """A trained model, which scores ids.
-
-    Args:
-      features: the model's features.
-      dense_features: number of columns of its dense input.
-      tables: the rows of each table.
-      layers: the dense layers.
-      step: step of the model.
-
-    Attributes:
-      tables, step: as given.
-    """
-
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        dense_features: int,
-        tables: Mapping[str, LookupTable],
-        layers: DenseLayers,
-        step: int,
-    ):
-        self.step, self.tables = step, tables
-        self._features, self._layers = tuple(features), layers
-        self._dense_features = dense_features
-        ids = {name: table.ids for name, table in tables.items()}
-        self._check = BatchChecker(self._features, ids, dense_features, tasks=0)
-
-    def logits(
-        self,
-        dense: np.ndarray,
-        ids: Mapping[str, np.ndarray | Jagged],
-        weights: Mapping[str, np.ndarray | Jagged] | None = None,
-    ) -> np.ndarray:
-        """Returns log odds, float32 ``[samples]`` or ``[samples, tasks]``.
-
-        Args:
-          dense: ``[samples, dense_features]``.
-          ids: for each feature ``[samples, hotness]`` integers, -1 where a bag is
-            shorter; keys, if its table is dynamic, of which those without a row are
-            zeros; as in ``data.Batch``.
-          weights: for each weighted feature ``[samples, hotness]``.
-
-        Raises:
-          DataError: if arrays are missing, unknown, or break these rules, or log odds
-            are not finite.
-        """
-        columns = [f"column {number}" for number in range(self._dense_features)]
-        return self.logits_of(Batch(dense, ids, np.empty(0), weights or {}), columns)
-
-    def logits_of(self, batch: Batch, columns: Sequence[str]) -> np.ndarray:
-        """Returns the same of a batch, whose labels do not count; ``columns`` are names
-        of its dense columns, for messages."""
-        labels = np.zeros(len(batch.dense), np.float32)
-        batch = self._check(dataclasses.replace(batch, labels=labels))
-        blocks = [
-            self._block(batch, slice(start, start + BATCH))
-            for start in range(0, len(batch), BATCH)
-        ]
-        logits = np.concatenate(blocks or [np.empty(0, np.float32)])
-        _check_finite(batch, logits, columns)
-        return logits
-
-    def _block(self, batch: Batch, block: slice) -> np.ndarray:
-        embeddings: dict[str, np.ndarray] = {}
-        valid: dict[str, np.ndarray] = {}
-        for f in self._features:
-            ids, weights = batch.ids[f.name][block], batch.weights.get(f.name)
-            weights = None if weights is None else weights[block]
-            embeddings[f.name] = pooled(self.tables[f.table], f.pooling, ids, weights)
-            if f.pooling == "none":
-                valid[f.name] = ids != PADDING_ID
-        return self._layers(batch.dense[block], embeddings, valid)
-
-
-def _check_finite(batch: Batch, logits: np.ndarray, columns: Sequence[str]) -> None:
-    """Raises ``DataError`` for the first sample whose score is not finite, and names
-    its largest number, which is the likely cause."""
-    bad = ~np.isfinite(logits).all(axis=tuple(range(1, logits.ndim)))
-    if not bad.any():
-        return
-    sample, largest = int(bad.argmax()), ""
-    if columns:
-        numbers = batch.dense[sample]
-        column = int(np.abs(numbers).argmax())
-        largest = f"; its largest number is {numbers[column]:g}, of {columns[column]}"
-    raise DataError(
-        f"{batch.locate(sample)}: the score is {logits[sample]}, must be finite"
-        f"{largest} ({int(bad.sum())} such samples)"
-    )
+    from embark_jax.metrics.retrieval import ItemIndex
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:
@@ -140,16 +37,24 @@ class Scorer:
 
     Attributes:
       tasks: names of the model's tasks, if it has several.
+      ranks_items: whether scores order items, and are no probabilities.
       step: step of the model.
     """
 
     def __init__(self, rows: RowEncoder, model: IdScorer):
         self.tasks, self.step = rows.labels, model.step
+        self.ranks_items = model.ranks_items
         self._rows, self._model = rows, model
+
+    @property
+    def item(self) -> str:
+        """The item's feature; raises as ``item_vectors``."""
+        return self._model.item
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns probabilities of label 1, float64 ``[rows]`` in the order of the
-        rows, or ``[rows, tasks]``.
+        rows, or ``[rows, tasks]``; of a model that ranks items its scores, which are
+        none.
 
         Args:
           rows: a path, columns, or a data frame, as in ``RowEncoder.batches``.
@@ -158,7 +63,7 @@ class Scorer:
           DataError: if a column is missing, a value breaks a rule, or a probability is
             no number.
         """
-        return _probabilities(self._scored(rows)[0])
+        return self._shown(self._scored(rows)[0])
 
     def evaluate(self, rows: Any) -> tuple[np.ndarray, Metrics | None]:
         """Returns what ``predict`` returns, and metrics if all rows have labels."""
@@ -171,7 +76,132 @@ class Scorer:
             weights = [batch.sample_weights for batch, _ in batches]
             given = [each for each in weights if each is not None]
             metrics = evaluate(labels, logits, np.concatenate(given) if given else None)
-        return _probabilities(logits), metrics
+        return self._shown(logits), metrics
+
+    def _shown(self, logits: np.ndarray) -> np.ndarray:
+        return logits if self.ranks_items else _probabilities(logits)
+
+    def user_vectors(self, rows: Any) -> np.ndarray:
+        """Returns the vectors of users, float32 ``[rows, dim]``, as the model compares
+        them with those of items.
+
+        Args:
+          rows: as for ``predict``; columns of the item may be missing.
+
+        Raises:
+          ConfigError: if the model does not rank items.
+          DataError: as ``predict``.
+        """
+        return np.concatenate([vectors for vectors, _ in self._users(rows)])
+
+    def item_vectors(self) -> tuple[list[Any], np.ndarray]:
+        """Returns the items that training knew, by value, and their vectors, float32
+        ``[items, dim]``, as the model compares them with those of users.
+
+        Raises:
+          ConfigError: if the model does not rank items.
+          DataError: if items are hashed, so that nobody knows which ones they are.
+        """
+        values, _, vectors = self._items
+        return [*values.values()], vectors
+
+    @functools.cached_property
+    def _items(self) -> tuple[dict[int, Any], np.ndarray, np.ndarray]:
+        """The values of items by id, and the ids and vectors in the same order."""
+        ids, vectors = self._model.item_vectors()
+        of_values, values = self._rows.values(self._model.item)
+        known = np.isin(ids, of_values)
+        value_of = dict(zip(of_values.tolist(), values, strict=True))
+        by_id = {i: value_of[i] for i in ids[known].tolist()}
+        return by_id, ids[known], vectors[known]
+
+    @functools.cached_property
+    def _index(self) -> ItemIndex:
+        import jax
+
+        from embark_jax.metrics.retrieval import ItemIndex
+
+        mesh = jax.make_mesh((1, jax.local_device_count()), MESH_AXES)
+        _, ids, vectors = self._items
+        return ItemIndex(ids, vectors, mesh)
+
+    def recommend(
+        self,
+        rows: Any,
+        k: int,
+        exclude: str | Sequence[Sequence[Any]] | None = None,
+    ) -> tuple[list[list[Any]], np.ndarray]:
+        """Finds the K best of all items that training knew, for each row. Needs JAX.
+
+        Args:
+          rows: as for ``predict``; columns of the item may be missing.
+          k: number of items.
+          exclude: items that a user does not get: a feature of the rows that has them,
+            such as the history, or the values of the items for each row.
+
+        Returns:
+          for each row the values of its items, the best first, of which fewer than K
+          may be left; and their scores, float32 ``[rows, k]``, -inf where none is.
+
+        Raises:
+          ConfigError: if the model does not rank items, or K is none.
+          DataError: as ``predict``; also if items are hashed, or ``exclude`` is no
+            feature of items.
+        """
+        values, _, _ = self._items
+        if not 0 < k <= len(values):
+            raise ConfigError(f"k is {k}, must be from 1 to the {len(values):,} items")
+        found, scores, count = [], [], 0
+        for vectors, batch in self._users(rows):
+            if isinstance(exclude, str):
+                seen = self._model.ids_of_items(batch, exclude)
+            else:
+                lists = exclude[count : count + len(batch)] if exclude else []
+                seen = self._ids_of_lists(lists, len(batch))
+            count += len(batch)
+            ids, products = self._index.search(vectors, k, seen)
+            found += [[values[i] for i in row if i in values] for row in ids.tolist()]
+            scores.append(products)
+        return found, np.concatenate(scores)
+
+    def _ids_of_lists(self, lists: Sequence[Sequence[Any]], count: int) -> np.ndarray:
+        """Returns ids of items, ``[count, longest]``, padded."""
+        lengths = [*map(len, lists), *[0] * (count - len(lists))]
+        ids = np.full((count, max(lengths, default=0)), PADDING_ID, np.int64)
+        flat = [value for values in lists for value in values]
+        if flat:
+            mask = np.arange(ids.shape[1]) < np.array(lengths)[:, None]
+            ids[mask] = self._rows.ids(self._model.item, flat)
+        return ids
+
+    def _users(self, rows: Any) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yields vectors of users, and their batch."""
+        for batch, _ in self._rows.batches(rows, [self._model.item]):
+            yield self._model.user_vectors_of(batch, self._rows.dense), batch
+
+    def vectors(
+        self, feature: str, values: Sequence[Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of a feature's values.
+
+        Args:
+          feature: a feature of categories.
+          values: its values, as raw rows have them.
+
+        Returns:
+          rows, float32 ``[values, dim]``, and which of the values training knew, bool
+          ``[values]``: others share a row, or, of a dynamic table, are zeros. Of a
+          hashed table nobody knows, and all but missing values count as known.
+
+        Raises:
+          DataError: if there is no such feature, or a value breaks a rule.
+        """
+        ids = self._rows.ids(feature, values)
+        table = self._model.table_of(feature)
+        known = ids >= self._rows.first(feature)
+        if table.keys is not None:
+            known &= np.isin(ids, table.keys)
+        return table[np.maximum(ids, 0)], known
 
     def _scored(self, rows: Any) -> tuple[np.ndarray, list[tuple[Batch, bool]]]:
         """Returns log odds in float64, batches, and whether these have labels."""
@@ -196,61 +226,6 @@ class Scorer:
         return self._rows.cut
 
 
-def load_id_scorer(
-    folder: str | PathLike[str], step: int | None = None, *, trust_code: bool = False
-) -> IdScorer:
-    """Loads the model of a run or an export, to score ids.
-
-    JAX is needed for a run, and for an export that was made with ``--no-onnx``.
-
-    Args:
-      folder: the run folder or the export; it may be in a bucket.
-      step: step of a run's checkpoint; None takes the best of a run that stopped
-        early, or the newest.
-      trust_code: whether a model of the user's own may run, from where Python
-        finds it. An export has none.
-
-    Raises:
-      ConfigError, CheckpointError, DataError: if the folder is not there, holds no
-        model, or is damaged, or its code is not trusted.
-      ExportError: if onnxruntime is not installed.
-    """
-    files = _files(folder)
-    if not (files / FILE_NAME).exists():
-        from embark_jax.export.jax_layers import jax_layers
-        from embark_jax.export.trained import TrainedModel
-
-        model = TrainedModel(folder, step, trust_code)
-        return IdScorer(
-            model.features,
-            model.dense_features,
-            {table.name: model.table(table) for table in model.tables},
-            jax_layers(model.dense, model.params),
-            model.step,
-        )
-    if step is not None:
-        raise ConfigError(
-            f"{folder}: is an export, which has one step: leave out --step"
-        )
-    description = read_description(files)
-    if ONNX in {file.file for file in description.files}:
-        layers = onnx_layers(files / ONNX)
-    else:
-        from embark_jax.export.jax_layers import jax_layers, read_serialized
-
-        layers = jax_layers(read_serialized(files / JAX), read_arrays(files / DENSE))
-    return IdScorer(
-        description.feature_specs(),
-        description.dense_features,
-        {
-            name: LookupTable.read(files / table_file(name), table)
-            for name, table in description.tables.items()
-        },
-        layers,
-        description.step,
-    )
-
-
 def load_scorer(
     folder: str | PathLike[str], step: int | None = None, *, trust_code: bool = False
 ) -> Scorer:
@@ -262,12 +237,4 @@ def load_scorer(
       DataError: also if the model was not trained on a user's own files.
     """
     model = load_id_scorer(folder, step, trust_code=trust_code)
-    return Scorer(RowEncoder(_files(folder)), model)
-
-
-def _files(folder: str | PathLike[str]) -> Path:
-    """Returns a folder of this machine with the files of a run or an export."""
-    files = local_copy(folder, without=["checkpoints"])
-    if not files.is_dir():
-        raise DataError(f"{folder}: no such folder, must be that of a run or an export")
-    return files
+    return Scorer(RowEncoder(files_of(folder)), model)

@@ -20,6 +20,8 @@ FAILED = 1
 """Exit status of a process that may do better when it starts again."""
 USER_ERROR = 2
 """Exit status of a process that would fail again: config, data or folder are wrong."""
+LOST = 3
+"""Exit status of a process that has lost another one, which is the cause."""
 POLL_S = 0.1
 GRACE_S = 10
 """Time for the others to say why they end, after one has failed."""
@@ -28,7 +30,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def run(
-    command: Sequence[str], processes: int, restarts: int, say: Callable[[str], None]
+    command: Sequence[str],
+    processes: int,
+    restarts: int,
+    say: Callable[[str], None],
+    to_resume: str,
 ) -> int:
     """Runs a command as several processes that train together.
 
@@ -42,6 +48,7 @@ def run(
       restarts: how often all start again after one has failed, unless it would fail
         again.
       say: shows a message to the user.
+      to_resume: command that goes on with the run, to be shown when it has failed.
 
     Returns:
       The exit status of the process that failed, or 0.
@@ -64,14 +71,22 @@ def run(
             processes,
         )
         failed, status = _wait(running)
-        if status == 0 or interrupts or attempt == restarts:
+        if status == 0 or interrupts:
             return status if status >= 0 else 128 - status
         if status == USER_ERROR:
-            say(
-                f"process {failed} would fail again (exit status {status}): none starts"
-            )
+            if restarts:
+                say(
+                    f"process {failed} would fail again (exit status {status}): none "
+                    "starts"
+                )
             return status
         why = f"exit status {status}" if status > 0 else signal.Signals(-status).name
+        if status == -signal.SIGKILL:
+            why += " (as the system does where memory runs out)"
+        if attempt == restarts:
+            say(f"process {failed} ended by {why}, and the run with it; go on by")
+            say(f"  {to_resume}")
+            return status if status >= 0 else 128 - status
         say(
             f"process {failed} ended by {why}: all start again from the last "
             f"checkpoint ({attempt + 1} of {restarts})"
@@ -125,7 +140,8 @@ def _wait(running: Sequence[subprocess.Popen]) -> tuple[int, int]:
         failed,
         key=lambda number: (
             statuses[number] == USER_ERROR,
-            statuses[number] != -signal.SIGABRT,
+            statuses[number] not in (-signal.SIGABRT, LOST),
+            statuses[number] != FAILED,
         ),
     )
     deadline = time.monotonic() + GRACE_S

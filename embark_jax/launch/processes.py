@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -13,12 +14,21 @@ from jax._src import distributed  # JAX has no public name for its service
 
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError
+from embark_jax._base.errors import UserError
 from embark_jax.config import ExperimentConfig
 from embark_jax.launch.agreement import of_process_0
-from embark_jax.launch.one_host import exit_status
+from embark_jax.launch.one_host import LOST, exit_status
 
 HEARTBEAT_S = 30
 """A process that is silent for this long is lost, and the others end."""
+
+
+LINK = re.compile("Gloo|NCCL|[Cc]oordination service")
+"""What carries collectives between processes, and is named in its errors."""
+
+
+class LostError(UserError):
+    """A collective that failed, as another process of the run has ended."""
 
 
 class SharedError(ConfigError):
@@ -97,11 +107,15 @@ def ending_at_once(show: Callable[[Exception], None]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        status = exit_status(error)
+        if isinstance(error, jax.errors.JaxRuntimeError) and LINK.search(str(error)):
+            first, *_ = str(error).splitlines()
+            error, status = LostError(f"another process is gone: {first}"), LOST
         if not (isinstance(error, SharedError) and jax.process_index()):
             show(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(exit_status(error))
+        os._exit(status)
 
 
 def _bind_address(coordinator: str | None) -> str | None:

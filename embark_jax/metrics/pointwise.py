@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from embark_jax._base.errors import DataError, UserError
+from embark_jax._base.errors import UserError
+from embark_jax.metrics.ties import tie_numbers
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -19,13 +20,15 @@ class Metric(NamedTuple):
 
     Attributes:
       name: its name in records; behind it, one of ranks has its cutoff.
-      function: what computes it.
+      function: computes it; that of several metrics gives them by name.
       higher_is_better: None if the best value is neither the largest nor the smallest.
+      needs: what samples must have for it to be defined; otherwise it is None.
     """
 
     name: str
-    function: Callable[..., float | None]
+    function: Callable[..., Any]
     higher_is_better: bool | None
+    needs: str
 
     def gain(self, value: float, other: float) -> float:
         """Returns by how much a value is better than another, below 0 if it is not."""
@@ -38,7 +41,8 @@ class NonFiniteLogitError(UserError, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Metrics of predicted click probabilities, computed in float64.
+    """Metrics of predicted click probabilities, computed in float64; None is undefined,
+    as all are of no samples.
 
     Attributes:
       samples: number of samples that were evaluated.
@@ -47,8 +51,8 @@ class Metrics:
         is useless. None if all labels are equal. He et al., ADKDD 2014,
         https://doi.org/10.1145/2648584.2648589.
       calibration: mean prediction over mean label. None if all labels are 0.
-      auc: area under the ROC curve, ties counted half. None if all labels are equal, or
-        some are soft: neither 0 nor 1.
+      auc: area under the ROC curve, ties counted half, by the rule of ``ties``. None if
+        all labels are equal, or some are soft: neither 0 nor 1.
       accuracy: share of samples on whose side of 1/2 the prediction is; exactly 1/2
         counts as a prediction of 0. None if some labels are soft.
       tasks: metrics of each label, of the samples that have it, if samples have
@@ -56,11 +60,11 @@ class Metrics:
     """
 
     samples: int
-    log_loss: float
-    normalized_entropy: float | None
-    calibration: float | None
-    auc: float | None
-    accuracy: float | None
+    log_loss: float | None = None
+    normalized_entropy: float | None = None
+    calibration: float | None = None
+    auc: float | None = None
+    accuracy: float | None = None
     tasks: tuple[Metrics, ...] = ()
 
 
@@ -78,18 +82,24 @@ def evaluate(
 
     Raises:
       ValueError: if there are no samples, shapes differ, a label is not from 0 to 1, or
-        no weight is above 0.
+        a weight is below 0 or not finite.
       NonFiniteLogitError: if a logit is not finite.
-      DataError: if no sample has one of several labels.
     """
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
     _check(labels, logits, weights)
     if labels.ndim > 1:
-        for task in np.flatnonzero(np.isnan(labels).all(axis=0)):
-            raise DataError(f"labels: no sample has the one of task {task}, from 0")
         pairs = zip(labels.T, logits.T, strict=True)
-        tasks = [evaluate(*labelled(*pair, weights)) for pair in pairs]
+        tasks = [_of_label(*labelled(*pair, weights)) for pair in pairs]
         return _means(len(labels), tasks)
+    return _of_label(labels, logits, weights)
+
+
+def _of_label(
+    labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None
+) -> Metrics:
+    """Returns the metrics of one label's samples; none is defined without weight."""
+    if not len(labels) or (weights is not None and not weights.any()):
+        return Metrics(len(labels))
     values: dict[str, Any] = {
         metric.name: metric.function(labels, logits, weights) for metric in POINTWISE
     }
@@ -132,32 +142,34 @@ def auc(labels: np.ndarray, logits: np.ndarray, weights=None) -> float | None:
     from sklearn.metrics import roc_auc_score  # takes a second to import
 
     counted = np.unique(labels if weights is None else labels[weights > 0])
-    if _are_soft(labels) or len(counted) < 2:
+    if are_soft(labels) or len(counted) < 2:
         return None
-    return float(roc_auc_score(labels, logits, sample_weight=weights))
+    return float(roc_auc_score(labels, tie_numbers(logits), sample_weight=weights))
 
 
 def accuracy(labels: np.ndarray, logits: np.ndarray, weights=None) -> float | None:
-    if _are_soft(labels):
+    if are_soft(labels):
         return None
     return _mean((logits > 0) == (labels == 1), weights)
 
 
 POINTWISE = (
-    Metric("log_loss", log_loss, False),
-    Metric("normalized_entropy", normalized_entropy, False),
-    Metric("calibration", calibration, None),
-    Metric("auc", auc, True),
-    Metric("accuracy", accuracy, True),
+    Metric("log_loss", log_loss, False, "a sample with the label"),
+    Metric("normalized_entropy", normalized_entropy, False, "labels that differ"),
+    Metric("calibration", calibration, None, "a label above 0"),
+    Metric("auc", auc, True, "labels of both 0 and 1, and none between"),
+    Metric("accuracy", accuracy, True, "labels of 0 and 1 alone"),
 )
 """Metrics of labels, logits and the weights of samples."""
+OF_PROBABILITIES = tuple(metric.name for metric in POINTWISE if metric.name != "auc")
+"""Those that mean nothing where logits are scores that order, and no log odds."""
 
 
 def _mean(values: np.ndarray, weights: np.ndarray | None) -> float:
     return float(np.average(values, weights=weights))
 
 
-def _are_soft(labels: np.ndarray) -> bool:
+def are_soft(labels: np.ndarray) -> bool:
     return bool(((labels != 0) & (labels != 1)).any())
 
 
@@ -179,11 +191,11 @@ def _check(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -
         )
     if weights is not None and (
         np.shape(weights) != (len(labels),)
-        or not (np.isfinite(weights).all() and min(weights) >= 0 < max(weights))
+        or not (np.isfinite(weights).all() and min(weights) >= 0)
     ):
         raise ValueError(
             f"weights have shape {np.shape(weights)}, must be one for each of the "
-            f"{len(labels)} samples, finite, 0 or more, and some above 0"
+            f"{len(labels)} samples, finite, and 0 or more"
         )
     missing = np.isnan(labels) & (labels.ndim == 1)
     for wrong in np.argwhere((labels < 0) | (labels > 1) | missing):

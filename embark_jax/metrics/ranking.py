@@ -4,12 +4,13 @@ of the item that a user met, among all."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from embark_jax.metrics.pointwise import POINTWISE, Metric
+from embark_jax.metrics.pointwise import POINTWISE, Metric, are_soft
+from embark_jax.metrics.ties import tie_starts
 
 
 def rank(
@@ -20,17 +21,17 @@ def rank(
     ``gauc`` is the mean AUC of the groups with both labels, weighted by their samples
     (https://arxiv.org/abs/1706.06978, section 6.2). ``ndcg@K`` and ``recall@K`` are
     those of the first K samples of each group by decreasing logit; the mean over groups
-    with a positive sample. Equal logits are in random order, of which these are
-    expectations. A metric is None if there is no such group.
+    with a positive sample. Equal logits, by the rule of ``ties``, are in random order,
+    of which these are expectations. A metric is None if there is no such group.
 
     Args:
       groups: ``[samples]``, the group of each sample, such as its user's id.
-      labels: ``[samples]``, each 0 or 1.
+      labels: ``[samples]``, each from 0 to 1; no metric takes those between.
       logits: ``[samples]`` logits; any score that orders samples will do.
       k: number of first samples.
 
     Raises:
-      ValueError: if shapes differ, there are no samples, or a label is neither 0 nor 1.
+      ValueError: if shapes differ, or a label is not from 0 to 1.
     """
     groups, labels, logits = map(np.asarray, (groups, labels, logits))
     if not groups.shape == labels.shape == logits.shape or groups.ndim != 1:
@@ -38,14 +39,15 @@ def rank(
             f"groups have shape {groups.shape}, labels {labels.shape} and logits "
             f"{logits.shape}, must all be [samples]"
         )
-    if not len(groups):
-        raise ValueError("there are no samples")
-    if not np.isin(labels, (0, 1)).all():
-        raise ValueError("labels must be 0 or 1")
+    if not ((labels >= 0) & (labels <= 1)).all():
+        raise ValueError("labels must be from 0 to 1")
+    if not len(groups) or are_soft(labels):
+        return dict.fromkeys(("gauc", f"ndcg@{k}", f"recall@{k}"))
     order = np.lexsort([-logits, groups])
     groups, labels, logits = groups[order], labels[order].astype(int), logits[order]
-    begins_group = _differs_from_previous(groups)
-    tie = np.flatnonzero(begins_group | _differs_from_previous(logits))
+    # Compared, not subtracted: ids above 2^53 have no float.
+    begins_group = np.append(True, groups[1:] != groups[:-1])
+    tie = np.flatnonzero(tie_starts(logits, begins_group))
     size, positive = np.diff(np.append(tie, len(order))), np.add.reduceat(labels, tie)
     negative = size - positive
     begins_group = begins_group[tie]
@@ -75,15 +77,6 @@ def rank(
     }
 
 
-def _differs_from_previous(values: np.ndarray) -> np.ndarray:
-    """Returns for each value whether it is the first, or not equal to the one before.
-
-    Values are compared, not subtracted: ids above 2^53 have no float, and infinities no
-    difference.
-    """
-    return np.append(True, values[1:] != values[:-1])
-
-
 def _mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
 
@@ -101,37 +94,32 @@ class Ranks(NamedTuple):
     equal: np.ndarray
 
 
-def at_k(ranks: Ranks, cutoffs: Sequence[int]) -> dict[str, float]:
-    """Returns the hit rate ``hr@K`` and ``ndcg@K`` of ranks, for each cutoff K.
+def at_k(ranks: Ranks, cutoffs: Sequence[int]) -> dict[str, float | None]:
+    """Returns the hit rate ``hr@K`` and ``ndcg@K`` of ranks, for each cutoff K; None
+    if there are no ranks.
 
     Of one item for each user, a hit is a rank below K, whose gain is
     ``1 / log2(rank + 2)`` (https://arxiv.org/abs/1808.09781, section IV-B). Items with
     the same product are in random order: both are expectations over it.
-
-    Raises:
-      ValueError: if there are no ranks.
     """
-    if not np.size(ranks.before):
-        raise ValueError("there are no ranks")
-    values: dict[str, Any] = {
+    return {
         f"{metric.name}@{k}": metric.function(ranks, k)
         for k in cutoffs
         for metric in RETRIEVAL
     }
-    return values
 
 
-def hit_rate(ranks: Ranks, k: int) -> float:
+def hit_rate(ranks: Ranks, k: int) -> float | None:
     """See ``at_k``."""
     first, end, tied = _places(ranks, k)
-    return float(np.mean((end - first) / tied))
+    return _mean((end - first) / tied)
 
 
-def ndcg(ranks: Ranks, k: int) -> float:
+def ndcg(ranks: Ranks, k: int) -> float | None:
     """See ``at_k``."""
     first, end, tied = _places(ranks, k)
     gains = np.append(0, np.cumsum(1 / np.log2(np.arange(k) + 2.0)))
-    return float(np.mean((gains[end] - gains[first]) / tied))
+    return _mean((gains[end] - gains[first]) / tied)
 
 
 def _places(ranks: Ranks, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -141,14 +129,22 @@ def _places(ranks: Ranks, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.minimum(before, k), np.minimum(before + tied, k), tied
 
 
-RETRIEVAL = (Metric("hr", hit_rate, True), Metric("ndcg", ndcg, True))
+RETRIEVAL = (
+    Metric("hr", hit_rate, True, "a sample of label 1"),
+    Metric("ndcg", ndcg, True, "a sample of label 1"),
+)
 """Metrics of ranks and a cutoff K; a record has them as ``hr@10``."""
+
+
+GROUPED = (
+    Metric("gauc", rank, True, "a group with labels of both 0 and 1, none between"),
+    Metric("recall", rank, True, "a group with a label of 1, none between 0 and 1"),
+)
+"""Metrics of groups, which ``rank`` computes together, with one that is above."""
+METRICS = {metric.name: metric for metric in (*GROUPED, *POINTWISE, *RETRIEVAL)}
+"""All metrics, by name before any cutoff."""
 DECIDING = {
     **{m.name: m for m in POINTWISE if m.higher_is_better is not None},
     **{f"{m.name}@10": m for m in RETRIEVAL},
 }
 """The metrics of the validation set that may decide, between steps and trials."""
-if TYPE_CHECKING:
-    MetricName = str
-else:
-    MetricName = Literal[tuple(DECIDING)]

@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from embark_jax.metrics.ranking import Ranks
+from embark_jax.metrics.ties import NEAR
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.tables import PADDING_ID
 
@@ -24,6 +25,8 @@ ITEMS_AT_ONCE = 8192
 """Items of a device that are scored at once, and ``USERS_AT_ONCE`` users by them: 8 MiB
 of scores."""
 USERS_AT_ONCE = 256
+NEVER = np.iinfo(np.int32).max
+"""Number of items before one that is not found."""
 
 
 class ItemIndex:
@@ -36,7 +39,8 @@ class ItemIndex:
       mesh: mesh of the devices.
 
     Raises:
-      ValueError: if shapes differ, or there are no items.
+      ValueError: if shapes differ, there are no items, an id is there twice, or a
+        vector is not finite.
     """
 
     def __init__(self, ids: np.ndarray, vectors: np.ndarray, mesh: Mesh):
@@ -51,85 +55,114 @@ class ItemIndex:
             )
         self._block = min(ITEMS_AT_ONCE, -(-len(ids) // mesh.size))
         self._ids, self._mesh = np.asarray(ids), mesh
+        self._order = np.argsort(self._ids, kind="stable")
+        ordered = self._ids[self._order]
+        if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
+            raise ValueError(f"id {twice[0]} is there twice, must be that of one item")
         vectors = np.asarray(vectors, np.float32)
+        _check_finite("vector of item", self._ids, vectors)
         self._vectors = shard_rows(vectors, mesh, self._block)
 
-    def search(self, users: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self, users: np.ndarray, k: int, exclude: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Finds the K items with the largest dot product with each user's vector.
 
         Args:
           users: ``[users, dim]`` vectors of the users.
           k: number of items for each user; at most all.
+          exclude: ``[users, n]`` ids of items that a user does not get, such as those
+            seen before, padded with -1; others than those of the index do not matter.
 
         Returns:
-          ids ``[users, k]``, the best first; and their products. Of items with the same
-          product the first of the index come first: to measure, take ``ranks``, which
-          does not depend on the order of the index.
+          ids ``[users, k]``, the best first; and their products. Where fewer items are
+          left, -1 and -inf fill the rest. Of items with the same product the first of
+          the index come first: to measure, take ``ranks``, which does not depend on the
+          order of the index.
 
         Raises:
-          ValueError: if there are fewer items, or vectors have another width.
+          ValueError: if there are fewer items, vectors have another width or are not
+            finite, or shapes differ.
         """
-        dim = self._vectors.shape[1]
-        if np.ndim(users) != 2 or np.shape(users)[1] != dim:
-            raise ValueError(
-                f"users have shape {np.shape(users)}, must be [users, {dim}]"
-            )
+        users, exclude = self._checked(users, exclude)
         if not 0 < k <= len(self._ids):
             raise ValueError(f"k is {k}, must be from 1 to the {len(self._ids)} items")
         search = _search(self._mesh, k, len(self._ids))
-        indices, scores = search(np.asarray(users, np.float32), self._vectors)
-        return self._ids[np.asarray(indices)], np.asarray(scores)
+        indices, scores = self._in_blocks(search, users, self._indices(exclude))
+        indices, scores = indices.reshape(-1, k), scores.reshape(-1, k)
+        return np.where(np.isneginf(scores), PADDING_ID, self._ids[indices]), scores
 
     def ranks(
         self, users: np.ndarray, items: np.ndarray, seen: np.ndarray | None = None
     ) -> Ranks:
         """Returns how many items come before the one that each user met, and how many
-        others have the same product with the user's vector.
+        others have the same product with the user's vector, to within ``ties.NEAR`` of
+        it.
 
         Args:
           users: ``[users, dim]`` vectors of the users.
           items: ``[users]`` the id of the item that each one met.
-          seen: ``[users, seen]`` ids of items that do not count for a user, padded with
-            -1; the item itself counts, whether it is among them or not.
+          seen: ``[users, seen]`` ids of items that a user does not get, padded with
+            -1. An item among them is never found: ``NEVER`` items are before it.
 
         Raises:
-          ValueError: if shapes differ, an item is not in the index, or a product with
-            it is not finite.
+          ValueError: if shapes differ, vectors are not finite, or an item is not in the
+            index.
         """
+        users, seen = self._checked(users, seen)
         items = np.asarray(items)
-        seen = np.empty((len(items), 0), int) if seen is None else np.asarray(seen)
-        dim = self._vectors.shape[1]
-        if np.shape(users) != (len(items), dim) or len(seen) != len(items):
+        if items.shape != (len(users),):
             raise ValueError(
-                f"users have shape {np.shape(users)}, items {items.shape} and seen "
-                f"{seen.shape}, must be [users, {dim}], [users] and [users, seen]"
+                f"items have shape {items.shape}, must be one for each of the "
+                f"{len(users)} users"
             )
         targets = self._indices(items)
         if (targets < 0).any():
             raise ValueError(f"item {items[targets < 0][0]} is not in the index")
-        seen = np.where(seen == items[:, None], PADDING_ID, seen)
-        inputs = np.asarray(users, np.float32), targets, self._indices(seen)
-        missing = -len(items) % USERS_AT_ONCE  # one shape, one program
-        inputs = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in inputs]
         rank = _rank(self._mesh, self._block, len(self._ids))
+        before, equal = self._in_blocks(rank, users, self._indices(seen), targets)
+        is_seen = (seen == items[:, None]).any(axis=1)
+        return Ranks(np.where(is_seen, NEVER, before), np.where(is_seen, 0, equal))
+
+    def _checked(
+        self, users: np.ndarray, seen: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the users' vectors and what they have seen; raises ``ValueError`` if
+        these are not as ``search`` and ``ranks`` say."""
+        users, dim = np.asarray(users, np.float32), self._vectors.shape[1]
+        seen = np.empty((len(users), 0), int) if seen is None else np.asarray(seen)
+        if users.ndim != 2 or users.shape[1] != dim or len(seen) != len(users):
+            raise ValueError(
+                f"users have shape {users.shape} and items that they have seen "
+                f"{seen.shape}, must be [users, {dim}] and [users, seen]"
+            )
+        _check_finite("vector of user", np.arange(len(users)), users)
+        return users, seen
+
+    def _in_blocks(self, function: Callable, *inputs: np.ndarray) -> list[np.ndarray]:
+        """Calls a compiled function for blocks of users, of one shape, and returns its
+        results for all of them."""
+        users = len(inputs[0])
+        missing = -users % USERS_AT_ONCE if users else USERS_AT_ONCE
+        filled = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in inputs]
         results = []
-        for first in range(0, len(items), USERS_AT_ONCE):
-            block = (x[first : first + USERS_AT_ONCE] for x in inputs)
-            results.append([np.asarray(x) for x in rank(*block, self._vectors)])
-        before, equal, scores = (
-            np.concatenate(of_all)[: len(items)]
-            for of_all in zip(*results, strict=True)
-        )
-        if not np.isfinite(scores).all():
-            raise ValueError("a product of user and item is not finite")
-        return Ranks(before, equal)
+        for first in range(0, users + missing, USERS_AT_ONCE):
+            block = (x[first : first + USERS_AT_ONCE] for x in filled)
+            results.append([np.asarray(x) for x in function(*block, self._vectors)])
+        return [np.concatenate(of_all)[:users] for of_all in zip(*results, strict=True)]
 
     def _indices(self, ids: np.ndarray) -> np.ndarray:
         """Returns the places of ids in the index, -1 for those that it lacks."""
-        order = np.argsort(self._ids, kind="stable")
-        sorted_ids = self._ids[order]
-        where = np.minimum(np.searchsorted(sorted_ids, ids), len(order) - 1)
-        return np.where(sorted_ids[where] == ids, order[where], -1).astype(np.int32)
+        places = np.searchsorted(self._ids, ids, sorter=self._order)
+        where = self._order[np.minimum(places, len(self._order) - 1)]
+        return np.where(self._ids[where] == ids, where, -1).astype(np.int32)
+
+
+def _check_finite(what: str, ids: np.ndarray, vectors: np.ndarray) -> None:
+    """Raises ``ValueError`` for the first vector that is not finite in float32."""
+    bad = ~np.isfinite(vectors).all(axis=1)
+    if bad.any():
+        raise ValueError(f"{what} {ids[bad][0]} is not finite ({bad.sum():,} such)")
 
 
 def shard_rows(rows: np.ndarray, mesh: Mesh, multiple: int = 1) -> jax.Array:
@@ -144,67 +177,76 @@ def shard_rows(rows: np.ndarray, mesh: Mesh, multiple: int = 1) -> jax.Array:
 
 @functools.lru_cache(maxsize=8)
 def _rank(mesh: Mesh, block: int, items: int):
-    """Returns ``(users [n, dim], targets [n], seen [n, s], vectors) -> (before [n],
-    equal [n], scores [n] of the targets)``, compiled; targets and seen ones are
-    indices."""
+    """Returns ``(users [n, dim], seen [n, s], targets [n], vectors) -> (before [n],
+    equal [n])``, compiled; targets and seen ones are indices."""
 
-    def of_device(users, targets, seen, vectors):
+    def of_device(users, seen, targets, vectors):
         count = len(vectors)
         first = lax.axis_index(MESH_AXES) * count
         blocks = vectors.reshape(-1, block, vectors.shape[1])
         starts = first + jnp.arange(0, count, block)
-        everyone = jnp.arange(len(users))[:, None]
-
-        def scores_of(start, block_vectors):
-            """Returns scores ``[n, block]``, and the items' indices ``[1, block]``."""
-            scores = jnp.einsum("ud,id->ui", users, block_vectors, precision="highest")
-            indices = (start + jnp.arange(block))[None]
-            inside = (seen >= start) & (seen < start + block)
-            columns = jnp.where(inside, seen - start, block)
-            scores = scores.at[everyone, columns].set(-jnp.inf, mode="drop")
-            return jnp.where(indices < items, scores, -jnp.inf), indices
 
         def add_target(total, inputs):
-            scores, indices = scores_of(*inputs)
+            scores, indices = _scores(users, *inputs)
             own = jnp.where(indices == targets[:, None], scores, 0)
             return total + own.sum(axis=1), None
 
         def add_others(totals, inputs):
-            scores, indices = scores_of(*inputs)
-            is_before = scores > target[:, None]
-            is_equal = (scores == target[:, None]) & (indices != targets[:, None])
+            scores, indices = _scores(users, *inputs)
+            scores = _without(scores, indices, seen, items)
+            is_near = jnp.abs(scores - target[:, None]) <= near[:, None]
+            is_before = (scores > target[:, None]) & ~is_near
+            is_equal = is_near & (indices != targets[:, None])
             counts = (x.sum(axis=1, dtype=jnp.int32) for x in (is_before, is_equal))
             return jax.tree.map(jnp.add, totals, tuple(counts)), None
 
         zeros = jnp.zeros(len(users))
         target, _ = lax.scan(add_target, zeros, (starts, blocks))
         target = lax.psum(target, MESH_AXES)
+        near = NEAR * jnp.abs(target)
         zeros = jnp.zeros(len(users), jnp.int32)
         totals, _ = lax.scan(add_others, (zeros, zeros), (starts, blocks))
-        return *lax.psum(totals, MESH_AXES), target
+        return lax.psum(totals, MESH_AXES)
 
     return _on_each(mesh, of_device, inputs=3)
 
 
 @functools.lru_cache(maxsize=8)
 def _search(mesh: Mesh, k: int, items: int):
-    """Returns ``(users [n, dim], vectors) -> (places [n, k], scores [n, k])``,
-    compiled."""
+    """Returns ``(users [n, dim], seen [n, s], vectors) -> (places [n, k], scores
+    [n, k])``, compiled; seen ones are indices."""
 
-    def of_device(users, vectors):
-        shard, count = lax.axis_index(MESH_AXES), len(vectors)
-        scores = jnp.einsum("ud,id->ui", users, vectors, precision="highest")
-        indices = shard * count + jnp.arange(count)
-        scores = jnp.where(indices[None] < items, scores, -jnp.inf)
+    def of_device(users, seen, vectors):
+        count = len(vectors)
+        scores, indices = _scores(users, lax.axis_index(MESH_AXES) * count, vectors)
+        scores = _without(scores, indices, seen, items)
         best, where = lax.top_k(scores, min(k, count))
         best, indices = (
             lax.all_gather(shard_best, MESH_AXES, axis=1, tiled=True)
-            for shard_best in (best, indices[where])
+            for shard_best in (best, indices[0, where])
         )
         best, where = lax.top_k(best, k)
         return jnp.take_along_axis(indices, where, axis=1), best
 
-    return _on_each(mesh, of_device, inputs=1)
+    return _on_each(mesh, of_device, inputs=2)
+
+
+def _scores(users, start, vectors):
+    """Returns scores ``[n, items]`` of vectors, of which the first has the index
+    ``start``, and their indices ``[1, items]``."""
+    scores = jnp.einsum("ud,id->ui", users, vectors, precision="highest")
+    return scores, (start + jnp.arange(len(vectors)))[None]
+
+
+def _without(scores, indices, seen, items):
+    """Returns scores with -inf for the indices in ``seen`` ``[n, s]``, and for those of
+    no item."""
+    columns = seen - indices[0, 0]
+    inside = (columns >= 0) & (columns < scores.shape[1])
+    columns = jnp.where(inside, columns, scores.shape[1])
+    everyone = jnp.arange(len(scores))[:, None]
+    scores = scores.at[everyone, columns].set(-jnp.inf, mode="drop")
+    return jnp.where(indices < items, scores, -jnp.inf)
 
 
 def _on_each(mesh: Mesh, of_device: Callable, inputs: int) -> Callable:

@@ -27,8 +27,9 @@ OnBadId = Literal["error", "drop", "hash"]
 OnBadLine = Literal["error", "skip"]
 """What becomes of a line of a raw file that breaks a rule: it ends the reading, or is
 left out and counted."""
-SplitBy = Literal["time", "random", "none"]
-"""Samples that are held out: the latest, a random fifth, or none."""
+SPLITS_BY = ("time", "random", "user", "leave-one-out", "none")
+"""Samples that are held out: the latest, random ones, those of random users, the last
+two of each user, or none."""
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
 """Layout of the dense layers on the devices:
 
@@ -43,17 +44,17 @@ DenseParallelism = Literal["replicated", "zero1", "tensor"]
 An array with no axis that divides by the devices stays replicated.
 """
 RECIPES = {
-    "criteo-kaggle": "embark_jax.data.prepare.criteo:kaggle",
-    "criteo-1tb": "embark_jax.data.prepare.criteo:terabyte",
-    "criteo-1tb-multi-hot": "embark_jax.data.prepare.criteo:terabyte_multi_hot",
-    "avazu": "embark_jax.data.prepare.avazu:avazu",
-    "taobao": "embark_jax.data.prepare.taobao:taobao",
+    "criteo-kaggle": "embark_jax.prepare.criteo:kaggle",
+    "criteo-1tb": "embark_jax.prepare.criteo:terabyte",
+    "criteo-1tb-multi-hot": "embark_jax.prepare.criteo:terabyte_multi_hot",
+    "avazu": "embark_jax.prepare.avazu:avazu",
+    "taobao": "embark_jax.prepare.taobao:taobao",
 }
 """The registry of data sets that ``embark data prepare`` reads: a function that makes a
 recipe of the folder that users download."""
 OWN_FILES = {
-    "csv": "embark_jax.data.prepare.own_files:csv",
-    "parquet": "embark_jax.data.prepare.own_files:parquet",
+    "csv": "embark_jax.prepare.own_files:csv",
+    "parquet": "embark_jax.prepare.own_files:parquet",
 }
 """The same for a user's own files, whose columns the user describes."""
 YAMBDA = "yambda"

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     import jax
 
 MESH_AXES = ("node", "gpu")
-PLAN_VERSION = 11
+PLAN_VERSION = 12
 MOST, MOST_PROBLEMS = 100_000, 50
 """Largest number of tables or features, and of problems that an error lists."""
 MAX_SLOTS = 2**31 - 2**24
-"""Slots are 32-bit; larger numbers stand for elements of a batch that hold no row."""
+"""Slots, and places in buffers, are 32-bit; larger numbers stand for elements of a
+batch that hold no row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +109,10 @@ class Plan:
                 f"capacities are given for {sorted(self.capacities)}, must be for the "
                 f"sharded storages {sorted(needed)}, and may be for rows and sequences"
             )
-        bad = {n: c for n, c in self.capacities.items() if type(c) is not int or c < 1}
-        if bad:
-            raise ValueError(f"capacities {bad} must be positive integers")
+        for name, capacity in self.capacities.items():
+            # A device has room for as many ids for each of the devices.
+            buckets = self.devices if name in needed else 1
+            whole(f"capacities.{name}", capacity, MAX_SLOTS // buckets)
 
     @property
     def devices(self) -> int:
@@ -182,7 +184,9 @@ class Plan:
             raise ValueError(
                 f"plan needs {self.nodes} × {self.gpus_per_node} = {self.devices} "
                 f"devices, this machine shows {len(available)} "
-                f"({available[0].platform}); plan for what is there"
+                f"({available[0].platform}); plan for what is there, or make as many "
+                "devices of a CPU before JAX is used: "
+                f'jax.config.update("jax_num_cpu_devices", {self.devices})'
             )
         return jax.make_mesh(
             (self.nodes, self.gpus_per_node),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
+from embark_kernels.optimizers import ROW_OPTIMIZERS
 from pydantic import Field
 
 from embark_jax.plans.options import Kernels
@@ -73,6 +74,8 @@ class Prediction:
       placeholders: whether the figures of the fleet are placeholders, which weigh terms
         against each other and predict nothing.
       kernels: implementation of lookups and updates that is priced.
+      optimizer: optimizer of rows whose state is counted; of several, that with the
+        most.
       overlap: whether the routes of the next batch hide beside the dense layers.
       advice: what the planner chose or tried beside, in sentences.
       by_memory: plans that need less memory the longer they take, this one first.
@@ -86,6 +89,7 @@ class Prediction:
     breakdown: Breakdown = dataclasses.field(kw_only=True)
     placeholders: bool = False
     kernels: Kernels = dataclasses.field(kw_only=True)
+    optimizer: str = dataclasses.field(kw_only=True)
     overlap: bool = False
     advice: tuple[str, ...] = ()
     by_memory: tuple[MemoryUse, ...] = ()
@@ -102,7 +106,13 @@ class Prediction:
             "table_ms": breakdown.table_ms,
             "hottest_row_shard": breakdown.hottest_row_shard,
         }
-        problems = [
+        problems = []
+        if self.optimizer not in ROW_OPTIMIZERS:
+            problems.append(
+                f"prediction: optimizer is {self.optimizer!r}, must be one of "
+                f"{', '.join(ROW_OPTIMIZERS)}"
+            )
+        problems += [
             f"prediction: {key} has {len(numbers)} values, must have one for each of "
             f"the {devices} devices"
             for key, numbers in per_device.items()

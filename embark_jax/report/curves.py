@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from embark_jax.report.display import TEST_STEP
 
-Records = Sequence[dict[str, Any]]
+Records = Sequence[Mapping[str, Any]]
 """The records of a run, as ``logs.read_metrics`` gives them."""
 
 CAPACITY, HITS, LATE = "capacity_used/", "cache_hits/", "cache_late"
@@ -19,6 +19,9 @@ STEPS = {"validation": "step", "test": TEST_STEP}
 """Keys of the steps that the splits were evaluated at."""
 MARKERS = {"validation": "o", "test": "x"}
 """Markers of the splits that are evaluated."""
+
+
+TITLES = {"loss": "training loss", "samples_per_s": "samples per s"}
 
 
 def run_curves(records: Records) -> Figure:
@@ -39,7 +42,7 @@ def run_curves(records: Records) -> Figure:
     ):
         _line(axes, records, training, label="training")
         for split, marker in MARKERS.items():
-            evaluated = [r | {"step": r.get(STEPS[split], r["step"])} for r in records]
+            evaluated = [{**r, "step": r.get(STEPS[split], r["step"])} for r in records]
             style = {"ls": "", "marker": marker, "ms": 4, "label": split}
             _line(axes, evaluated, f"{split}_{metric}", **style)
         axes.legend(fontsize="small")
@@ -60,6 +63,49 @@ def run_curves(records: Records) -> Figure:
         late.set(title="Steps that waited", ylabel="share of steps", ylim=(0, 1))
     for axes in figure.axes[-2:]:
         axes.set_xlabel("step")
+    return figure
+
+
+def compared_curves(runs: Mapping[str, Records]) -> Figure:
+    """Draws the curves of several runs over each other, by name: training loss, the
+    metrics of the validation set, or of the test set where that was evaluated, and
+    throughput."""
+    found = {key for records in runs.values() for record in records for key in record}
+    metrics = [f"{split}_{m}" for split in STEPS for m in ("auc", "log_loss", "hr@10")]
+    panels = ["loss", *[key for key in metrics if key in found][:2], "samples_per_s"]
+    rows = math.ceil(len(panels) / 2)
+    figure = Figure(figsize=(10, 3.5 * rows), layout="constrained")
+    every = figure.subplots(rows, 2, squeeze=False).ravel()
+    for axes, key in zip(every, panels, strict=False):
+        for name, records in runs.items():
+            _line(axes, records, key, label=name)
+        axes.set(title=TITLES.get(key, key), xlabel="step")
+    for axes in every[len(panels) :]:
+        axes.set_visible(False)
+    figure.legend(
+        *every[0].get_legend_handles_labels(), loc="outside lower center", ncols=3
+    )
+    return figure
+
+
+def value_plots(
+    points: Mapping[str, Sequence[tuple[Any, float | None]]], metric: str
+) -> Figure:
+    """Draws the value of each key, and the metric that a run with it has reached."""
+    rows = math.ceil(len(points) / 3)
+    figure = Figure(figsize=(10, 3 * rows), layout="constrained")
+    every = figure.subplots(rows, 3, squeeze=False).ravel()
+    for axes, (key, pairs) in zip(every, points.items(), strict=False):
+        known = [(value, y) for value, y in pairs if y is not None]
+        values = [value for value, _ in known]
+        if not all(type(value) in (int, float) for value in values):
+            values = [*map(str, values)]
+        elif values and 0 < 20 * min(values) < max(values):
+            axes.set_xscale("log")
+        axes.plot(values, [y for _, y in known], ls="", marker="o", ms=4)
+        axes.set(xlabel=key, ylabel=metric)
+    for axes in every[len(points) :]:
+        axes.set_visible(False)
     return figure
 
 

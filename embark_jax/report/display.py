@@ -15,6 +15,10 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
+from embark_jax.metrics.ranking import METRICS
+
+NO_METRICS = ("samples", "step", "repeats")
+"""What records have of a split beside its metrics."""
 TEST_STEP = "test_step"
 """Key of the step whose model was tested, in the record of a run's end."""
 
@@ -24,10 +28,8 @@ def show_result(record: dict[str, Any], console: Console) -> None:
     console.print(result_table(record))
     if record.get("test_samples") == 0:
         say(console, "the data have no test set: nothing was measured")
-    elif record["test_accuracy"] is None:
-        say(console, "AUC and accuracy are left out: they need labels of 0 and 1 alone")
-    elif record["test_auc"] is None:
-        say(console, "AUC is left out: it needs labels of both 0 and 1")
+    for reason in undefined(record, "test"):
+        say(console, reason)
     for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):
         for name, count in record.items():
             if name.startswith(prefix):
@@ -42,11 +44,33 @@ def show_result(record: dict[str, Any], console: Console) -> None:
         say(console, f"the data: {count:,} missing values of {column!r} are 0")
 
 
+def undefined(record: Mapping[str, Any], split: str) -> list[str]:
+    """Returns why metrics of a split are undefined, those of one reason together."""
+    if not record.get(f"{split}_samples"):
+        return []
+    values = {name: record[f"{split}_{name}"] for name in _names(record, split)}
+    tasks = [n.removeprefix("samples/") for n in values if n.startswith("samples/")]
+    empty = [task for task in tasks if not values[f"samples/{task}"]]
+    names: dict[str, list[str]] = {}
+    for name, value in values.items():
+        metric, _, task = name.partition("/")
+        is_mean = not task and any(f"{name}/{task}" in values for task in tasks)
+        if value is None and not is_mean and task not in empty:
+            known = METRICS.get(metric.partition("@")[0])
+            needs = known.needs if known else "what its function asks for"
+            names.setdefault(needs, []).append(name)
+    reasons = [f"undefined: {', '.join(of)}, needs {n}" for n, of in names.items()]
+    return [
+        *(f"undefined: all of {t}, no sample has its label" for t in empty),
+        *reasons,
+    ]
+
+
 def result_table(record: Mapping[str, Any]) -> Table:
     """Returns a table of the test metrics of the final record."""
     table = Table("test metric", Column("value", justify="right"))
     for name, value in record.items():
-        if name.startswith("test_") and value is not None:
+        if name.startswith("test_") and (value is not None or record["test_samples"]):
             table.add_row(name.removeprefix("test_"), value_text(value))
     if "bayes_auc" in record:
         table.add_row("best attainable auc", value_text(record["bayes_auc"]))
@@ -56,7 +80,7 @@ def result_table(record: Mapping[str, Any]) -> Table:
 def value_text(value: float | None) -> str:
     """Returns a metric, or a count, as a text."""
     if value is None:
-        return "–"
+        return "undefined"
     return f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
 
 
@@ -114,7 +138,14 @@ def _hot_gain(record: Mapping[str, Any]) -> str:
 
 def split_text(record: Mapping[str, Any], split: str) -> str:
     """Returns the metrics of a split as one line."""
-    auc = record[f"{split}_auc"]
-    return f"{split} loss {record[f'{split}_log_loss']:.5f}" + (
-        "" if auc is None else f"  AUC {auc:.5f}"
-    )
+    names = {"log_loss": "loss", "auc": "AUC"}
+    others = (n for n in _names(record, split) if "/" not in n)
+    names |= {n: n for n in others if n not in (*METRICS, *NO_METRICS)}
+    values = {shown: record.get(f"{split}_{name}") for name, shown in names.items()}
+    known = [f"{n} {value:.5f}" for n, value in values.items() if value is not None]
+    return f"{split} {'  '.join(known) or 'metrics are undefined'}"
+
+
+def _names(record: Mapping[str, Any], split: str) -> list[str]:
+    """Returns the names of a split's metrics, without its own."""
+    return [n.removeprefix(f"{split}_") for n in record if n.startswith(f"{split}_")]

@@ -58,8 +58,8 @@ def plan_html(plan: Plan, in_full: bool = False) -> str:
         "Memory of each device": figures.device_memory(plan),
         "Step over memory": figures.step_by_memory(plan),
     }
-    pictures = (_image(figure, title) for title, figure in drawn.items() if figure)
-    return "\n".join([_html(Report(plan, in_full)), *pictures])
+    pictures = (image(figure, title) for title, figure in drawn.items() if figure)
+    return "\n".join([html_text(Report(plan, in_full)), *pictures])
 
 
 def run_page(
@@ -80,10 +80,10 @@ def run_page(
     """
     title = escape(name)
     sections = [f"<h2>{title}</h2>{about}"]
-    sections.append(_html(*_results(records), columns=UNLIMITED))
+    sections.append(html_text(*_results(records), columns=UNLIMITED))
     if records:
         what = "Loss, AUC, throughput and fill of buffers"
-        sections.append(_image(run_curves(records), what))
+        sections.append(image(run_curves(records), what))
     for path in traces:
         link = f'<a href="{escape(quote(path))}" download>{escape(path)}</a>'
         viewer = '<a href="https://ui.perfetto.dev">Perfetto</a>'
@@ -115,8 +115,8 @@ def _results(records: Records) -> Iterator[RenderableType]:
         yield table
 
 
-def _html(*contents: RenderableType, columns: int = COLUMNS) -> str:
-    """Returns what a terminal of so many columns would show."""
+def html_text(*contents: RenderableType, columns: int = COLUMNS) -> str:
+    """Returns what a terminal of so many columns would show, in HTML."""
     console = Console(
         record=True, file=io.StringIO(), width=columns, force_jupyter=False
     )
@@ -124,7 +124,8 @@ def _html(*contents: RenderableType, columns: int = COLUMNS) -> str:
     return console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
 
 
-def _image(figure: Figure, title: str) -> str:
+def image(figure: Figure, title: str) -> str:
+    """Returns a picture as a part of a page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
     data = base64.b64encode(buffer.getvalue()).decode()

@@ -99,6 +99,16 @@ def _check_tasks(config: ExperimentConfig, labels: tuple[str, ...] | None) -> No
             raise ConfigError(f"train.task_weights.{task}: {nearest(task, tasks)}")
 
 
+def check_groups(features: Iterable[FeatureSpec], name: str, key: str) -> None:
+    """Raises ``ConfigError`` if a feature, which the key names, makes no groups."""
+    singles = [feature.name for feature in features if feature.hotness == 1]
+    if name not in singles:
+        raise ConfigError(
+            f"{key} {name}: must be a feature of one id a sample; "
+            + nearest(name, singles)
+        )
+
+
 def check_batch_size(config: ExperimentConfig, dataset: Dataset) -> None:
     """Raises ``ConfigError`` if a batch is larger than an epoch of the data."""
     batch, samples = config.train.batch_size, dataset.train_samples

@@ -6,36 +6,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embark_jax._base.config import ConfigError
 from embark_jax.config import EarlyStoppingConfig, PlateauConfig, TrainConfig
-from embark_jax.metrics.ranking import DECIDING
+from embark_jax.metrics.pointwise import Metric
+from embark_jax.run.own_metrics import deciding_metrics
 
 Record = Mapping[str, Any]
 """An evaluation: its step, and metrics by name."""
 
 
 class _Patience:
-    """Counts the evaluations since the best one; ``key`` is that of the config."""
+    """Counts the evaluations since the best one."""
 
-    def __init__(self, config: EarlyStoppingConfig | PlateauConfig, key: str):
-        self.config, self._key = config, key
+    def __init__(self, config: EarlyStoppingConfig | PlateauConfig, metric: Metric):
+        self.config, self._metric = config, metric
         self._best = 0.0
         self.best_step: int | None = None
         self.waited = 0
 
     def add(self, record: Record) -> bool:
         """Takes account of an evaluation; returns whether as many in a row as
-        ``patience`` says were no better."""
+        ``patience`` says were no better. One without a value does not count."""
         metric = self.config.metric
-        if f"validation_{metric}" not in record:
-            return False
-        value = record[f"validation_{metric}"]
+        value = record.get(f"validation_{metric}")
         if value is None:
-            raise ConfigError(
-                f"train.{self._key}.metric: {metric} has no value for these labels, "
-                "which are soft or all alike; take log_loss"
-            )
-        gain = DECIDING[metric].gain(value, self._best)
+            return False
+        gain = self._metric.gain(value, self._best)
         if self.best_step is None or gain > self.config.min_change:
             self._best, self.best_step, self.waited = value, record["step"], 0
         else:
@@ -56,12 +51,10 @@ class Improvement:
     """
 
     def __init__(self, config: TrainConfig, past: Sequence[Record] = ()):
+        metrics = deciding_metrics(config)
         self._stop, self._plateau = (
-            section and _Patience(section, key)
-            for key, section in (
-                ("early_stopping", config.early_stopping),
-                ("plateau", config.plateau),
-            )
+            section and _Patience(section, metrics[section.metric])
+            for section in (config.early_stopping, config.plateau)
         )
         self.ended, self.factor = False, 1.0
         for record in past:
@@ -74,11 +67,7 @@ class Improvement:
         return self._stop.best_step if self._stop else None
 
     def add(self, record: Record) -> bool:
-        """Takes account of an evaluation; returns whether rates are lowered.
-
-        Raises:
-          ConfigError: if a metric has no value.
-        """
+        """Takes account of an evaluation; returns whether rates are lowered."""
         self.ended = bool(self._stop and self._stop.add(record))
         if not (self._plateau and self._plateau.add(record)):
             return False

@@ -5,94 +5,58 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embark_jax._base.config import ConfigError, nearest
 from embark_jax.config import tasks_of
 from embark_jax.data import Batch
-from embark_jax.metrics.pointwise import to_host
+from embark_jax.metrics.pointwise import OF_PROBABILITIES, Metric, evaluate, to_host
 from embark_jax.metrics.ranking import Ranks, at_k, rank
-from embark_jax.metrics.retrieval import ItemIndex, shard_rows
+from embark_jax.metrics.retrieval import NEVER, ItemIndex, shard_rows
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.report.display import TEST_STEP
+from embark_jax.run.dataset import check_groups
 from embark_jax.run.experiment import Experiment
+from embark_jax.run.own_metrics import own_metrics
 from embark_jax.train.trainer import Trainer
 
-
-def ranked(
-    setup: Experiment, trainer: Trainer, group_by: str, k: int
-) -> dict[str, float | None]:
-    """Returns how well the test samples of each group are ranked.
-
-    Args:
-      setup, trainer: a run.
-      group_by: feature, such as the user. Samples of a group have the same id; those
-        of missing and of rare values are left out.
-      k: number of first samples of each group that count.
-
-    Raises:
-      ConfigError: if there is no such feature, it is a bag, or samples have weights.
-    """
-    features = {feature.name: feature for feature in setup.features}
-    if group_by not in features or features[group_by].hotness != 1:
-        singles = [name for name, feature in features.items() if feature.hotness == 1]
-        raise ConfigError(
-            f"--group-by {group_by}: must be a feature of one id a sample; "
-            + nearest(group_by, singles)
-        )
-    batches = _unweighted(setup.dataset.test_batches(setup.plan.batch_size), group_by)
-    given, scored = itertools.tee(batches)
-    scores = trainer.predict(scored, setup.checker())
-    parts = [
-        (batch.ids[group_by][:, 0], batch.labels, np.asarray(logits))
-        for batch, (_, logits) in zip(given, scores, strict=True)
-    ]
-    ids, labels, logits = map(np.concatenate, zip(*parts, strict=True))
-    first = setup.description.rows_of_values(features[group_by].table).start
-    has_value = ~np.isin(ids, [PADDING_ID, *range(first)])
-    groups, labels, logits = (x[has_value] for x in (ids, labels, logits))
-    tasks = tasks_of(setup.config.model)
-    if not tasks:
-        found = rank(groups, labels, logits, k)
-        return {f"test_{name}": value for name, value in found.items()}
-    metrics = {}
-    for task, label, logit in zip(tasks, labels.T, logits.T, strict=True):
-        known = ~np.isnan(label)
-        found = rank(groups[known], label[known], logit[known], k)
-        metrics |= {f"test_{name}/{task}": value for name, value in found.items()}
-    return metrics
+REPEATS = "repeats"
+"""Name of the share of items that their users had seen before."""
 
 
-def _unweighted(batches: Iterator[Batch], group_by: str) -> Iterator[Batch]:
-    """Yields batches; raises ``ConfigError`` if their samples have weights."""
-    for batch in batches:
-        if batch.sample_weights is not None:
-            raise ConfigError(
-                f"--group-by {group_by}: samples have weights, which metrics of groups "
-                "do not take; prepare the data without the column weight"
-            )
-        yield batch
+class Groups(NamedTuple):
+    """Asks for metrics within groups: of samples that have the same id of ``feature``,
+    such as the user, the ``k`` with the largest scores count."""
+
+    feature: str
+    k: int
 
 
 def on_test_set(
     setup: Experiment,
     trainer: Trainer,
     during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+    groups: Groups | None = None,
 ) -> dict[str, Any]:
     """Returns the test metrics, the step of the model, and the best AUC that any model
-    could reach; without values if the data have no test set."""
+    could reach; without values if the data have no test set.
+
+    Raises:
+      ConfigError: if there is no such feature of groups, or it is a bag.
+    """
+    if groups is not None:
+        check_groups(setup.features, groups.feature, "--group-by")
     batches = during(setup.dataset.test_batches(setup.plan.batch_size))
     if (first := next(batches, None)) is None:
         return {"test_samples": 0, "test_auc": None, "test_log_loss": None}
     batches = itertools.chain([first], batches)
     record = {TEST_STEP: trainer.step}
-    record |= on_split(setup, trainer, "test", batches)
+    record |= on_split(setup, trainer, "test", batches, groups)
     best_auc = setup.description.best_auc
     return record if best_auc is None else record | {"bayes_auc": best_auc()}
 
@@ -120,33 +84,108 @@ def held_out(setup: Experiment, step: int) -> tuple[str, Iterator[Batch]]:
 
 
 def on_split(
-    setup: Experiment, trainer: Trainer, split: str, batches: Iterator[Batch]
+    setup: Experiment,
+    trainer: Trainer,
+    split: str,
+    batches: Iterator[Batch],
+    groups: Groups | None = None,
 ) -> dict[str, Any]:
-    """Returns metrics over a whole split, whose name is part of their names."""
-    check = setup.checker()
-    retrieval = setup.config.train.retrieval
-    if retrieval is not None:
+    """Returns metrics over a whole split, whose name is part of their names. One that
+    is undefined is None: ``report.undefined`` says why."""
+    check, options = setup.checker(), setup.config.train
+    tasks = tasks_of(setup.config.model)
+    grouping = [own.groups for own in options.metrics.values()]
+    grouping += [groups.feature] if groups is not None else []
+    ids: dict[str, list[np.ndarray]] = {name: [] for name in grouping if name}
+    if options.retrieval is not None:
         batches = iter(kept := list(batches))
-    metrics = dataclasses.asdict(trainer.evaluate(batches, check))
-    tasks = zip(tasks_of(setup.config.model), metrics.pop("tasks"), strict=True)
-    record = {f"{split}_{name}": value for name, value in metrics.items()}
-    for task, values in tasks:
-        names = [name for name in metrics if name != "samples"]
-        record |= {f"{split}_{name}/{task}": values[name] for name in names}
-    if retrieval is not None:
-        for name, value in _retrieved(setup, trainer, kept).items():
-            record[f"{split}_{name}"] = value
+    labels, logits, weights = trainer.scores(_with_ids(batches, ids), check)
+    group_ids = {name: np.concatenate(parts) for name, parts in ids.items()}
+    metrics = dataclasses.asdict(evaluate(labels, logits, weights))
+    by_task = zip(tasks, metrics.pop("tasks"), strict=True)
+    if isinstance(trainer.model, RetrievalModel):  # whose logits are no log odds
+        metrics = {n: x for n, x in metrics.items() if n not in OF_PROBABILITIES}
+    found: dict[str, Any] = dict(metrics)
+    for task, values in by_task:
+        found |= {f"{name}/{task}": values[name] for name in metrics}
+    for name, metric in own_metrics(options).items():
+        of_groups = group_ids.get(options.metrics[name].groups or "")
+        found |= _own(metric, tasks, labels, logits, weights, of_groups)
+    if options.retrieval is not None:
+        found |= _retrieved(setup, trainer, kept)
+    if groups is not None:
+        found |= _ranked(setup, groups, group_ids[groups.feature], labels, logits)
+    record = {f"{split}_{name}": value for name, value in found.items()}
     return record | counts(f"{split}_bad_ids", check.bad_ids)
+
+
+def _own(
+    metric: Metric,
+    tasks: Sequence[str],
+    labels: np.ndarray,
+    logits: np.ndarray,
+    weights: np.ndarray | None,
+    groups: np.ndarray | None,
+) -> dict[str, float | None]:
+    """Returns a metric of the user's own; of several labels also each one's, of which
+    it is the mean."""
+    if not tasks:
+        return {metric.name: metric.function(labels, logits, weights, groups)}
+    values = {}
+    for task, label, logit in zip(tasks, labels.T, logits.T, strict=True):
+        known = ~np.isnan(label)
+        others = (None if x is None else x[known] for x in (weights, groups))
+        value = metric.function(label[known], logit[known], *others)
+        values[f"{metric.name}/{task}"] = value
+    each = [*values.values()]
+    mean = None if None in each else float(np.mean(each))
+    return {metric.name: mean, **values}
+
+
+def _with_ids(
+    batches: Iterator[Batch], ids: Mapping[str, list[np.ndarray]]
+) -> Iterator[Batch]:
+    """Yields batches, and adds the ids of features to their lists."""
+    for batch in batches:
+        for name, parts in ids.items():
+            # Not as checked, nor a view, which would keep the whole batch.
+            parts.append(np.array(batch.ids[name])[:, 0])
+        yield batch
+
+
+def _ranked(
+    setup: Experiment,
+    groups: Groups,
+    ids: np.ndarray,
+    labels: np.ndarray,
+    logits: np.ndarray,
+) -> dict[str, float | None]:
+    """Returns how well the samples of each group are ranked, of each task; those of
+    missing and of rare values are left out. Weights do not count."""
+    (table,) = (f.table for f in setup.features if f.name == groups.feature)
+    first = setup.description.rows_of_values(table).start
+    has_value = ~np.isin(ids, [PADDING_ID, *range(first)])
+    ids, labels, logits = (x[has_value] for x in (ids, labels, logits))
+    tasks = tasks_of(setup.config.model)
+    if not tasks:
+        return rank(ids, labels, logits, groups.k)
+    metrics = {}
+    for task, label, logit in zip(tasks, labels.T, logits.T, strict=True):
+        known = ~np.isnan(label)
+        found = rank(ids[known], label[known], logit[known], groups.k)
+        metrics |= {f"{name}/{task}": value for name, value in found.items()}
+    return metrics
 
 
 def _retrieved(
     setup: Experiment, trainer: Trainer, batches: Sequence[Batch]
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Returns HR@K and NDCG@K of the items of positive samples among all items that
-    have a row, in all processes alike.
+    have a row, in all processes alike; and which share of them are *repeats*, items
+    that the user has seen, where those are not searched.
 
     Rows of missing and of rare values are no items. An item that has no row of its own,
-    as it is new, rare, missing or outside the table, is never found.
+    as it is new, rare, missing or outside the table, is never found; nor is a repeat.
     """
     config, model = setup.config.train.retrieval, trainer.model
     assert config is not None
@@ -160,21 +199,25 @@ def _retrieved(
         batches, trainer.predict(batches, method="users"), strict=True
     ):
         positive = batch.labels > 0
-        item, seen = (  # not as checked: bad ids may have become others by a hash
-            np.asarray(batch.ids[name])
-            for name in (model.item, config.exclude or model.item)
-        )
-        of_batch = to_host(vectors), item[:, 0], seen
+        # Not as checked: bad ids may have become others by a hash.
+        items = np.asarray(batch.ids[model.item])[:, 0]
+        seen = np.full((len(items), 1), PADDING_ID)
+        if config.exclude is not None:
+            seen = np.asarray(batch.ids[config.exclude])
+        of_batch = to_host(vectors), items, seen
         queries.append(tuple(array[positive] for array in of_batch))
     users, items, seen = map(np.concatenate, zip(*queries, strict=True))
-    ranks = Ranks(np.full(len(items), np.iinfo(np.int32).max), np.zeros(len(items)))
+    ranks = Ranks(np.full(len(items), NEVER), np.zeros(len(items), np.int32))
     has_row = np.isin(items, keys[is_item])
     if has_row.any():
         vectors = to_host(_vectors_of(model, shard_rows(rows, mesh)))
         index = ItemIndex(keys[is_item], vectors[: len(keys)][is_item], mesh)
         found = index.ranks(users[has_row], items[has_row], seen[has_row])
         ranks.before[has_row], ranks.equal[has_row] = found
-    return at_k(ranks, config.at)
+    found = at_k(ranks, config.at)
+    if config.exclude is not None and len(items):
+        found[REPEATS] = float((seen == items[:, None]).any(axis=1).mean())
+    return found
 
 
 def _are_items(setup: Experiment, name: str, keys: np.ndarray) -> np.ndarray:

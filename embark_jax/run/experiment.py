@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from embark_kernels import availability
 from flax import nnx
+from jax.sharding import Mesh
 
 from embark_jax import models
 from embark_jax._base.agreement import CHECKPOINT, parts
@@ -17,6 +18,8 @@ from embark_jax.config import (
     ExperimentConfig,
     ModelConfig,
     RetrievalConfig,
+    TrainConfig,
+    import_named,
 )
 from embark_jax.data import (
     WINDOW_BATCHES,
@@ -28,6 +31,7 @@ from embark_jax.data import (
 )
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.launch.agreement import of_process_0
+from embark_jax.metrics.pointwise import OF_PROBABILITIES
 from embark_jax.models.function import Model
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.plan import Plan
@@ -36,6 +40,7 @@ from embark_jax.run.dataset import (
     ModelData,
     batch_checker,
     check_batch_size,
+    check_groups,
     check_windows,
     hot_rows,
     in_training_order,
@@ -144,23 +149,30 @@ class Experiment:
         """Returns the checker of the dataset's batches against the tables."""
         return batch_checker(self.config, self.dataset, self.tables, self.features)
 
-    def trainer(self) -> Trainer:
-        """Returns the model with its initial state on the devices of the plan's mesh.
+    def collection(
+        self, mesh: Mesh, implementation: str | None = None
+    ) -> EmbeddingCollection:
+        """Returns the embedding tables on a mesh; None takes the implementation of
+        kernels that the config says.
 
         Raises:
-          ConfigError: if there are too few devices, the kernels cannot run on them, or
-            the model does not suit the embeddings.
+          ConfigError: if the kernels cannot run here.
         """
-        config = self.config
-        with config_error_at("mesh"):
-            mesh = self.plan.make_mesh()
         with config_error_at("embedding.kernels"):
-            embeddings = EmbeddingCollection(
+            return EmbeddingCollection(
                 self.plan,
                 mesh,
-                wire=wire(config),
-                implementation=_implementation(config),
+                wire=wire(self.config),
+                implementation=implementation or _implementation(self.config),
             )
+
+    def model(self, embeddings: EmbeddingCollection) -> Model:
+        """Returns the model with its initial parameters.
+
+        Raises:
+          ConfigError: if it does not suit the embeddings, or what the config measures.
+        """
+        config = self.config
         # Not len(), which a range of all 64-bit keys is too long for.
         ranges = {
             f.name: self.description.rows_of_values(f.table) for f in self.features
@@ -170,13 +182,27 @@ class Experiment:
             model = models.build(
                 config.model,
                 embeddings.output_shapes,
-                self.dataset.dense_features,
+                self.description.dense_features,
                 nnx.Rngs(config.seed),
                 values,
             )
+        if isinstance(model, RetrievalModel):
+            _check_deciding(config.train)
         if config.train.retrieval is not None:
             _check_retrieval(config.train.retrieval, model, self)
-        optimizers = self.optimizers()
+        return model
+
+    def trainer(self) -> Trainer:
+        """Returns the model with its initial state on the devices of the plan's mesh.
+
+        Raises:
+          ConfigError: if there are too few devices; as ``collection`` and ``model``.
+        """
+        config = self.config
+        with config_error_at("mesh"):
+            mesh = self.plan.make_mesh()
+        embeddings = self.collection(mesh)
+        model, optimizers = self.model(embeddings), self.optimizers()
         with config_error_at("train"):
             return Trainer(
                 model,
@@ -210,6 +236,20 @@ def _check_retrieval(config: RetrievalConfig, model: Model, setup: Experiment) -
             "items share a row, so that nobody knows which one was found; prepare the "
             "data without hashing it"
         )
+
+
+def _check_deciding(config: TrainConfig) -> None:
+    """Raises ``ConfigError`` if a metric of probabilities decides about a model that
+    gives none."""
+    for key, section in (
+        ("early_stopping", config.early_stopping),
+        ("plateau", config.plateau),
+    ):
+        if section is not None and section.metric in OF_PROBABILITIES:
+            raise ConfigError(
+                f"train.{key}.metric: is {section.metric}, must be hr@10, ndcg@10 or "
+                "auc: the scores of this model order items, and are no probabilities"
+            )
 
 
 def _other_kinds(config: ExperimentConfig) -> dict[str, Any] | None:
@@ -305,6 +345,10 @@ def _checked_dataset(config: ExperimentConfig, first_step: int = 0) -> ModelData
                 f"train.{key}: the data have no validation set; prepare them with one, "
                 "or leave it out"
             )
+    for name, own in config.train.metrics.items():
+        import_named(own.function)  # now, not at the first evaluation
+        if own.groups is not None:
+            check_groups(found[3], own.groups, f"train.metrics.{name}.groups:")
     if config.train.eval_every and not _has_held_out(dataset):
         raise ConfigError(
             "train.eval_every: the data have neither a validation nor a test set; "

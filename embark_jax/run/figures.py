@@ -60,6 +60,7 @@ class Figures:
         self._steps: list[_Step] = []
         self._batch_size = 0
         self._scored: deque[StepResult] = deque()  # the last MOST_SAMPLES samples
+        self._closed = clock()
         # When steps landed since the last stop, and whether they were all-hot.
         self._landings: list[tuple[float, bool]] = []
 
@@ -83,10 +84,12 @@ class Figures:
     def close(self) -> dict[str, float | None]:
         """Returns the record of the steps; the next ones begin here."""
         steps, self._steps = self._steps, []
+        before, self._closed = self._closed, self._clock()
         aucs = self._aucs()
         measured = [auc for auc in aucs if auc is not None]
         return {
             "window_steps": len(steps),
+            "window_seconds": self._closed - before,
             "loss": float(np.mean([step.loss for step in steps])),
             "train_auc": float(np.mean(measured)) if measured == aucs != [] else None,
             **{f"train_auc/{task}": aucs[i] for i, task in enumerate(self._tasks)},

@@ -22,7 +22,7 @@ from embark_jax.checkpoint.restoring import warm_state
 from embark_jax.config import ExperimentConfig, PreparedConfig
 from embark_jax.data import TableValues
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare.raw_rows import FOLDER as ENCODING
+from embark_jax.data.encoding import FOLDER as ENCODING
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.saved import SavedRun
 from embark_jax.train.trainer import Trainer

@@ -50,7 +50,8 @@ def load_run(
     run = SavedRun(path, step)
     config = reading.load(run.folder / CONFIG, changes) if changes else run.config
     sections = config.model, config.data, config.dense_optimizer
-    for kind in (*(section.kind for section in sections), config.train.loss):
+    functions = config.train.loss, *(m.function for m in config.train.metrics.values())
+    for kind in (*(section.kind for section in sections), *functions):
         trusted(run.folder, kind or "", trust_code)
     make_host_devices(config.mesh.devices)
     plan = None if changes else run.folder / PLAN

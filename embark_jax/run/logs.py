@@ -1,17 +1,20 @@
-"""The metrics of a run on disk: JSON lines, and the same as TensorBoard events."""
+"""The metrics of a run: JSON lines on disk, and the same for TensorBoard, or Weights &
+Biases, which ``LOGGERS`` names."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from embark_jax._base.config import ConfigError
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import replacing
 from embark_jax._base.storage import local
@@ -23,41 +26,96 @@ class LogError(UserError, ValueError):
     """A log that is missing or damaged."""
 
 
+class TensorBoard:
+    """Events of TensorBoard, within seconds, in ``tensorboard/``; a run that resumes
+    hides those beyond its step."""
+
+    def __init__(self, workdir: Path, resume_at: int):
+        self._events = SummaryWriter(
+            str(workdir / "tensorboard"), purge_step=resume_at + 1, flush_secs=10
+        )
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for key, value in numbers.items():
+            self._events.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases (https://docs.wandb.ai), in ``wandb/``, whose settings
+    are those of its environment: ``WANDB_MODE=offline`` keeps it here, for ``wandb
+    sync``. A run that resumes goes on with it.
+
+    Raises:
+      ConfigError: if it is not installed.
+    """
+
+    def __init__(self, workdir: Path, resume_at: int):
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ConfigError(
+                "train.loggers: wandb is not installed: pip install 'embark_jax[wandb]'"
+            ) from None
+        name = hashlib.sha256(str(workdir.absolute()).encode()).hexdigest()[:16]
+        self._run = wandb.init(
+            dir=workdir,
+            name=workdir.name,
+            id=name,
+            resume="allow" if resume_at else None,
+        )
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+LOGGERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+"""Loggers by name: ``Logger(workdir, resume_at)``, with ``write(step, numbers)`` and
+``close()``."""
+
+
 class MetricsLog(contextlib.AbstractContextManager):
-    """Appends to ``metrics.jsonl`` and to the TensorBoard events of a run.
+    """Appends to ``metrics.jsonl`` of a run, and tells its loggers.
 
     Each line is one JSON object with ``step`` first, and outlives the process once
-    ``write`` has returned; events follow within seconds. JSON has no number for NaN and
+    ``write`` has returned. JSON has no number for NaN and
     the infinities: they are written as the strings "nan", "inf" and "-inf", which
     Python's ``float`` reads.
 
     A run that resumes at step S repeats all later steps, and ends anew. So lines beyond
     S or with ``"final": true`` are dropped, atomically, with a last line that a killed
-    process left unfinished; in TensorBoard events beyond S are hidden.
+    process left unfinished.
 
     Args:
-      workdir: folder of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
+      workdir: folder of the run; gets ``metrics.jsonl``, and a folder of each logger.
       resume_at: step from which training continues; 0 begins anew.
       writes: False leaves no trace: in a run of several processes only one writes.
+      loggers: names of ``LOGGERS``.
 
     Raises:
       LogError: if a line of a log that is continued is no record.
     """
 
-    def __init__(self, workdir: Path, resume_at: int = 0, writes: bool = True):
+    def __init__(
+        self,
+        workdir: Path,
+        resume_at: int = 0,
+        writes: bool = True,
+        loggers: Sequence[str] = ("tensorboard",),
+    ):
         workdir = local(workdir)
         path = workdir / FILE_NAME if writes else Path(os.devnull)
         if writes:
             workdir.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 _keep_until(path, resume_at)
+        self._loggers = [LOGGERS[n](workdir, resume_at) for n in loggers if writes]
         self._file = path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(
-            str(workdir / "tensorboard"),
-            purge_step=resume_at + 1,
-            flush_secs=10,
-            write_to_disk=writes,
-        )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs values at a step.
@@ -76,13 +134,14 @@ class MetricsLog(contextlib.AbstractContextManager):
         line = {"step": step, **plain, **infinite}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-        for key, value in numbers.items():
-            self._events.add_scalar(key, value, step)
+        for logger in self._loggers:
+            logger.write(step, numbers)
 
     def __exit__(self, *exception) -> None:
-        """Closes both files."""
+        """Closes the file and the loggers."""
         self._file.close()
-        self._events.close()
+        for logger in self._loggers:
+            logger.close()
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:

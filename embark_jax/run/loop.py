@@ -18,7 +18,13 @@ from embark_jax.config import tasks_of
 from embark_jax.data import DataError
 from embark_jax.launch.agreement import total
 from embark_jax.launch.stopping import Stop, StoppedError
-from embark_jax.report.display import say, split_text, step_progress, step_text
+from embark_jax.report.display import (
+    say,
+    split_text,
+    step_progress,
+    step_text,
+    undefined,
+)
 from embark_jax.run.early_stopping import Improvement
 from embark_jax.run.evaluation import (
     counts,
@@ -66,6 +72,7 @@ class Loop:
         if self._improvement.factor < 1:
             trainer.use_optimizers(setup.optimizers(self._improvement.factor))
         checkpoints.best_step = self._improvement.best_step
+        self._told: set[str] = set()
         self._figures = Figures(tasks_of(setup.config.model), options.hot_batches)
         self._progress = step_progress(console=console)
         self._bar = self._progress.add_task(
@@ -226,3 +233,7 @@ class Loop:
             rates = f"{factor:.3g} of what they were"
             say(show, f"step {step:,}: learning rates: {rates}")
         say(show, f"step {step:,}: {window}{split_text(record, split)}")
+        for reason in undefined(record, split):
+            if reason not in self._told:  # once a run
+                say(show, f"  {reason}")
+                self._told.add(reason)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from embark_kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer, parameters
 
@@ -132,7 +132,7 @@ def build_dense_optimizer(
 
 def state_values(config: DenseOptimizerConfig) -> int:
     """Returns how many float32 values the optimizer keeps for each parameter."""
-    optimizer = build_dense_optimizer(config, steps=sys.maxsize)
+    optimizer = build_dense_optimizer(config, steps=np.iinfo(np.int32).max)
     width = 8
     state = jax.eval_shape(optimizer.init, {"w": jnp.zeros(width)})
     return (
@@ -194,11 +194,11 @@ def build_schedule(config: AnyScheduleConfig, steps: int) -> optax.Schedule | No
                 return None
             after = optax.constant_schedule(1.0)
         case "cosine":
-            after = optax.cosine_decay_schedule(1.0, _left(steps, warmup))
+            left = _share_left(steps, warmup)
+            after = lambda count: jnp.sin(np.pi / 2 * left(count)) ** 2  # noqa: E731
         case "polynomial":
-            hold = config.hold_steps
-            decay = _left(steps, warmup + hold)
-            after = optax.polynomial_schedule(1.0, 0.0, config.power, decay, hold)
+            left = _share_left(steps, warmup, config.hold_steps)
+            after = lambda count: left(count) ** config.power  # noqa: E731
         case "steps":
             if min(config.at) <= warmup:
                 raise ValueError(
@@ -215,13 +215,17 @@ def build_schedule(config: AnyScheduleConfig, steps: int) -> optax.Schedule | No
     return optax.join_schedules([rise, after], [warmup])
 
 
-def _left(steps: int, before: int) -> int:
-    if steps <= before:
+def _share_left(steps: int, warmup: int, hold: int = 0) -> optax.Schedule:
+    """Returns the share of the steps after warm-up and hold that is left, by the number
+    of steps since the warm-up. A difference of whole numbers, it is not rounded to 0
+    before the end, as one minus the share that is done would be."""
+    end, decay = steps - warmup, steps - warmup - hold
+    if decay <= 0:
         raise ValueError(
-            f"schedule: warm-up and hold take {before} steps, must be fewer than the "
-            f"{steps} of the run"
+            f"schedule: warm-up and hold take {warmup + hold} steps, must be fewer "
+            f"than the {steps} of the run"
         )
-    return steps - before
+    return lambda count: jnp.clip((end - count) / decay, 0.0, 1.0)
 
 
 def build_loss(config: ExperimentConfig) -> Loss:

@@ -21,6 +21,7 @@ from embark_jax.config import ExperimentConfig
 from embark_jax.launch.agreement import of_process_0
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import StoppedError, stopping
+from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.report.display import say, say_at_end, show_result
 from embark_jax.report.page import plan_html, run_page
 from embark_jax.report.summary import overview
@@ -83,6 +84,8 @@ def train(
     trainer = setup.trainer()
     if trainer.cached is not None:
         trainer.cached.report = tell
+    if isinstance(trainer.model, RetrievalModel) and config.train.retrieval is None:
+        tell("train.retrieval={} measures HR@10 and NDCG@10 over all items, too")
     with Checkpointer(
         folder.checkpoints,
         parts(setup.facts, RESUMED),
@@ -183,7 +186,8 @@ def outputs(folder: RunFolder, setup: Experiment, step: int) -> Iterator[Metrics
         text = run_page(files.name, read_metrics(files), plan, links, _about(setup))
         (files / REPORT).write_text(text, "utf-8")
 
-    with folder.published(), MetricsLog(files, step) as log:
+    loggers = setup.config.train.loggers
+    with folder.published(), MetricsLog(files, step, loggers=loggers) as log:
         write_report()
         yield log
         write_report()

@@ -104,6 +104,9 @@ def simulate_hot_batches(
       all_hot_share: share of the samples whose ids are all of hot rows, as ``embark
         data stats`` counts them.
 
+    The routes of a batch are made in the step before, if that is of the same kind, as
+    in 31 of 32 steps; those of the one where kinds change are not, which has no price.
+
     Raises:
       ValueError: if a table has no hot rows, or the share is not from 0 to below 1.
     """

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
+from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.sequences import Spans, places
 from embark_jax.plans.plan import MESH_AXES, Plan
 
@@ -50,8 +51,12 @@ class Cuts:
         / cuts, …]``."""
 
         def cut(batch):
+            # Not -1, which nobody knows of arrays without columns.
             return jax.tree.map(
-                lambda array: array.reshape(self._count, -1, *array.shape[1:]), batch
+                lambda array: array.reshape(
+                    self._count, len(array) // self._count, *array.shape[1:]
+                ),
+                batch,
             )
 
         cuts = self._collection.map(cut, (BATCH,), MICRO_BATCHES)(batch)
@@ -65,49 +70,45 @@ class Cuts:
 
         return self._collection.map(join, (MICRO_BATCHES,), BATCH)(cuts)
 
-    def embeddings_of(
-        self, embeddings: Mapping[str, jax.Array], number: jax.Array
-    ) -> dict[str, jax.Array]:
+    def embeddings_of(self, embeddings: Lookups, number: jax.Array) -> Lookups:
         """Returns the embeddings of a cut, its sequences padded, of those of the batch,
         as ``lookup`` returns them."""
 
         def lookup(embeddings, places, number):
-            own = {}
-            for name, rows in embeddings.items():
-                if name in places:
-                    place = self._own(places[name], number)
-                    own[name] = rows.at[place].get(mode="fill", fill_value=0)
-                else:
-                    own[name] = self._own(rows, number)
-            return own
+            pooled = {d: self._own(x, number) for d, x in embeddings.pooled.items()}
+            sequences = {}
+            for name, rows in embeddings.sequences.items():
+                place = self._own(places[name], number)
+                sequences[name] = rows.at[place].get(mode="fill", fill_value=0)
+            return Lookups(pooled, sequences)
 
         mapped = self._collection.map(lookup, (BATCH, BATCH, EVERYWHERE), BATCH)
-        return mapped(dict(embeddings), self._places, number)
+        return mapped(embeddings, self._places, number)
 
     def with_gradients(
         self,
-        embeddings: Mapping[str, jax.Array],
+        embeddings: Lookups,
         number: jax.Array,
-        gradients: Mapping[str, jax.Array],
-    ) -> dict[str, jax.Array]:
+        gradients: Lookups,
+    ) -> Lookups:
         """Returns the embeddings of the batch with the gradients of a cut in the place
         of what ``embeddings_of`` returned."""
 
         def replace(embeddings, places, number, gradients):
-            for name, own in gradients.items():
-                rows = embeddings[name]
-                if name in places:
-                    place = self._own(places[name], number)
-                    embeddings[name] = rows.at[place].set(own, mode="drop")
-                else:
-                    embeddings[name] = lax.dynamic_update_slice_in_dim(
-                        rows, own, number * len(own), axis=0
-                    )
-            return embeddings
+            pooled, sequences = {}, {}
+            for dim, own in gradients.pooled.items():
+                pooled[dim] = lax.dynamic_update_slice_in_dim(
+                    embeddings.pooled[dim], own, number * len(own), axis=0
+                )
+            for name, own in gradients.sequences.items():
+                place = self._own(places[name], number)
+                rows = embeddings.sequences[name]
+                sequences[name] = rows.at[place].set(own, mode="drop")
+            return Lookups(pooled, sequences)
 
         specs = BATCH, BATCH, EVERYWHERE, BATCH
         mapped = self._collection.map(replace, specs, BATCH)
-        return mapped(dict(embeddings), self._places, number, dict(gradients))
+        return mapped(embeddings, self._places, number, gradients)
 
     def _own(self, of_samples: jax.Array, number: jax.Array) -> jax.Array:
         """Returns what a device has of a cut, of ``[batch of the device, …]``."""

@@ -18,8 +18,13 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from embark_jax.data.layout import Columns
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
+from embark_jax.embedding.collection import (
+    BATCH,
+    EmbeddingCollection,
+    Routes,
+)
 from embark_jax.embedding.exchange import own_share_alone
+from embark_jax.embedding.lookups import Lookups
 from embark_jax.plans.options import DenseParallelism, WireFormat
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.train.cuts import Cuts
@@ -96,14 +101,14 @@ class Gradients(NamedTuple):
       model_state: state after the batch; each micro-batch starts from that of the one
         before.
       dense: gradients of the loss by the model's parameters.
-      embeddings: gradients by each array that ``lookup`` returned.
+      embeddings: gradients by the arrays that ``lookup`` returned.
     """
 
     loss: jax.Array
     logits: jax.Array
     model_state: Any
     dense: Any
-    embeddings: dict[str, jax.Array]
+    embeddings: Lookups
 
 
 def batch_gradients(
@@ -139,7 +144,7 @@ def batch_gradients(
             return arrays
         return lax.with_sharding_constraint(arrays, by_sample)
 
-    share_of = _loss_share(model, options, len(batch.labels), constrain)
+    share_of = _loss_share(model, collection, options, len(batch.labels), constrain)
     gradients_of = (
         _gradients_by_device(share_of, collection)
         if options.by_device
@@ -160,13 +165,15 @@ def batch_gradients(
         )
         return gradients._replace(loss=loss, dense=dense)
 
-    packed = collection.lookup(state.storages, routes)
+    lookups = collection.lookup(state.storages, routes)
     batch = padded_batch(collection, batch)
     if micro_batches == 1:
-        embeddings = collection.padded(packed, batch.spans)
-        gradients = of_cut(state.model_state, embeddings, batch)
-        packed = collection.packed(gradients.embeddings, batch.spans)
-        return summed(gradients._replace(embeddings=packed))
+        padded = collection.padded(lookups.sequences, batch.spans)
+        gradients = of_cut(state.model_state, lookups._replace(sequences=padded), batch)
+        by_lookups = gradients.embeddings
+        packed = collection.packed(by_lookups.sequences, batch.spans)
+        by_lookups = by_lookups._replace(sequences=packed)
+        return summed(gradients._replace(embeddings=by_lookups))
 
     def add(carried, numbered):
         sums, model_state, embeddings = carried
@@ -184,7 +191,7 @@ def batch_gradients(
         zeros = _zeros_by_device(collection, zeros)
     cuts = Cuts(collection, micro_batches, batch.spans)
     ((loss, dense), model_state, embeddings), logits = lax.scan(
-        add, (zeros, state.model_state, packed), cuts.numbered(batch)
+        add, (zeros, state.model_state, lookups), cuts.numbered(batch)
     )
     logits = cuts.joined(logits)
     return summed(Gradients(loss, logits, model_state, dense, embeddings))
@@ -192,6 +199,7 @@ def batch_gradients(
 
 def _loss_share(
     model: StepModel,
+    collection: EmbeddingCollection,
     options: StepOptions,
     samples: int,
     constrain: Callable[[Any], Any],
@@ -200,6 +208,7 @@ def _loss_share(
 
     Args:
       model: model of the dense layers.
+      collection: the embedding tables.
       options: how the step works.
       samples: number of samples of the whole batch.
       constrain: shards arrays by samples.
@@ -210,6 +219,7 @@ def _loss_share(
         inputs = embeddings, batch.dense, batch.labels, batch.sample_weights
         embeddings, dense, labels, weights = constrain(inputs)
         batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
+        embeddings = collection.by_feature(embeddings)
         embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
         losses, logits, model_state = model.train(
             params, model_state, embeddings, batch, options.loss

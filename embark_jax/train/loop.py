@@ -34,16 +34,20 @@ from embark_jax.data import (
     prefetch,
 )
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
-from embark_jax.embedding.device_batch import (
+from embark_jax.plans.capacities import grow
+from embark_jax.plans.options import OnBadId
+from embark_jax.train.device_batch import (
     DeviceBatch,
     own_samples,
     put_batch,
-    route_batch,
 )
-from embark_jax.plans.capacities import grow
-from embark_jax.plans.options import OnBadId
 from embark_jax.train.gradients import StepOptions
-from embark_jax.train.state import Optimizers, TrainState, init_state
+from embark_jax.train.state import (
+    Optimizers,
+    StateLostError,
+    TrainState,
+    init_state,
+)
 from embark_jax.train.step import (
     REFUSED,
     Refused,
@@ -84,13 +88,13 @@ class StepResult:
 
     step: int
     loss: float
-    logits: jax.Array
-    labels: jax.Array
-    used: Mapping[str, float]
+    logits: jax.Array = dataclasses.field(repr=False)
+    labels: jax.Array = dataclasses.field(repr=False)
+    used: Mapping[str, float] = dataclasses.field(repr=False)
     hot: bool = False
-    weights: jax.Array | None = None
+    weights: jax.Array | None = dataclasses.field(default=None, repr=False)
     refused: Refused | None = None
-    needed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    needed: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
@@ -131,7 +135,6 @@ class Loop:
       scratch: folder for rows of tier "disk"; None takes the one for temporary files.
 
     Attributes:
-      state: state after the steps that were started.
       step: number of steps that were applied for certain.
       embeddings: the collection in use; replaced when capacities or tables grow.
       optimizers: the optimizers in use.
@@ -149,6 +152,7 @@ class Loop:
         scratch: Path | None,
     ):
         self._model, self._options = model, options
+        self._lost = ""
         self._waiting: deque[Placed] = deque()
         self._flying: deque[Flight] = deque()
         self.step = 0
@@ -159,6 +163,25 @@ class Loop:
             self.cached = CachedRows(embeddings, optimizers.rows, key, scratch)
         self.use(embeddings, optimizers)
 
+    @property
+    def state(self) -> TrainState:
+        """State after the steps that were started.
+
+        Raises:
+          StateLostError: if a checkpoint that turned out to be damaged took its place.
+        """
+        if self._lost:
+            raise StateLostError(self._lost)
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state = state
+
+    def lose_state(self, reason: str) -> None:
+        """Has all that needs the state raise ``StateLostError``."""
+        self._lost = f"the state is gone: {reason}"
+
     def use(self, embeddings: EmbeddingCollection, optimizers: Optimizers) -> None:
         """Changes to a plan of other capacities, or to other optimizers of the same
         state, such as with other rates."""
@@ -166,7 +189,7 @@ class Loop:
         if self.cached is not None:
             self.cached.use(embeddings)
         self._ahead: tuple[DeviceBatch, Routes] | None = None
-        self._route = jax.jit(route_batch, static_argnums=0)
+        self._route = jax.jit(EmbeddingCollection.route_batch, static_argnums=0)
         self._train = make_train_step(
             self._model, embeddings, optimizers, self.state, self._options
         )
@@ -279,13 +302,14 @@ class Loop:
                 routes = made[1]
             else:
                 routes = self._routes(batch)
-            # Where no such batch follows, the step makes its own routes again, for
-            # nobody: another program would have to be compiled.
+            # Where none of the same kind follows, the step makes its own routes again,
+            # for nobody: another program would have to be compiled.
             alike = following is not None and following.hot == batch.hot
             ahead = following if alike else batch
         self.state, report, next_routes = self._train(self.state, batch, routes, ahead)
-        if following is not None and ahead is following:
-            self._ahead = following, next_routes
+        if following is not None and ahead is not None:
+            made = next_routes if ahead is following else self._routes(following)
+            self._ahead = following, made
         report.numbers.copy_to_host_async()
         return report
 
@@ -481,8 +505,8 @@ def result_of(
 def _refuse_non_finite(batch: Batch, result: StepResult) -> NoReturn:
     """Raises ``NonFiniteLossError`` for the step of a batch."""
     raise NonFiniteLossError(
-        f"loss is {result.loss:.6g} at step {result.step}, and it or the update not "
-        "finite; the batch:\n  " + "\n  ".join(feature_statistics(batch))
+        f"loss is {result.loss:.6g} at step {result.step}, and it, a rate or the "
+        "update not finite; the batch:\n  " + "\n  ".join(feature_statistics(batch))
     )
 
 

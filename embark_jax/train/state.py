@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from embark_jax._base.errors import UserError
 from embark_jax.embedding.collection import (
     EmbeddingCollection,
     OptimizerState,
@@ -245,6 +246,11 @@ def _variables(params: Any) -> tuple[list[nnx.Variable], Any]:
         params, is_leaf=lambda node: isinstance(node, nnx.Variable)
     )
     return variables, jax.tree.structure(params)
+
+
+class StateLostError(UserError, RuntimeError):
+    """The state of a trainer is gone: rows of it were overwritten by those of a
+    checkpoint that turned out to be damaged."""
 
 
 class Checkpoints(Protocol):

@@ -11,14 +11,19 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Routes
-from embark_jax.embedding.device_batch import (
-    DeviceBatch,
-    route_batch,
+from embark_jax.embedding.collection import (
+    BATCH,
+    EmbeddingCollection,
+    Routes,
 )
+from embark_jax.embedding.lookups import Lookups
+from embark_jax.embedding.rules import step_factors
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.traffic import COMBINED_BYTES
 from embark_jax.train.cuts import Cuts, check_cuts
+from embark_jax.train.device_batch import (
+    DeviceBatch,
+)
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.state import Optimizers, TrainState, update_shardings
 from embark_jax.train.step_model import (
@@ -35,6 +40,11 @@ MATMUL_PRECISION = "highest"
 to the 10 bits of TF32, and losses of meshes would differ by more than 1e-4. Models that
 want speed ask for bfloat16, or for another precision in a product of their own."""
 
+LARGEST_GRADIENT = 1e9
+"""Largest gradient by an embedding, times a weight, that a step applies. The sum of 1e8
+of them, for one row, is 1e17, and its square, 1e34, float32 holds even after thousands
+of steps: so no rule makes a row or a state infinite, and rows need no look of their
+own."""
 Refused = Literal["bad ids", "overflow", "not finite"]
 """Why a step changed nothing: an id is no row of its table, the batch needs more
 capacity than there was, or its loss or an update is not finite."""
@@ -71,10 +81,11 @@ def make_train_step(
     """Makes a jitted ``(state, batch, routes, following) -> (state, report, routes)``;
     it donates its state.
 
-    ``routes`` are those of the batch, such as ``route_batch`` makes. ``following`` is
-    the batch after it, whose routes the step makes beside the dense layers and returns;
-    None makes none, which is for cached tables, whose routes are made outside. Batches
-    of hot rows alone take a program of their own, compiled when the first comes.
+    ``routes`` are those of the batch, as ``collection.route_batch`` makes them.
+    ``following`` is the batch after it, whose routes the step makes beside the dense
+    layers and returns; None makes none, which is for cached tables, whose routes are
+    made outside. Batches of hot rows alone take a program of their own, compiled when
+    the first comes.
 
     A step is applied as a whole or not at all. It is refused if the batch overflows a
     capacity (ids would be missing) or has an id that is no row of its table, if the
@@ -106,7 +117,7 @@ def make_train_step(
         next_routes = None
         if following is not None:
             next_tables = collection.for_batch(following.hot)
-            next_routes = route_batch(next_tables, following)
+            next_routes = next_tables.route_batch(following)
         columns = batch.columns()
         with jax.default_matmul_precision(MATMUL_PRECISION):
             gradients = batch_gradients(
@@ -136,9 +147,11 @@ def make_train_step(
         # on 8 and 128 simulated H100s that would save 0 to 0.8 % of a step (DLRM-DCNv2,
         # T180, T200), and cost another pass over the touched rows.
         with jax.named_scope("checks"):
-            finite = _rows_are_finite(tables, gradients.embeddings, options)
+            step = state.step + 1
+            finite = _rows_stay_finite(tables, gradients.embeddings, routes, options)
+            factors = step_factors(optimizers.rows, step)
             finite &= _all_finite(
-                (gradients.loss, params, dense_state, gradients.model_state)
+                (gradients.loss, params, dense_state, gradients.model_state, factors)
             )
         fits = tables.fits(routes)
         finite &= ~state.halted
@@ -147,7 +160,6 @@ def make_train_step(
         def choose(new, old):
             return jnp.where(applied, new, old)
 
-        step = state.step + 1
         storages, embedding_state = tables.update(
             state.storages,
             state.embedding_state,
@@ -211,6 +223,7 @@ def make_score_step(
     def score_step(params, model_state, storages, batch, routes):
 
         def logits_of(embeddings, batch):
+            embeddings = collection.by_feature(embeddings)
             embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
             with jax.default_matmul_precision(MATMUL_PRECISION):
                 return model.score(params, model_state, batch.dense, embeddings, method)
@@ -218,7 +231,8 @@ def make_score_step(
         columns = padded_batch(collection, batch.columns())
         embeddings, spans = collection.lookup(storages, routes), columns.spans
         if micro_batches == 1:
-            logits = logits_of(collection.padded(embeddings, spans), columns)
+            padded = collection.padded(embeddings.sequences, spans)
+            logits = logits_of(embeddings._replace(sequences=padded), columns)
         else:
             cuts = Cuts(collection, micro_batches, spans)
 
@@ -266,25 +280,26 @@ def _join_numbers(
     return jnp.stack(numbers)
 
 
-def _rows_are_finite(
+def _rows_stay_finite(
     collection: EmbeddingCollection,
-    gradients: dict[str, jax.Array],
+    gradients: Lookups,
+    routes: Routes,
     options: StepOptions,
 ) -> jax.Array:
-    """Returns whether all gradients by embeddings are finite, and their squares, which
-    optimizers of rows accumulate.
+    """Returns whether no gradient by an embedding, times a weight of its bag, is beyond
+    ``LARGEST_GRADIENT``, or NaN.
 
     The devices tell each other by a sum in the format of the dense gradients', with
     which XLA combines it: a collective of its own would cost its latency.
     """
 
-    def count_others(gradients):
-        others = jnp.zeros((), bool)
-        for gradient in gradients.values():
-            others |= ~jnp.isfinite(jnp.square(gradient)).all()
+    def count_others(gradients, routes):
+        terms = collection.largest_terms(gradients, routes)
+        others = ~jnp.stack([(term <= LARGEST_GRADIENT).all() for term in terms]).all()
         return lax.psum(others.astype(options.dense_wire), MESH_AXES)
 
-    return collection.map(count_others, (BATCH,), PartitionSpec())(gradients) == 0
+    specs = BATCH, collection.route_specs
+    return collection.map(count_others, specs, PartitionSpec())(gradients, routes) == 0
 
 
 def _all_finite(arrays: Any) -> jax.Array:

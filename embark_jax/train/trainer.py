@@ -17,7 +17,7 @@ from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
 from embark_jax.data import Batch, BatchChecker, Dataset, prefetch
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import TableRows, export_table
-from embark_jax.embedding.rules import AnyRule, RowRules
+from embark_jax.embedding.rules import AnyRule, RowRules, check_planned
 from embark_jax.metrics.pointwise import Metrics, evaluate, to_host
 from embark_jax.models.function import Model
 from embark_jax.plans.options import DenseParallelism, OnBadId, WireFormat
@@ -25,7 +25,7 @@ from embark_jax.report.display import step_progress
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.loop import STEPS_IN_FLIGHT, Loop, StepResult
 from embark_jax.train.losses import LOG_LOSS, Loss
-from embark_jax.train.state import Checkpoints, Optimizers
+from embark_jax.train.state import Checkpoints, Optimizers, StateLostError
 from embark_jax.train.step_model import CALL, step_model
 
 
@@ -76,6 +76,7 @@ class Trainer(Loop):
                 "be a row optimizer such as ej.RowwiseAdagrad(0.05); optimizers of "
                 "optax are for dense_optimizer"
             )
+        check_planned(embeddings.plan, embedding_optimizer)
         super().__init__(
             step_model(model),
             embeddings,
@@ -264,6 +265,14 @@ class Trainer(Loop):
 
         Batches are taken ahead of time, by another thread.
         """
+        labels, logits, weights = self.scores(batches, check)
+        return evaluate(labels, logits, weights)
+
+    def scores(
+        self, batches: Iterable[Batch], check: BatchChecker | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Returns labels, logits and weights of all samples, as ``evaluate`` takes
+        them; else like it."""
         checked = map(check or self.checker(self._on_bad_id), batches)
         taken = prefetch(
             lambda _: next(checked, None),
@@ -279,15 +288,20 @@ class Trainer(Loop):
                 weights.append(batch.sample_weights.copy())
             scores.append(logits)  # no device is waited for before the end
         if not labels:
-            return evaluate(np.empty(0), np.empty(0))
+            return np.empty(0), np.empty(0), None
         logits = [to_host(x)[: len(y)] for x, y in zip(scores, labels, strict=True)]
         given = np.concatenate(weights) if weights else None
-        return evaluate(np.concatenate(labels), np.concatenate(logits), given)
+        return np.concatenate(labels), np.concatenate(logits), given
 
     def load(self, checkpoints: Checkpoints, step: int | None = None) -> dict[str, int]:
         """Takes over the state of a checkpoint; arguments, errors and result are those
-        of ``checkpoint.Checkpointer.restore``."""
+        of ``checkpoint.Checkpointer.restore``. After a ``StateLostError`` all that
+        needs the state raises one; after any other error it is as before."""
         blank = self.blank_state()
-        state, bad_ids = checkpoints.restore(blank, self.embeddings, step)
+        try:
+            state, bad_ids = checkpoints.restore(blank, self.embeddings, step)
+        except StateLostError as error:
+            self.lose_state(str(error))
+            raise
         self.restore(state)
         return bad_ids

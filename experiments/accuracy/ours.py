@@ -16,7 +16,7 @@ import recipe
 from rich.console import Console
 
 from embark_jax.config import ExperimentConfig
-from embark_jax.data import MovieLens100K
+from embark_jax.prepare.movielens import MovieLens100K
 from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
 

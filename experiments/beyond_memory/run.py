@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.results import output_of
+
 HERE = Path(__file__).resolve().parent
 TABLES, HOTNESS, DIM, DENSE, BATCH = 8, 3, 128, 13, 2048
 ZIPF = 1.1
@@ -119,22 +121,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scratch", type=Path, default=None)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--one", choices=WAYS, help="in this process")
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.rows, given.share, WAYS[given.one], given)))
         return
+    out = output_of(parser, given, HERE / "results.json", free=["scratch"])
     runs: dict[str, list[dict]] = {name: [] for name in given.ways}
     for _ in range(given.rounds):
         for name in given.ways:
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", name]
+            module = ["-m", "experiments.beyond_memory.run", *sys.argv[1:]]
+            command = [sys.executable, *module, "--one", name]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
             print(name, runs[name][-1], flush=True)
     settings = vars(given) | {
         "scratch": None,
-        "out": given.out.name,
+        "out": out.name,
         "batch": BATCH,
         "dim": DIM,
     }
@@ -147,7 +151,7 @@ def main() -> None:
     }
 
     result = {"settings": settings, "medians": medians, "runs": runs}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.state import TrainState
+from experiments.results import output_of
 
 HERE = Path(__file__).parent
 SIZES = (1, 4)
@@ -267,8 +268,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="in GB")
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    out = output_of(parser, options, HERE / "results.json", free=["folder"])
     jax.config.update("jax_num_cpu_devices", max(DEVICES))
     cases = []
     for gigabytes in options.sizes:
@@ -277,7 +279,7 @@ def main() -> None:
                 case = measure(gigabytes, devices, Path(folder))
             cases.append(case)
             print(row(case), flush=True)
-            options.out.write_text(json.dumps(cases, indent=1) + "\n")
+    out.write_text(json.dumps(cases, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.system import simulate_ablation
+from experiments.results import output_of
 
 FOLDER = Path(__file__).parent
 MODELS = ("dlrm_dcnv2", "t180", "t200", "t510", "t7")
@@ -170,9 +171,10 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="a folder")
+    parser.add_argument("--out", type=Path, help="a folder")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    out = output_of(parser, given, FOLDER)
+    out.mkdir(parents=True, exist_ok=True)
     cases = list(itertools.product(given.models, NODES, BATCHES))
     results: dict[str, Any] = {"steps": []}
     for model, nodes, batch in cases:
@@ -183,8 +185,8 @@ def main() -> None:
         for row in weak_scaling(model):
             console.log(f"{model} on {row['nodes']} nodes")
             results["weak_scaling"].append(row)
-    (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    plot(results, given.out / "weak_scaling.svg")
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, out / "weak_scaling.svg")
     show(results)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from embark_jax.bench.step import BATCHES
 from embark_jax.config import reading
+from experiments.results import output_of
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "config.yaml"
@@ -115,8 +116,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", required=True, help="with torch and torchrec")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    out = output_of(parser, args, HERE / "results.json", free=["peer_python"])
     runs: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
         batches = str(Path(folder) / "batches.npz")
@@ -138,7 +140,7 @@ def main() -> None:
         "summary": rows,
         "runs": runs,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    out.write_text(json.dumps(result, indent=1) + "\n")
     print(show(rows))
 
 

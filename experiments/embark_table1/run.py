@@ -20,6 +20,7 @@ from embark_jax import planner
 from embark_jax.plans import fleet
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.system import simulate_ablation
+from experiments.results import output_of
 
 FOLDER = Path(__file__).parent
 PUBLISHED = {"DLRM-DCNv2": 75, "T180": 11, "T200": 15, "T510": 8, "T7": 74}
@@ -118,9 +119,10 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=PUBLISHED, default=[*PUBLISHED])
-    parser.add_argument("--out", type=Path, default=FOLDER, help="a folder")
+    parser.add_argument("--out", type=Path, help="a folder")
     asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
+    out = output_of(parser, asked, FOLDER)
+    out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
         "table1": [ablation(name) for name in asked.models],
         "dcnv2_at_mlperf_batch": ablation("DLRM-DCNv2", MLPERF_BATCH),
@@ -132,8 +134,8 @@ def main() -> None:
         ],
         "published_communication": PUBLISHED_COMMUNICATION,
     }
-    (asked.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    plot(results, asked.out / "plot.png")
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, out / "plot.png")
     show(results)
 
 

@@ -19,6 +19,7 @@ from embark_jax import planner
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
+from experiments.results import output_of
 
 HERE = Path(__file__).parent
 CASES = (("dlrm_dcnv2", 1), ("dlrm_dcnv2", 8), ("dlrm_dcnv2", 16), ("t180", 1))
@@ -84,10 +85,11 @@ def gains() -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, help="only the first so many")
-    parser.add_argument("--out", type=Path, default=HERE / "gain.json")
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    out = output_of(parser, asked, HERE / "gain.json")
     results = list(itertools.islice(gains(), asked.cases))
-    asked.out.write_text(json.dumps(results, indent=1) + "\n")
+    out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

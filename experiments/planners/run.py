@@ -26,6 +26,7 @@ from embark_jax.planner.cost.memory import Memory
 from embark_jax.plans.fleet import Fleet, dgx_h100
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from experiments.results import output_of
 
 HERE = Path(__file__).parent
 MODELS = HERE.parents[1] / "configs" / "models"
@@ -268,7 +269,8 @@ def main() -> None:
     parser.add_argument("--torchrec-python", type=Path)
     parser.add_argument("--out", type=Path, help="the JSON file")
     given = parser.parse_args()
-    out = given.out or HERE / f"{given.kind}.json"
+    free = ("kind", "torchrec_python")
+    out = output_of(parser, given, HERE / f"{given.kind}.json", free)
     cases = published() if given.kind == "published" else generated()
     print(
         "| model | GPUs | step, ms | gap, % | CPU s | TorchRec's step over ours "
@@ -279,7 +281,7 @@ def main() -> None:
         if given.only in case.name:
             results.append(compare(case, given.torchrec_python))
             print(row(results[-1]), flush=True)
-            out.write_text(json.dumps(results, indent=1) + "\n")
+    out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.values import BLANKS, MISSING
-from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
+from embark_jax.data.columns import Columns
+from embark_jax.data.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
+from embark_jax.prepare.values import BLANKS, MISSING
 
 ROW = "row of the sample"
 WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
@@ -38,7 +38,7 @@ DECIMALS = [
     (r"^(?:\+|(-))?0*(\d+)\.(\d*[1-9])0*$", "$1$2.$3"),
     (r"^-0$", "0"),
 ]
-"""The one way to write a number, as in ``embark_jax/data/prepare/values.py``."""
+"""The one way to write a number, as in ``embark_jax/prepare/values.py``."""
 
 
 def canonical(value: Column) -> Column:

@@ -33,7 +33,9 @@ from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import row_ranges
-from experiments.step_bytes.absent import absent_mesh, compile_step
+from embark_jax.train.absent import absent_mesh
+from experiments.results import output_of
+from experiments.step_bytes.absent import compile_step
 from experiments.step_bytes.hlo import Moved, Program
 
 HERE = Path(__file__).parent
@@ -264,10 +266,13 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--kernels", nargs="*", default=KERNELS, choices=KERNELS)
     parser.add_argument("--compute-dtype", default="float32", help="of dense layers")
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--here", action="store_true", help="in this process")
     asked = parser.parse_args()
-    found = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    # Results of some cases are added to those of others.
+    free = ("cases", "kernels", "here")
+    out = output_of(parser, asked, HERE / "results.json", free)
+    found = json.loads(out.read_text()) if out.exists() else {}
     for case in asked.cases:
         for kernels in asked.kernels:
             if asked.here:
@@ -282,7 +287,7 @@ def main() -> None:
                 raise RuntimeError(f"{case} {kernels}: {done.stderr[-2000:]}")
             result = json.loads(done.stdout.splitlines()[-1])
             found[f"{case} {kernels}"] = result
-            asked.out.write_text(json.dumps(found, indent=1) + "\n")
+            out.write_text(json.dumps(found, indent=1) + "\n")
     print(table(dict(sorted(found.items()))))
 
 

@@ -22,10 +22,6 @@ T = TypeVar("T")
 COLUMNS_AT_ONCE = 16
 """Rows of a bag that an iteration of a loop on CPU adds, or one gather elsewhere; their
 sum stays in registers."""
-COLUMNS_ALONE = 512
-"""Up to this many columns, each bag has its own expression on CPU, so that its sum is
-made where it is used. With more columns, bags of equal length share one, to keep
-programs small."""
 TERMS_WORTH_SORTING = 2
 """Terms per sum from which a GPU sorts them: with about one, sorting costs more
 bytes than it saves, and it changes what XLA schedules beside the exchanges."""
@@ -40,18 +36,27 @@ def sum_columns(
     lengths: tuple[int, ...],
 ) -> jax.Array:
     """Sums as ``lookup.pooled_lookup`` does: ``[batch, bags, width]`` float32."""
-    starts = np.cumsum(lengths) - lengths
-    alone = [np.array([bag]) for bag in range(len(lengths))]
-    by_length = [np.flatnonzero(np.equal(lengths, n)) for n in np.unique(lengths)]
+    ends = np.cumsum(lengths)
+    groups = [np.flatnonzero(np.equal(lengths, n)) for n in np.unique(lengths)]
 
-    def group_by_group(groups, sum_bags, table, ids, weights):
+    def group_by_group(sum_bags, table, ids, weights):
+        """Sums bags of equal length together, so that programs stay small."""
         sums = []
         for bags in groups:
-            columns = starts[bags][:, None] + np.arange(lengths[bags[0]])
-            factors = None if weights is None else weights[:, columns]
-            sums.append(sum_bags(table, ids[:, columns], factors))
+            length = lengths[bags[0]]
+            columns = ends[bags][:, None] + np.arange(-length, 0)
+
+            def cut(matrix, columns=columns):
+                first, count = columns[0, 0], columns.size
+                if np.array_equal(columns.ravel(), np.arange(first, first + count)):
+                    neighbours = matrix[:, first : first + count]
+                    return neighbours.reshape(len(matrix), *columns.shape)
+                return matrix[:, columns]
+
+            factors = None if weights is None else cut(weights)
+            sums.append(sum_bags(table, cut(ids), factors))
         joined, order = jnp.concatenate(sums, axis=1), np.concatenate(groups)
-        return joined if groups is alone else joined[:, np.argsort(order)]
+        return joined[:, np.argsort(order)] if (np.diff(order) < 0).any() else joined
 
     def all_columns(table, ids, weights):
         total = jnp.zeros((), jnp.float32)
@@ -90,13 +95,12 @@ def sum_columns(
         total = add(total, ids[..., :rest], head)
         return lax.fori_loop(0, iterations, add_next, total) if iterations else total
 
-    groups = alone if ids.shape[1] <= COLUMNS_ALONE else by_length
     return lax.platform_dependent(
         table,
         ids,
         weights,
-        cpu=partial(group_by_group, groups, a_few_columns),
-        default=partial(group_by_group, by_length, all_columns),
+        cpu=partial(group_by_group, a_few_columns),
+        default=partial(group_by_group, all_columns),
     )
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
+import math
+import numbers
 from collections.abc import Callable
 from typing import (
     TYPE_CHECKING,
@@ -44,6 +46,9 @@ IfTaken = Any
 """A float32 array, or None for rules that do not take it."""
 Rate = Any
 """A float or, if it follows a schedule, a ``[]`` array."""
+LEAST_RATE = 1e-30
+"""Rates below it count as 0 where a rule divides by them: times any gradient that a
+step applies they are less than float32's rounding of a row of 1e-10."""
 
 
 class RowMath(NamedTuple):
@@ -66,23 +71,41 @@ class RowOptimizer(abc.ABC):
     and weight decay. Rows that a batch does not touch stay as they are.
 
     Args:
-      learning_rate: above 0.
+      learning_rate: above 0; or, as in optax, a schedule of it, which becomes
+        ``schedule``, with a rate of 1.
       schedule: maps the ``[]`` float32 number of earlier steps to a factor of the
-        learning rate; None is always 1.
+        learning rate; None is always 1. Where it is 0, rows stay as they are.
       weight_decay: 0 or more: a row first loses ``rate * weight_decay`` of itself, as
         in AdamW (https://arxiv.org/abs/1711.05101).
+
+    Raises:
+      ValueError: if a parameter is no finite number, or out of its range.
     """
 
-    learning_rate: float
+    learning_rate: Annotated[float, Gt(0)]
     _: dataclasses.KW_ONLY
     schedule: Callable[[Any], Any] | None = None
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Ge(0)] = 0.0
 
     row_wise: ClassVar[bool] = False
     """Whether the rule takes the mean of gradient² over the *whole* row, even if its
     columns lie in several tables."""
     rule_reads_row: ClassVar[bool] = False
     """Whether the rule takes the row."""
+
+    def __post_init__(self):
+        if callable(self.learning_rate):
+            if self.schedule is not None:
+                raise ValueError(
+                    f"{type(self).__name__}: learning_rate and schedule are both "
+                    "schedules, must be one of them: their product"
+                )
+            object.__setattr__(self, "schedule", self.learning_rate)
+            object.__setattr__(self, "learning_rate", 1.0)
+        for name, limits in parameters(RowOptimizer).items():
+            _check(self, name, limits)
+        for name, limits in parameters(type(self)).items():
+            _check(self, name, limits)
 
     @property
     def initial_state(self) -> float:
@@ -283,12 +306,16 @@ class FTRL(RowOptimizer):
 
     def rule(self, row, states, gradient, mean_square, rate, factors, math):
         accumulator = states["accumulator"] + gradient * gradient
+        # The rule divides by the rate, so 1 stands for a rate of 0, which moves no row.
+        moves = rate >= LEAST_RATE
+        rate = math.where(moves, rate, 1.0)
         scale = (self.beta + math.sqrt(accumulator)) / math.fill(rate) + self.l2
         threshold = math.where(row > 0, self.l1, -self.l1)
         z = math.where(row == 0, states["z"], -scale * row - threshold) + gradient
         excess = math.where(z > self.l1, z - self.l1, z + self.l1)
         excess = math.where((z > self.l1) | (z < -self.l1), excess, 0.0)
-        return row + excess / scale, {"accumulator": accumulator, "z": z}
+        change = math.fill(math.where(moves, 1.0, 0.0)) * (row + excess / scale)
+        return change, {"accumulator": accumulator, "z": z}
 
 
 ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
@@ -308,5 +335,32 @@ def parameters(rule: type[RowOptimizer]) -> dict[str, Any]:
     return {
         field.name: own[field.name]
         for field in dataclasses.fields(rule)
-        if field.name in own
+        if field.name in own and field.name != "schedule"
     }
+
+
+def _check(optimizer: RowOptimizer, name: str, annotation: Any) -> None:
+    """Raises ``ValueError`` unless a number is as its annotation says."""
+    limits = getattr(annotation, "__metadata__", ())
+    if getattr(annotation, "__origin__", annotation) is not float:
+        return  # of another type, in a rule of one's own
+    value: Any = getattr(optimizer, name)
+    kind = type(value)
+    is_number = issubclass(kind, numbers.Real) and kind is not bool
+    good, rules = is_number and math.isfinite(value), []
+    for limit in limits:
+        match limit:
+            case Ge(ge=bound):
+                good, rule = good and value >= bound, f">= {bound}"
+            case Gt(gt=bound):
+                good, rule = good and value > bound, f"> {bound}"
+            case Lt(lt=bound):
+                good, rule = good and value < bound, f"< {bound}"
+            case _:
+                continue
+        rules.append(rule)
+    if not good:
+        raise ValueError(
+            f"{type(optimizer).__name__}: {name} is {value!r}, must be a finite number "
+            f"{' and '.join(rules)}".rstrip()
+        )

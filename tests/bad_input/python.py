@@ -15,7 +15,7 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.config.models import MODELS
-from embark_jax.embedding.device_batch import put_batch
+from embark_jax.train.device_batch import put_batch
 from tests import builders
 from tests.builders import assert_equal_states, snapshot
 
@@ -51,7 +51,8 @@ def other_statistics() -> ej.Statistics:
 
 def make_trainer(**options: Any) -> ej.Trainer:
     """Of a small model on one device."""
-    planned = ej.plan(TABLES, FEATURES, ej.fleets.this_machine(), SIZE)
+    fleet = ej.fleets.this_machine()
+    planned = ej.plan(TABLES, FEATURES, fleet, SIZE, optimizer="adagrad")
     return builders.make_trainer(planned, **options)
 
 

@@ -23,6 +23,7 @@ from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.checkpoint.layout import SavedArray
 from embark_jax.checkpoint.writing import StateWriter
 from embark_jax.data.hashed_file import checksum_of
+from embark_jax.train.state import StateLostError
 from tests import runs
 from tests.builders import tables_and_states
 from tests.checkpoint.states import BAD_IDS, build
@@ -117,6 +118,85 @@ def test_a_damaged_checkpoint_is_left_out(saved, copied, damage, reason):
     (left_out,) = (line for line in said if "left out" in line)
     assert left_out.startswith(f"left out {copied / '4'}: is damaged (")
     assert reason in left_out
+
+
+DENSE = "arrays/params.bottom.layers.0.b/c/0"
+
+
+@pytest.mark.parametrize("file", [CHUNK, DENSE, "arrays/digests.0.json"])
+def test_a_chunk_of_another_checkpoint_is_found(saved, copied, file):
+    _, identity, (expected, _), trainer = saved
+    shutil.copy(copied / "3" / file, copied / "4" / file)
+    state, _, said = restored(copied, identity, trainer)
+    assert_equal(state, expected)
+    (left_out,) = (line for line in said if "left out" in line)
+    name = file.split("/c/")[0]
+    assert re.search(
+        rf"{name}(: chunk [01/]+ is of another| is not as it was)", left_out
+    )
+
+
+def test_chunks_of_one_array_that_are_exchanged_are_found(saved, copied):
+    """Of another device, or of another place in a file: all with their checksums."""
+    _, identity, (expected, _), trainer = saved
+    one, other = (copied / "4/arrays/storages.ub_4" / f"c/{i}/0/0" for i in range(2))
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    state, _, said = restored(copied, identity, trainer)
+    assert_equal(state, expected)
+    (left_out,) = (line for line in said if "left out" in line)
+    assert re.search(r"storages.ub_4: chunk [01]/0 is of another place", left_out)
+
+
+def test_a_failed_load_keeps_the_state_or_says_that_it_is_gone(saved, copied, tmp_path):
+    _, identity, *_ = saved
+    setup, trainer = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=1")
+    trainer.fit(setup.dataset, 2)
+    before = jax.tree.map(np.array, trainer.state)
+    with (
+        Checkpointer(copied, {**identity, "seed": 99}, None) as checkpoints,
+        pytest.raises(CheckpointError, match="belongs to another experiment"),
+    ):
+        trainer.load(checkpoints)
+    shutil.copy(copied / "3" / DENSE, copied / "4" / DENSE)
+    with Checkpointer(copied, identity, None) as checkpoints:
+        with pytest.raises(CheckpointError, match="is damaged"):
+            trainer.load(checkpoints, 4)
+        assert_equal(jax.tree.map(np.array, trainer.state), before)
+        shutil.copy(copied / "4" / CHUNK, copied / "3" / CHUNK)
+        with pytest.raises(CheckpointError, match="state are overwritten: make a new"):
+            trainer.load(checkpoints, 3)
+        calls = (
+            lambda: trainer.fit(setup.dataset, 3),
+            lambda: trainer.evaluate(setup.dataset.test_batches(64)),
+            lambda: trainer.table("item"),
+            lambda: trainer.model,
+            lambda: trainer.load(checkpoints, 4),
+        )
+        for call in calls:
+            with pytest.raises(
+                StateLostError, match=r"the state is gone: .*3: is damag"
+            ):
+                call()
+
+
+def test_values_that_are_not_finite_are_not_written(saved, tmp_path):
+    _, identity, _, trainer = saved
+    state, array = trainer.state, trainer.state.storages["ub_4"]
+    broken = state._replace(
+        storages=state.storages | {"ub_4": array.at[3, 1].set(np.nan)}
+    )
+    with Checkpointer(tmp_path, identity, keep=2) as checkpoints:
+        save(checkpoints, trainer, 1)
+        assert checkpoints.steps == [1]
+        checkpoints.save(broken, 2, trainer.embeddings, BAD_IDS)
+        with pytest.raises(
+            CheckpointError, match="ub_4 has values that are not fin"
+        ) as e:
+            checkpoints.steps  # noqa: B018
+        assert not e.value.may_pass
+        assert str(e.value).endswith("the newest is that of step 1")
 
 
 def bits_of(folder, rng, count):

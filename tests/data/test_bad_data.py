@@ -2,7 +2,8 @@
 
 import pytest
 
-from embark_jax.data import DataError, MovieLens100K, SyntheticClicks
+from embark_jax.data import DataError, SyntheticClicks
+from embark_jax.prepare.movielens import MovieLens100K
 from tests import runs
 from tests.data.movielens_files import folder_of
 from tests.runs import assert_refused, done, embark

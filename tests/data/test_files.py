@@ -2,6 +2,7 @@
 cannot be written is named."""
 
 import errno
+import os
 import re
 
 import pytest
@@ -37,7 +38,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(folder, name):
 
 def test_a_full_disk_is_said_with_the_file(tmp_path):
     path = tmp_path / "part.arrow"
-    path.with_name("part.arrow.part").symlink_to("/dev/full")
+    path.with_name(f"part.arrow.{os.getpid()}.part").symlink_to("/dev/full")
 
     def write() -> None:
         with replacing(path) as scratch, scratch.open("wb", buffering=0) as file:

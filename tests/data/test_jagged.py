@@ -122,12 +122,13 @@ def test_bad_spans_and_ids_are_refused(problem):
         checker()(batch)
 
 
-def test_only_sequences_are_jagged_and_weights_lie_as_their_ids():
+def test_jagged_bags_are_arrays_and_weights_lie_as_their_ids():
     past = jagged()
     with pytest.raises(
         DataError, match="weights of feature 'past': lengths or begins are not"
     ):
         checker()(batch_of(past, jagged(length=(2, 0, 1))))
-    batch = dataclasses.replace(batch_of(past), ids={"past": past, "t": past})
-    with pytest.raises(DataError, match="feature 't': are jagged, must be an array"):
-        checker()(batch)
+    pooled = [FeatureSpec("past", "t", LONGEST, "mean")]
+    batch = dataclasses.replace(batch_of(past), ids={"past": past}, weights={})
+    checked = BatchChecker(pooled, {"t": 100})(batch)
+    np.testing.assert_array_equal(checked.ids["past"], np.asarray(past))

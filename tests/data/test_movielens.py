@@ -3,8 +3,9 @@ import itertools
 import numpy as np
 import pytest
 
-from embark_jax.data import BatchChecker, DataError, MovieLens100K
+from embark_jax.data import BatchChecker, DataError
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare.movielens import MovieLens100K
 from tests.data.movielens_files import HEADER, ITEMS, RATINGS, USERS, folder_of
 
 

@@ -186,9 +186,11 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
         routes = collection.route(
             collection.packed(ids, spans, -1), collection.packed(weights, spans), spans
         )
-        lookups = collection.padded(collection.lookup(storages, routes), spans)
+        found = collection.lookup(storages, routes)
+        lookups, transposed = jax.vjp(collection.by_feature, found)
+        lookups = collection.padded(lookups, spans)
         fits, number = collection.fits(routes), jnp.int32(number)
-        gradients = collection.packed(gradients, spans)
+        (gradients,) = transposed(collection.packed(gradients, spans))
         storages, state = collection.update(
             storages, state, routes, gradients, optimizer, number, fits
         )

@@ -1,5 +1,6 @@
 """Tables with rules and initial values of their own, on 2 × 4 devices."""
 
+import re
 import zlib
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.config import EmbeddingConfig
+from embark_jax.embedding.rules import check_planned
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, tables_of
 from tests.embedding import reference
@@ -49,6 +51,28 @@ PLAN = make_plan(
     4,
     16,
 )
+
+
+def test_a_rule_with_more_state_than_was_planned_is_refused():
+    """Row-wise Adagrad keeps a value a row, Adam two a parameter."""
+    tables, features = [ej.TableSpec("a", 3_000_000, 64)], [ej.FeatureSpec("a")]
+    fleet = ej.fleets.dgx_h100(1, 1)
+    plan = ej.plan(tables, features, fleet, batch=256, memory_gb=1.2)
+    check_planned(plan, ej.SGD(0.1))
+    with pytest.raises(ValueError, match="state of rowwise_adagrad; LazyAdam") as error:
+        check_planned(plan, ej.LazyAdam(0.1))
+    assert "plan for it, by ej.plan(…, optimizer='adam')" in str(error.value)
+    planned, needed = (
+        1e6 * float(number.replace(",", ""))
+        for number in re.findall(r"([\d,]+\.\d) MB", str(error.value))
+    )
+    assert planned == pytest.approx(plan.prediction.device_bytes[0], rel=1e-3)
+    assert needed - planned == pytest.approx(3_000_000 * 4 * (2 * 64 - 1), rel=1e-3)
+    again = ej.Plan.from_json(plan.to_json())
+    assert again.prediction.optimizer == "rowwise_adagrad"
+    adam = ej.plan(tables, features, fleet, batch=256, optimizer="adam")
+    assert adam.prediction.device_bytes[0] == pytest.approx(needed, rel=1e-2)
+    check_planned(adam, ej.LazyAdam(0.1))
 
 
 def test_each_table_follows_its_own_rule():

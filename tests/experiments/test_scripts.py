@@ -1,5 +1,6 @@
 """The scripts of the experiments start, and their pages name what there is."""
 
+import argparse
 import os
 import re
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from experiments.results import output_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "experiments").glob("*/README.md"))
@@ -49,3 +52,25 @@ def test_a_script_says_what_it_takes(script):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
+
+
+def test_results_of_a_part_never_take_the_place_of_the_committed_ones(capsys):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("--scratch-folder")
+    parser.add_argument("--out", type=Path)
+    committed = Path("committed.json")
+
+    def output(*words: str) -> Path:
+        given = parser.parse_args(words)
+        return output_of(parser, given, committed, free=["scratch_folder"])
+
+    assert output() == output("--scratch-folder", "x") == committed
+    assert output("--only", "dlrm", "--out", "part.json") == Path("part.json")
+    with pytest.raises(SystemExit):
+        output("--only", "dlrm")
+    assert "--only gives other results than committed.json" in capsys.readouterr().err
+    writers = [path for path in SCRIPTS if '"--out"' in path.read_text()]
+    assert len(writers) > 5
+    for path in writers:  # none has the committed file as its default
+        assert 'add_argument("--out", type=Path, default' not in path.read_text(), path

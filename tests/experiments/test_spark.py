@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from embark_jax.data import PreparedData
-from embark_jax.data.prepare import own_files
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.columns import Columns
+from embark_jax.prepare import own_files
+from embark_jax.prepare.run import Options, prepare
 
 PROGRAM = Path(__file__).parents[2] / "experiments/spark_preparation/prepare.py"
 ODD = [

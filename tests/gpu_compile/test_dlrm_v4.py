@@ -16,9 +16,9 @@ from embark_jax.planner import Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
+from embark_jax.train.absent import absent_mesh, compile_model
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import step_model
-from experiments.step_bytes.absent import absent_mesh, compile_model
 from tests.collectives import collectives
 from tests.config_files import CONFIGS
 

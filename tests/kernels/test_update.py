@@ -110,6 +110,50 @@ def test_listed_rows_are_updated(implementation, optimizer, width):
 
 
 @each_implementation
+@pytest.mark.parametrize("kind", ROW_OPTIMIZERS)
+def test_a_rate_of_0_moves_no_row_and_leaves_finite_states(implementation, kind):
+    optimizer = ROW_OPTIMIZERS[kind](0.1, schedule=lambda steps: 0.0 * steps)
+    rng, table, states = problem(optimizer, 8)
+    table = table.at[2, 1].set(0)
+    rows, gradients = np.array([2, 5], np.int32), rng.normal(size=(2, 8))
+    arguments = table, states, rows, gradients.astype(np.float32)
+    actual, new_states = run_update_rows(implementation, optimizer, *arguments)
+    np.testing.assert_array_equal(actual, table)
+    assert all(np.isfinite(state).all() for state in new_states.values())
+
+
+def test_a_schedule_may_stand_for_the_rate_as_in_optax():
+    gradients = np.ones((1, 8), np.float32)
+    for rate in (lambda steps: 0.1 * 0.5**steps, 0.1):
+        schedule = {} if callable(rate) else HALVED
+        optimizer = FTRL(rate, **schedule)
+        _, table, states = problem(optimizer, 8)
+        arguments = table, states, np.array([3], np.int32), gradients
+        actual = run_update_rows("xla", optimizer, *arguments)
+        expected = oracle.update(
+            FTRL(0.1, **HALVED), table, states, [3], gradients, STEP
+        )
+        assert_updated(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD(float("nan")), "SGD: learning_rate is nan, must be a finite n"),
+        (lambda: SGD(-1), "learning_rate is -1, must be a finite number > 0"),
+        (lambda: SGD("0.1"), "learning_rate is '0.1', must be a finite number > 0"),
+        (lambda: LazyAdam(0.1, beta1=1), "beta1 is 1, must be .* >= 0 and < 1"),
+        (lambda: RowwiseAdagrad(0.1, eps=0), "eps is 0, must be a finite number > 0"),
+        (lambda: SGD(0.1, weight_decay=np.inf), "weight_decay is inf, must be a fin"),
+        (lambda: SGD(lambda n: n, **HALVED), "learning_rate and schedule are both"),
+    ],
+)
+def test_parameters_are_what_their_annotations_say(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@each_implementation
 def test_a_table_in_bfloat16_is_rounded_once(implementation):
     optimizer = SGD(0.1)
     rng, table, states = problem(optimizer, 128, "bfloat16")

@@ -16,7 +16,8 @@ from embark_jax.launch import one_host
 
 command = [sys.executable, "-c", sys.argv[1]]
 one_host.GRACE_S = 0.5
-sys.exit(one_host.run(command, 2, int(sys.argv[2]), lambda text: print("says", text)))
+say = lambda text: print("says", text)
+sys.exit(one_host.run(command, 2, int(sys.argv[2]), say, "GO ON"))
 """
 BEGIN = """
 import os, pathlib, signal, sys, time
@@ -77,8 +78,8 @@ while not again: time.sleep(0.05)
     status, said = ended(launch(program, restarts=1))
     assert status == 0
     assert said == (
-        "says process 1 ended by SIGKILL: all start again from the last checkpoint "
-        "(1 of 1)\n"
+        "says process 1 ended by SIGKILL (as the system does where memory runs out): "
+        "all start again from the last checkpoint (1 of 1)\n"
     )
     assert began(tmp_path)[1::2] == ["0 of 2, again=True", "1 of 2, again=True"]
 
@@ -89,9 +90,28 @@ while not again: time.sleep(0.05)
 def test_a_run_ends_with_the_status_of_its_processes(launch, tmp_path, status, starts):
     found, said = ended(launch(f"sys.exit({status})", restarts=2))
     assert found == status
-    assert said.count(f"ended by exit status {status}") == starts - 1
+    ends = "ended by exit status 7"
+    assert said.count(f"{ends}: all start again") == starts - 1
+    assert said.count(f"{ends}, and the run with it; go on by\nsays   GO ON") == (
+        status == 7
+    )
     assert began(tmp_path)[::starts] == ["0 of 2, again=False", "1 of 2, again=False"]
     assert len(began(tmp_path)) == 2 * starts
+
+
+@pytest.mark.parametrize("lost", [1, 3, -signal.SIGABRT])
+def test_the_process_that_died_is_named_and_its_signal(launch, lost):
+    """Not one that has failed because of it, though that has a smaller number."""
+    program = f"""
+if number == "1": os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.02)
+if {lost} < 0: os.kill(os.getpid(), -{lost})
+sys.exit({lost})
+"""
+    status, said = ended(launch(program))
+    assert status == 128 + signal.SIGKILL
+    assert said.startswith("says process 1 ended by SIGKILL (as the system")
+    assert said.endswith("and the run with it; go on by\nsays   GO ON\n")
 
 
 def test_sigterm_is_passed_on(launch, tmp_path):

@@ -9,7 +9,7 @@ import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embark_jax.metrics.pointwise import evaluate
+from embark_jax.metrics.pointwise import Metrics, evaluate
 
 
 def brute_force_auc(labels, logits):
@@ -82,10 +82,21 @@ def test_weights_are_those_of_scikit_learn():
         assert getattr(found, name) == pytest.approx(value, rel=1e-9), name
 
 
-@pytest.mark.parametrize("weights", [[1], [0, 0], [1, -1], [1, math.nan]])
+@pytest.mark.parametrize("weights", [[1], [1, -1], [1, math.nan]])
 def test_weights_that_make_no_sense_are_refused(weights):
     with pytest.raises(ValueError, match="must be one for each of the 2 samples"):
         evaluate(np.array([0, 1]), np.zeros(2), np.array(weights))
+
+
+def test_what_no_sample_has_is_undefined_and_all_else_is_there():
+    """A task without labels, or whose samples have no weight, leaves the other's."""
+    labels = np.array([[0, np.nan], [1, np.nan], [1, np.nan]])
+    logits = np.array([[0.1, 1.0], [1.1, -0.5], [-2.0, 0.3]])
+    found = evaluate(labels, logits)
+    assert found.tasks[0] == evaluate(labels[:, 0], logits[:, 0])
+    assert found.tasks[1] == Metrics(samples=0)
+    assert found == Metrics(samples=3, tasks=found.tasks)
+    assert evaluate(labels[:, 0], logits[:, 0], np.zeros(3)) == Metrics(samples=3)
 
 
 def test_huge_logits_stay_finite():

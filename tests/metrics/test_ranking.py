@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-import embark_jax as ej
-from embark_jax.metrics.ranking import rank
-from embark_jax.run import evaluation
+from embark_jax.metrics.ranking import Ranks, at_k, rank
 
 
 def made_up(seed: int, ties: bool):
@@ -89,8 +87,13 @@ def test_what_has_no_value():
     assert set(found.values()) == {None}
     found = rank([1, 1, 2], [1, 1, 1], [0.3, 0.1, 0.2], 3)
     assert (found["gauc"], found["recall@3"]) == (None, 1)
-    for groups, labels, logits in (([], [], []), ([1], [2], [0.0]), ([1, 2], [1], [1])):
-        with pytest.raises(ValueError, match=r"samples|labels must be 0 or 1"):
+    for labels in ([], [0.3, 1]):  # no samples; soft labels
+        found = rank(labels, labels, labels, 3)
+        assert found == {"gauc": None, "ndcg@3": None, "recall@3": None}
+    no_ranks = Ranks(np.empty(0, int), np.empty(0, int))
+    assert at_k(no_ranks, [5]) == {"hr@5": None, "ndcg@5": None}
+    for groups, labels, logits in (([1], [2], [0.0]), ([1, 2], [1], [1])):
+        with pytest.raises(ValueError, match=r"samples|labels must be from 0 to 1"):
             rank(groups, labels, logits, 1)
 
 
@@ -104,13 +107,6 @@ def test_ids_beyond_floats_are_groups_of_their_own(dtype):
     large = small.astype(dtype) + dtype(2**62)
     assert len(set(large.astype(float))) == 1
     assert rank(large, labels, logits, 5) == rank(small, labels, logits, 5)
-
-
-def test_weights_of_samples_are_refused():
-    batch = ej.Batch(np.zeros((1, 0)), {}, np.ones(1), sample_weights=np.ones(1))
-    rule = "samples have weights, which metrics of groups do not take"
-    with pytest.raises(ValueError, match=f"--group-by user: {rule}"):
-        list(evaluation._unweighted(iter([batch]), "user"))
 
 
 def test_infinite_logits_that_are_equal_count_half():

@@ -108,9 +108,9 @@ def test_a_plan_is_refused_by_name(written, path, value, message):
     ("text", "message"),
     [
         ("[" * 100_000, "is nested too deeply"),
-        ('{"version": 11, "features": ' + "[" * 100_000, "is nested too deeply"),
-        (json.dumps({"version": 11, "placements": [1] * 100_001}), "100,001 entries"),
-        (json.dumps({"version": 11, "placements": [1] * 1000}), "and 9.. more$"),
+        ('{"version": 12, "features": ' + "[" * 100_000, "is nested too deeply"),
+        (json.dumps({"version": 12, "placements": [1] * 100_001}), "100,001 entries"),
+        (json.dumps({"version": 12, "placements": [1] * 1000}), "and 9.. more$"),
     ],
     ids=["deep", "deep inside", "long", "many problems"],
 )

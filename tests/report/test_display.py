@@ -1,5 +1,6 @@
 """What a run says at its end."""
 
+import re
 from io import StringIO
 
 import pytest
@@ -9,21 +10,36 @@ from embark_jax.report.display import show_result
 
 
 @pytest.mark.parametrize(
-    ("auc", "accuracy", "note"),
+    ("metrics", "notes"),
     [
-        (0.7, 0.8, ""),
-        (None, 0.8, "AUC is left out: it needs labels of both 0 and 1"),
+        ({"auc": 0.7, "accuracy": 0.8}, []),
         (
-            None,
-            None,
-            "AUC and accuracy are left out: they need labels of 0 and 1 alone",
+            {"auc": None, "accuracy": 0.8},
+            ["undefined: auc, needs labels of both 0 and 1, and none between"],
+        ),
+        (
+            {"hr@10": None, "ndcg@10": None, "auc": 0.5},
+            ["undefined: hr@10, ndcg@10, needs a sample of label 1"],
+        ),
+        (
+            {
+                **{"auc": None, "samples/click": 9, "auc/click": None},
+                **{"calibration/click": None, "samples/buy": 0, "auc/buy": None},
+            },
+            [
+                "undefined: all of buy, no sample has its label",
+                "undefined: auc/click, needs labels of both 0 and 1, and none between",
+                "undefined: calibration/click, needs a label above 0",
+            ],
         ),
     ],
 )
-def test_metrics_that_labels_do_not_allow_are_named(auc, accuracy, note):
+def test_metrics_that_labels_do_not_allow_are_named(metrics, notes):
     file = StringIO()
-    record = {"test_samples": 9, "test_auc": auc, "test_accuracy": accuracy}
+    record = {"test_samples": 9} | {f"test_{n}": x for n, x in metrics.items()}
     show_result(record, Console(file=file, width=100))
-    shown = file.getvalue()
-    assert note in shown
-    assert ("left out" in shown) == (note != "")
+    table, _, _ = file.getvalue().partition("└")
+    assert re.findall("^undefined: .*", file.getvalue(), re.MULTILINE) == notes
+    for name, value in metrics.items():
+        (row,) = (line for line in table.splitlines() if f" {name} " in line)
+        assert ("undefined" in row) == (value is None)

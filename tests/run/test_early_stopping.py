@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from embark_jax._base.config import ConfigError
 from embark_jax.config import TrainConfig
 from embark_jax.data import SyntheticClicks
 from embark_jax.export import load_id_scorer
@@ -81,10 +80,15 @@ def test_rates_are_lowered_on_a_plateau(config, curve, factors):
         assert resumed.factor == pytest.approx(factors[-1])
 
 
-def test_a_metric_without_a_value_is_refused():
-    train = TrainConfig.model_validate({"early_stopping": {}, "eval_every": 1})
-    with pytest.raises(ConfigError, match="auc has no value for these labels"):
-        Improvement(train).add({"step": 1, "validation_auc": None})
+def test_an_evaluation_without_the_metric_does_not_count():
+    train = {"early_stopping": {"patience": 2}, "plateau": {}, "eval_every": 1}
+    stopping = Improvement(TrainConfig.model_validate(train))
+    for step, auc in enumerate([None, 0.7, None, 0.6, None], 1):
+        stopping.add({"step": step, "validation_auc": auc})
+        assert not stopping.ended
+    assert stopping.best_step == 2
+    stopping.add({"step": 6, "validation_auc": 0.6})
+    assert stopping.ended
 
 
 OPTIONS = (

@@ -47,6 +47,10 @@ def result(step: int) -> StepResult:
     return StepResult(step, 0.5 + step, labels - 0.5, labels, {"rb": step / 100})
 
 
+def test_a_step_prints_as_a_line():
+    assert str(result(3)) == "StepResult(step=3, loss=3.5, hot=False, refused=None)"
+
+
 @pytest.mark.parametrize("log_every", [1, 3, 20, 50])
 def test_it_is_exact_wherever_it_is_said(log_every):
     loop = Loop()
@@ -62,7 +66,8 @@ def test_of_too_few_steps_nothing_is_said(steps):
 
 
 def test_a_window_follows_a_change_of_speed():
-    figures, now = Figures(clock=lambda: now), 0.0
+    now = 0.0
+    figures = Figures(clock=lambda: now)
     for seconds in (1.0, 0.25):
         for step in range(1, 41):
             now += seconds
@@ -72,11 +77,14 @@ def test_a_window_follows_a_change_of_speed():
 
 
 def test_a_record_has_the_means_since_the_one_before():
-    figures = Figures()
+    now = 5.0
+    figures = Figures(clock=lambda: now)
     for step in (1, 2, 3):
         figures.add(result(step))
+    now = 12.0
     assert figures.close() == {
         "window_steps": 3,
+        "window_seconds": 7,
         "loss": 2.5,
         "train_auc": 1.0,
         "samples_per_s": None,
@@ -106,7 +114,8 @@ def test_the_auc_of_training_is_weighted_and_of_the_last_samples(monkeypatch):
 @pytest.mark.parametrize("log_every", [7, 60])
 def test_steps_of_hot_batches_are_timed_apart(log_every):
     """A third of the batches is all-hot and takes 1 s, the others take 3."""
-    now, figures = 0.0, Figures(hot_batches=True, clock=lambda: now)
+    now = 0.0
+    figures = Figures(hot_batches=True, clock=lambda: now)
     records = []
     for step in range(1, 121):
         hot = step % 3 == 0

@@ -13,7 +13,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax._base.files import read_arrow
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading
-from embark_jax.data.prepare.columns import Columns
+from embark_jax.data.columns import Columns
 from embark_jax.plans.tables import HASHED_KEYS
 from embark_jax.run import experiment, initial
 from tests import runs

@@ -3,12 +3,15 @@
 import json
 import math
 import pathlib
+import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import SessionLog
 
+from embark_jax._base.config import ConfigError
 from embark_jax.run.logs import LogError, MetricsLog, read_metrics
 from tests.runs import events
 
@@ -110,3 +113,35 @@ def test_tensorboard_hides_what_came_after_the_step_of_resume(tmp_path):
         if event.session_log.status == SessionLog.START
     ]
     assert 21 in starts
+
+
+def test_weights_and_biases_get_the_numbers_and_go_on(tmp_path, monkeypatch):
+    """By a stand-in for the package; a run that resumes has the id that it had."""
+    calls = []
+
+    class Run:
+        def log(self, numbers, step):
+            calls.append((step, numbers))
+
+        def finish(self):
+            calls.append("finished")
+
+    def init(**options):
+        calls.append(options)
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    for step in (0, 5):
+        with MetricsLog(tmp_path / "a", step, loggers=["wandb"]) as log:
+            log.write(step + 5, {"loss": 0.5, "note": "x", "auc": None})
+    first, logged, _, again, *_ = calls
+    assert first.pop("resume") is None
+    assert again.pop("resume") == "allow"
+    assert first == again
+    assert (first["dir"], first["name"]) == (tmp_path / "a", "a")
+    assert logged == (5, {"loss": 0.5})
+    assert calls[-2:] == [(10, {"loss": 0.5}), "finished"]
+    assert not (tmp_path / "a" / "tensorboard").exists()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"pip install 'embark_jax\[wandb\]'"):
+        MetricsLog(tmp_path / "b", loggers=["wandb"])

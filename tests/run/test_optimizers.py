@@ -155,3 +155,16 @@ def test_factors_are_those_of_the_formula(keys, expected):
     schedule: Any = build_schedule(schedule_of(keys), 12)
     assert schedule is not None
     assert [float(schedule(t)) for t in range(12)] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("steps", [13_000, 1_000_000])
+@pytest.mark.parametrize("kind", ["cosine", "polynomial"])
+def test_the_last_steps_of_a_long_run_have_a_rate(kind, steps):
+    """As counts come: whole numbers of optax, float32 of rows."""
+    schedule: Any = build_schedule(schedule_of({"kind": kind}), steps)
+    counts = np.arange(steps - 100, steps + 2)
+    part = (steps - np.minimum(counts, steps)) / steps
+    expected = np.sin(np.pi / 2 * part) ** 2 if kind == "cosine" else part
+    for dtype in (jnp.int32, jnp.float32):
+        found = jax.vmap(schedule)(jnp.asarray(counts, dtype))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)

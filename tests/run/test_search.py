@@ -3,10 +3,13 @@
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from embark_jax import run
+from embark_jax.cli import errors
 from embark_jax.cli.arguments import console
 from embark_jax.config import reading
 from embark_jax.data import SyntheticClicks
@@ -107,6 +110,22 @@ def test_a_grid_tries_each_combination_once(config, trained, tmp_path, monkeypat
     assert again.out.count("│") == outcome.out.count("│")
 
 
+def test_trials_are_compared_like_runs(config, trained, tmp_path):
+    """By the folder of the search, or by folders of their own."""
+    done("search", config, *GRID, "--workdir", tmp_path / "grid")
+    page = tmp_path / "page.html"
+    plan = tmp_path / "grid" / "trial-0000" / "plan.json"
+    plan.write_text('{"version": 3}')  # of an old run
+    outcome = done("compare", tmp_path / "grid", "--metric", "auc", "--html", page)
+    assert "0.68010 ± 0.07071" in outcome.out
+    assert "embedding.optimizer.learning_rate" in page.read_text()
+    two = [tmp_path / "grid" / f"trial-000{i}" for i in (0, 2)]
+    outcome = done("compare", *two)
+    assert "trial-0000 …" in outcome.out, "they differ in their seed alone"
+    refused = embark("compare", *two, "--metric", "aucc")
+    runs.assert_refused(refused, "--metric is 'aucc'; did you mean auc?")
+
+
 @pytest.mark.parametrize("search", [(), GRID], ids=["ranges", "grid"])
 def test_a_trial_that_was_ended_early_goes_on_in_its_folder(
     ranges, trained, tmp_path, search
@@ -124,6 +143,72 @@ def test_a_trial_that_was_ended_early_goes_on_in_its_folder(
     assert trained.count("trial-0001") == 2
     assert values_of(workdir)[1] == values
     assert len(values_of(workdir)) == 4
+
+
+def test_a_longer_search_draws_new_values(ranges, trained, tmp_path):
+    """The first six of a search are the same, whether it is begun once or continued."""
+    rates = []
+    for name, *steps in (("whole", 6), ("continued", 3, 6)):
+        for wanted in steps:
+            args = "--trials", wanted, "--workdir", tmp_path / name
+            done("search", ranges, *args)
+        rates.append([rate for _, rate in values_of(tmp_path / name)])
+    assert len(rates[0]) == len({*rates[0]}) == 6
+    assert rates[0] == rates[1]
+
+
+def test_two_commands_at_once_draw_different_values_and_no_trial_too_many(
+    ranges, trained, tmp_path, monkeypatch
+):
+    """The second begins while the first trains its first trial."""
+    search = "search", ranges, "--trials", 3, "--workdir", tmp_path / "search"
+    train, begun = training.train, []
+
+    def train_beside_another(*args):
+        begun.append(args)
+        if len(begun) == 1:
+            done(*search)
+        return train(*args)
+
+    monkeypatch.setattr(training, "train", train_beside_another)
+    done(*search)
+    assert sorted(trained) == ["trial-0000", "trial-0001", "trial-0002"]
+    assert len({rate for _, rate in values_of(tmp_path / "search")}) == 3
+
+
+@pytest.mark.parametrize("search", [(), GRID], ids=["ranges", "grid"])
+def test_a_trial_whose_process_was_killed_is_run_by_the_next_command(
+    ranges, trained, tmp_path, monkeypatch, search
+):
+    ranges.write_text(CONFIG + ("" if search else RANGES))
+    args = "search", ranges, *search, "--workdir", tmp_path / "search"
+    args += () if search else ("--trials", 2)
+    train = training.train
+
+    def killed(config, workdir, *_):
+        workdir.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train", killed)
+    monkeypatch.setattr(errors, "end_at_ctrl_c", lambda: None)
+    embark(*args)
+    monkeypatch.setattr(training, "train", train)
+    done(*args)
+    assert len({*trained}) == len(trained) == (4 if search else 2)
+    assert trained[0] == "trial-0000"
+
+
+def test_without_optuna_there_are_grids(ranges, config, trained, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "embark_jax.run.sampled_search", raising=False)
+    monkeypatch.delattr(run, "sampled_search", raising=False)
+    ranges = runs.write_config(tmp_path, CONFIG + RANGES)
+    refused = embark("search", ranges, "--workdir", tmp_path / "ranges")
+    runs.assert_refused(refused, "pip install 'embark_jax[search]'")
+    assert not trained
+    config.write_text(CONFIG)
+    done("search", config, *GRID, "--workdir", tmp_path / "grid")
+    assert len(trained) == 4
 
 
 def test_a_folder_of_another_search_is_refused(config, trained, tmp_path):

@@ -14,9 +14,9 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax import simulator
-from embark_jax.embedding.device_batch import abstract_batch, abstract_routes
 from embark_jax.planner import Workload
 from embark_jax.planner.request.dense import dlrm_network
+from embark_jax.train.device_batch import abstract_batch, abstract_routes
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers, abstract_state
 from embark_jax.train.step import make_train_step

@@ -21,10 +21,10 @@ from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from embark_jax.statistics.accesses import FeatureAccess, Statistics
+from embark_jax.train.absent import compile_model
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
-from experiments.step_bytes.absent import compile_model
 from tests.builders import dlrm_dcnv2
 from tests.collectives import counted
 from tests.compiled import DENSE_FEATURES

@@ -44,7 +44,7 @@ def standard_promotion():
 def trainer_of(**options) -> ej.Trainer:
     machines = ej.fleets.dgx_h100(2, DEVICES // 2)
     return make_trainer(
-        ej.plan(TABLES, FEATURES, machines, BATCH),
+        ej.plan(TABLES, FEATURES, machines, BATCH, optimizer="adagrad"),
         dlrm_dcnv2(DENSE, (16, 8), (16, 8, 1), rank=8, layers=2),
         **options,
     )

@@ -1,5 +1,6 @@
 """All-hot batches take a step of their own: the same results, without an exchange."""
 
+import dataclasses
 import re
 
 import jax
@@ -14,9 +15,9 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
 from embark_jax.plans.storage import Placement
 from embark_jax.run import experiment
+from embark_jax.train.absent import compile_model
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
-from experiments.step_bytes.absent import compile_model
 from tests import runs
 from tests.builders import make_trainer
 from tests.collectives import counted
@@ -92,6 +93,22 @@ def test_both_programs_give_the_same():
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert hot == [True, False, True, False, False]
+
+
+def test_routes_are_made_ahead_but_where_the_kind_changes(monkeypatch):
+    trainer = make_trainer(
+        PLAN, WeightedSum(), ej.SGD(0.1), dense_optimizer=optax.sgd(0.1)
+    )
+    made, routes = [], trainer._routes
+    monkeypatch.setattr(
+        trainer, "_routes", lambda batch: made.append(batch.hot) or routes(batch)
+    )
+    given = [dataclasses.replace(each, hot=False) for each in batches(8, hot=False)]
+    for number in (2, 3, 4):
+        given[number] = dataclasses.replace(given[number], hot=True)
+    results = list(trainer.iterate_batches(given))
+    assert [result.hot for result in results] == [2 <= i <= 4 for i in range(8)]
+    assert made == [False, True, False]
 
 
 def test_no_sharded_table_is_in_the_program():

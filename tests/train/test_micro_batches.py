@@ -11,7 +11,7 @@ import embark_jax as ej
 from embark_jax.models.interface import MaskedModel, unmasked
 from embark_jax.plans.storage import Placement
 from embark_jax.train.losses import BinaryCrossEntropy
-from tests.builders import make_plan, make_trainer
+from tests.builders import Sum, make_plan, make_trainer
 
 BATCH, DENSE, STEPS = 32, 3, 3
 USER, ITEM = ej.TableSpec("user", 60, 4), ej.TableSpec("item", 20, 4)
@@ -82,6 +82,23 @@ def trained(micro_batches: int, **options) -> list[np.ndarray]:
         *(trainer.table(name).rows for name in ("user", "item")),
         np.asarray(trainer.state.params["hidden"]["kernel"][...]),
     ]
+
+
+def test_cuts_of_samples_without_dense_values():
+    """In training and in scoring."""
+    features, rng = (ej.FeatureSpec("user"),), np.random.default_rng(0)
+    plan = make_plan(features, (Placement(USER, "dp"),), 1, 1, BATCH)
+    ids = {"user": rng.integers(0, 60, (BATCH, 1)).astype(np.int32)}
+    labels = rng.integers(0, 2, BATCH).astype(np.float32)
+    batch = ej.Batch(np.zeros((BATCH, 0), np.float32), ids, labels)
+    found = []
+    for cuts in (1, 4):
+        trainer = make_trainer(plan, Sum(), micro_batches=cuts)
+        loss = trainer.train([batch]).loss
+        ((_, logits),) = trainer.predict([batch])
+        found.append((loss, np.asarray(logits), trainer.table("user").rows))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_cuts_change_nothing_beside_rounding():

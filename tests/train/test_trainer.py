@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from embark_kernels import Adagrad
 from flax import nnx
 
 from embark_jax.data import Batch, DataError
-from embark_jax.embedding.device_batch import put_batch
 from embark_jax.metrics.pointwise import evaluate
 from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from embark_jax.train.device_batch import put_batch
 from embark_jax.train.loop import BadIdError, NonFiniteLossError
 from embark_jax.train.state import TrainState
 from embark_jax.train.step import REFUSED
@@ -193,6 +194,33 @@ def test_a_finite_loss_with_a_gradient_that_is_not_stops_too():
     zeros = np.zeros((BATCH, DENSE), np.float32)
     with pytest.raises(NonFiniteLossError, match=r"loss is [01]\.\d+ at step 3, "):
         list(trainer.iterate(Clicks(spoil=spoil_at(3, dense=zeros)), 9))
+    assert_equal_states(snapshot(trainer), before)
+
+
+def test_a_rate_that_is_not_finite_stops_before_it_does_harm():
+    def schedule(steps):
+        return jnp.where(steps < 2, 1.0, jnp.nan)
+
+    trainer = clicks_trainer(optimizer=Adagrad(0.1, schedule=schedule))
+    list(trainer.iterate(Clicks(), 2))
+    before = snapshot(trainer)
+    with pytest.raises(NonFiniteLossError, match="at step 3, and it, a rate or the up"):
+        list(trainer.iterate(Clicks(), 9))
+    assert_equal_states(snapshot(trainer), before)
+
+
+def test_weights_whose_sums_would_not_be_finite_stop_before_they_do_harm():
+    """Loss and gradients are small: weights alone are large."""
+    features = (dataclasses.replace(FEATURES[0], weighted=True), FEATURES[1])
+    plan = builders.make_plan(features, PLACED, 2, 2, BATCH)
+    trainer = builders.make_trainer(plan, builders.Sum())
+    before = snapshot(trainer)
+    batch = Clicks().train_batch(0, BATCH)
+    weights = np.full((BATCH, 2), 1e30, np.float32) * [[1, -1]]
+    ids = {"a": np.zeros((BATCH, 2), np.int32), "b": batch.ids["b"]}
+    weights = {"a": weights.astype(np.float32)}
+    with pytest.raises(NonFiniteLossError, match=r"loss is [01]\.\d+ at step 1, "):
+        trainer.train([dataclasses.replace(batch, ids=ids, weights=weights)])
     assert_equal_states(snapshot(trainer), before)
 
 

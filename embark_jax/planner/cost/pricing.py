@@ -126,6 +126,7 @@ class PricedPlan:
             breakdown=breakdown,
             placeholders=self.workload.fleet.placeholders,
             kernels=self.workload.kernels,
+            optimizer=self.workload.optimizer,
             overlap=self.workload.overlap,
         )
 

@@ -15,7 +15,8 @@ A list is YAML or JSON: either the bare list of tables, or a mapping with the li
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from operator import gt
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,6 +43,7 @@ from embark_jax.planner.request.workload import (
     Workload,
 )
 from embark_jax.plans.fleet import Fleet
+from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
     Evicted,
@@ -60,6 +62,9 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST_DIM)]
 MOST_TABLES, MOST_LAYERS = 100_000, 1000
 ITEM = "table list"
+_OF_CONFIGS = {f.name for t in (TableSpec, ForcedPlacement) for f in fields(t)}
+_OF_CONFIGS -= {"discard"}  # a config's evicted
+"""Keys of a table in a config, some of which a list lacks."""
 MODELS = Path(__file__).parents[2] / "config_files" / "models"
 """``configs/models``, through a link that a built package has as a folder."""
 
@@ -87,6 +92,18 @@ class ListedTable(Config):
     pooling: Pooling = "sum"
     count: Count = 1
     name: Annotated[str, Field(strict=True, min_length=1)] | None = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _has_own_keys(cls, given: Any) -> Any:
+        keys = _OF_CONFIGS - cls.model_fields.keys()
+        for key in sorted(keys & set(given if isinstance(given, Mapping) else ())):
+            name = given.get("name", "NAME")
+            raise ValueError(
+                f"{key} is no key of a list: leave it out, and give it beside the "
+                f"list, as embedding.tables.{name}.{key}={given[key]}"
+            )
+        return given
 
     @pydantic.model_validator(mode="after")
     def _has_rows(self) -> ListedTable:

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from embark_jax._base.files import read_arrow
 from embark_jax.data import BatchChecker, PreparedData
-from embark_jax.data.prepare import own_files
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.data.columns import Columns
+from embark_jax.prepare import own_files
+from embark_jax.prepare.run import Options, prepare
 
 
 def prepared(

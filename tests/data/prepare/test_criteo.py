@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from embark_jax.data import BatchChecker, PreparedData
-from embark_jax.data.prepare import criteo, encode
+from embark_jax.prepare import criteo, encode
 from tests.data.prepare.raw_files import criteo_lines, prepared_by
 
 

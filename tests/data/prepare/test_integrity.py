@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from embark_jax.data import DataError, PreparedData
+from embark_jax.data import encoding as encoding_files
 from embark_jax.data import manifest as manifests
-from embark_jax.data.prepare import raw_rows
 from embark_jax.data.table_values import TableValues
 from tests.data.prepare.raw_files import prepared, write_rows
 
@@ -42,7 +42,7 @@ def remove(vocabulary: Path) -> None:
 
 def encoded(folder: Path, run: Path) -> None:
     data = manifests.read(folder)
-    raw_rows.save_encoding(folder, data, run / raw_rows.FOLDER)
+    encoding_files.save_encoding(folder, data, run / encoding_files.FOLDER)
 
 
 def extended(folder: Path, out: Path) -> None:

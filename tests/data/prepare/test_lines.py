@@ -5,11 +5,11 @@ import gzip
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import sql
-from embark_jax.data.prepare.raw_files import TextFile
-from embark_jax.data.prepare.reading import read
-from embark_jax.data.prepare.values import Column, define
 from embark_jax.plans.options import OnBadLine
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.reading import read
+from embark_jax.prepare.values import Column, define
 from tests.data.prepare.raw_files import prepared, write_table
 
 COLUMNS = (
@@ -73,7 +73,7 @@ def database(tmp_path):
 
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
 def test_strange_lines_between_good_ones(database, tmp_path, monkeypatch, ends):
-    monkeypatch.setattr("embark_jax.data.prepare.reading.SHOWN", 99)
+    monkeypatch.setattr("embark_jax.prepare.reading.SHOWN", 99)
     path = tmp_path / "some.txt"
     empty = b"\n"  # does not count
     text = b"".join(GOOD_LINE + empty + line for line, _ in STRANGE)

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError, PreparedData
-from embark_jax.data.prepare import raw_rows
-from embark_jax.data.prepare.vocabulary import FIRST_ID
+from embark_jax.data import encoding as encoding_files
+from embark_jax.data.vocabulary import FIRST_ID
+from embark_jax.prepare import raw_rows
 from tests.data.prepare.raw_files import prepared, samples
 
 ROWS = 60
@@ -36,7 +37,7 @@ def test_ids_of_64_bits_without_a_sign(tmp_path, in_lists):
     ids = ids_of(data, "user")
     assert len(set(zip(numbers, ids, strict=True))) == len(set(ids)) == 7
     assert min(ids) == FIRST_ID
-    raw_rows.save_encoding(data.folder, data.manifest, tmp_path / "encoding")
+    encoding_files.save_encoding(data.folder, data.manifest, tmp_path / "encoding")
     ((batch, _),) = raw_rows.RowEncoder(tmp_path).batches({"user": users})
     assert batch.ids["user"][:, 0].tolist() == ids
 

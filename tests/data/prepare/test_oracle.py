@@ -6,6 +6,7 @@ import gzip
 import io
 import re
 from collections import Counter
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ CASES = {
     "leading zeros": "1,007,7,007,07|7\n0,0,000,00,0\n1,-7,-007,-7,x\n",
     "signs and fractions": "1,+7,7.0,+7.50,7.|7\n0,.5,0.50,.5,-.5\n1,-0,-0.0,-0,0\n",
     "exponents stay texts": "1,1e3,1000,1e3,1E3|1000\n",
+    "small floats": "1,1e-05,0.00001,1,-1.50e-07|5e-324\n0,0e-05,1e-5,1,1.e-05|1E-05\n",
     "other bases stay texts": "1,0x10,16,16,0x10|1_000\n",
     "huge integers": f"1,{2**63},{2**64 - 1},1,{10**30}|0{10**30}\n0,-{2**63},1,1,2\n",
     "long fractions": f"1,1.{'0' * 40}1,{'9' * 40}.0,1,p\n",
@@ -67,6 +69,8 @@ def value(text: str) -> str | None:
         return None
     if text in ("True", "TRUE", "False", "FALSE"):
         return text.lower()
+    if re.fullmatch(r"-?\d(\.\d+)?e-\d\d\d?", text, re.ASCII):
+        text = f"{Decimal(text):f}"
     if not (number := re.fullmatch(r"([+-]?)(\d*)\.?(\d*)", text, re.ASCII)):
         return text
     sign, whole, part = number.groups()

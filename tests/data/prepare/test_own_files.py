@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
-from embark_jax.data.prepare import count, encode, raw_rows
+from embark_jax.data import encoding as encoding_files
+from embark_jax.prepare import count, encode, raw_rows
 from tests.data.prepare.raw_files import prepared, samples, write_table
 from tests.runs import done
 
@@ -173,7 +174,9 @@ def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):
         },
     }
     data = prepared(path, out, columns, split="time")
-    raw_rows.save_encoding(out, data.manifest, tmp_path / "run" / raw_rows.FOLDER)
+    encoding_files.save_encoding(
+        out, data.manifest, tmp_path / "run" / encoding_files.FOLDER
+    )
     shutil.rmtree(out / "vocabulary")
     encoder = raw_rows.RowEncoder(tmp_path / "run")
     ((batch, labelled),) = encoder.batches(path)
@@ -191,3 +194,11 @@ def test_raw_rows_become_what_they_became_in_training(rows, tmp_path):
             np.testing.assert_array_equal(batch.ids[name][mine], ids)
     lengths = [len(row["seen"].split(";")) for row in rows if row["seen"]]
     assert encoder.cut["seen"] == sum(max(0, length - 3) for length in lengths)
+
+
+def test_a_column_twice_that_is_ignored(tmp_path):
+    (tmp_path / "rows.csv").write_text("label,a,b,a\n" + "1,x,y,z\n" * 9)
+    with pytest.raises(DataError, match=r"has 2 columns 'a', .* or leave all of them"):
+        prepared(tmp_path / "rows.csv", tmp_path / "out")
+    data = prepared(tmp_path / "rows.csv", tmp_path / "out", {"ignore": ["a"]})
+    assert [feature.name for feature in data.features] == ["b"]

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark_jax.data import DataError
+from embark_jax.data import encoding as encoding_files
 from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.data.prepare import raw_rows
-from embark_jax.data.prepare.raw_rows import RowEncoder
-from embark_jax.data.prepare.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
+from embark_jax.data.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
+from embark_jax.prepare.raw_rows import RowEncoder
 from tests.data.prepare.raw_files import prepared
 
 LINES = """\
@@ -35,7 +35,9 @@ COLUMNS = {"dense": {"price": {}}, "features": {"tags": {"separator": "|"}}}
 def encoding(folder: Path, raw: Path, columns=None, **options) -> Path:
     """Prepares a file, and returns a folder that has its encoding."""
     data = prepared(raw, folder / "prepared", columns, split="none", **options)
-    raw_rows.save_encoding(data.folder, data.manifest, folder / raw_rows.FOLDER)
+    encoding_files.save_encoding(
+        data.folder, data.manifest, folder / encoding_files.FOLDER
+    )
     return folder
 
 
@@ -126,6 +128,21 @@ def test_the_encoding_is_as_its_page_says(tmp_path, options):
         there = [row for row, value in enumerate(values) if value is not None]
         expected = documented_ids(tmp_path, name, [values[row] for row in there])
         assert [found[name][row][0] for row in there] == expected
+
+
+def test_floats_of_any_form_are_one_value(tmp_path):
+    small = [1e-05, -1.5e-07, 0.25, 1e-05]
+    lines = ["0.00001", "-0.00000015", "0.250", "1e-05"]
+    rows = "".join(f"{i % 2},{line},{i}\n" for i, line in enumerate(lines))
+    (tmp_path / "raw.csv").write_text("label,size,n\n" + rows)
+    folder = encoding(tmp_path, tmp_path / "raw.csv", {"dense": {"n": "none"}})
+    count = np.arange(4, dtype=np.float16)
+    for size in (lines, small, np.array(small, np.float32)):
+        ((batch, _),) = RowEncoder(folder).batches({"size": size, "n": count})
+        assert batch.ids["size"][:, 0].tolist() == [2, 3, 4, 2]
+        assert batch.dense[:, 0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="column size: type is float16, must be int"):
+        list(RowEncoder(folder).batches({"size": count, "n": count}))
 
 
 BIG = 2**63

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from embark_jax.data.prepare import avazu, taobao
+from embark_jax.prepare import avazu, taobao
 from tests.data.prepare.raw_files import (
     everything,
     prepared_by,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from embark_jax.data import manifest as manifests
+from embark_jax.data.columns import Columns
 from embark_jax.data.pipeline import Progress, silent
-from embark_jax.data.prepare import encode, own_files
-from embark_jax.data.prepare.columns import Columns
-from embark_jax.data.prepare.run import Options, prepare
+from embark_jax.prepare import encode, own_files
+from embark_jax.prepare.run import Options, prepare
 from tests import runs
 from tests.runs import done, embark
 

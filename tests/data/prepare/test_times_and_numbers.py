@@ -7,7 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark_jax.data.prepare.raw_rows import RowEncoder, save_encoding
+from embark_jax.data import DataError
+from embark_jax.data.encoding import save_encoding
+from embark_jax.prepare.raw_rows import RowEncoder
 from tests.data.prepare.raw_files import prepared, sizes, write_table
 
 TIMED = {"time": "when"}
@@ -54,6 +56,62 @@ def test_times_of_several_zones_in_parquet(tmp_path):
         pq.write_table(pa.table(table | {"when": when}), tmp_path / f"{name}.parquet")
     data = prepared(tmp_path, tmp_path / "out", TIMED, split="time")
     assert sizes(data) == [36, 2, 2]
+
+
+DATES = [f"2024-01-{day:02} 00:00:00" for day in range(1, 21)]
+NO_TIMES = {
+    "infinity": [*DATES, "-infinity"],
+    "an unknown zone": [*DATES, "2024-01-01 00:00:00 Mars/Olympus"],
+    "whole numbers of 65 bits": [2**62, 2**63],
+    "an infinite number": [0.5, "-inf"],
+    "timestamp": pa.array([0, 2**63 - 1], pa.timestamp("us")),
+    "date": pa.array([0, 2**31 - 1], pa.date32()),
+    "uint64": pa.array([2**62, 2**63], pa.uint64()),
+    "float64": pa.array([0.5, np.inf]),
+}
+
+
+@pytest.mark.parametrize("case", NO_TIMES)
+def test_what_is_no_time_is_refused_with_its_row(tmp_path, case):
+    times = NO_TIMES[case]
+    path = tmp_path / ("rows.csv" if isinstance(times, list) else "rows.parquet")
+    if isinstance(times, list):
+        write_table(path, [{"label": 1, "user": 2, "when": time} for time in times])
+    else:
+        count = len(times)
+        table = {"label": [1] * count, "user": [2] * count, "when": times}
+        pq.write_table(pa.table(table), path)
+    where = f"row {len(times) - 1}" if path.suffix != ".csv" else len(times) + 1
+    with pytest.raises(DataError, match=f"{where}: column when: value is .*a time"):
+        prepared(path, tmp_path / "out", TIMED, window=86_400)
+    if path.suffix == ".csv":
+        data = prepared(path, tmp_path / "out", TIMED, on_bad_line="skip")
+        assert data.manifest.raw_rows - data.manifest.skipped_lines == len(times) - 1
+
+
+def test_named_zones_are_instants(tmp_path):
+    zones = ["UTC", "America/New_York", "Asia/Tokyo", "-03:30"]
+    times = [f"2024-01-01 {hour}:00:00 {zone}" for zone in zones for hour in (10, 11)]
+    rows = [{"label": 1, "user": i, "when": time} for i, time in enumerate(times)]
+    path = write_table(tmp_path / "rows.csv", rows)
+    data = prepared(path, tmp_path / "out", TIMED, split="none", window=3_600)
+    day = int(np.datetime64("2024-01-01", "s").astype(int))
+    utc = [1, 2, 10, 11, 13, 14, 15, 16]
+    assert data.manifest.windows == [day + 3_600 * hour for hour in utc]
+
+
+@pytest.mark.parametrize("kind", ["whole", "timestamp", "before 1970"])
+def test_windows_of_nanoseconds_begin_where_they_should(tmp_path, kind):
+    day, unit = 86_400 * 10**9, 10**9 if kind == "timestamp" else 1
+    midnight = (-5 if kind == "before 1970" else 19_700) * day
+    times = [midnight - 1, midnight, midnight + day - 1, midnight + day]
+    when = pa.array(times, pa.timestamp("ns") if kind == "timestamp" else pa.int64())
+    table = {"label": [1, 0, 1, 0], "user": [1, 2, 3, 4], "when": when}
+    pq.write_table(pa.table(table), path := tmp_path / "rows.parquet")
+    data = prepared(path, tmp_path / "out", TIMED, split="none", window=day // unit)
+    begins = [file.window for file in data.manifest.files["train"]]
+    assert begins == [(midnight + k * day) // unit for k in (-1, 0, 1)]
+    assert [file.rows for file in data.manifest.files["train"]] == [1, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 
 from embark_jax.data.batch import DataError
 from embark_jax.data.event_lists import Histories
-from embark_jax.data.prepare import yambda
-from embark_jax.data.prepare.yambda import Options
 from embark_jax.data.prepared import PreparedData
 from embark_jax.data.windows import WindowsData
+from embark_jax.prepare import yambda
+from embark_jax.prepare.yambda import Options
 from tests import yambda as yambda_files
 
 USERS = 23

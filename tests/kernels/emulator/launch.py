@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from embark_jax.plans import fleet
-from experiments.step_bytes.absent import absent_mesh
+from embark_jax.train.absent import absent_mesh
 from tests.kernels.emulator.machine import Machine
 from tests.kernels.emulator.memory import Memory
 from tests.kernels.emulator.ptx import Kernel, parse

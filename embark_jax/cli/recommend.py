@@ -1,0 +1,121 @@
+"""``embark recommend``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embark_jax.cli.arguments import (
+    Step,
+    TrustCode,
+    check_outputs,
+    end_like_ctrl_c,
+    say,
+    write_table,
+)
+from embark_jax.cli.jax_setup import set_up_jax
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from embark_jax.export import Scorer
+
+FORMATS = (".csv", ".parquet", ".jsonl")
+
+
+def recommend(
+    context: typer.Context,
+    folder: Annotated[
+        str, typer.Argument(metavar="RUN|EXPORT", help="Folder of a trained model.")
+    ],
+    rows: Annotated[
+        Path,
+        typer.Option(
+            "--in",
+            help="CSV or Parquet file with rows of users, or a folder of them; columns "
+            "of the item may be missing.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="A .csv or .parquet file, with a line for each item, or a .jsonl "
+            "file, with one for each row."
+        ),
+    ],
+    k: Annotated[int, typer.Option("--k", min=1, help="Items for each row.")] = 10,
+    exclude: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Leave out the items that this column of the row has, such as its "
+            "history.",
+        ),
+    ] = None,
+    seen: Annotated[
+        Path | None,
+        typer.Option(
+            help="Leave out the items that this CSV or Parquet file has of a user: it "
+            "has the columns of --user and of the item."
+        ),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="The column of the user; it is written, too."
+        ),
+    ] = None,
+    step: Step = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Find the K best of all items for each row, with a two_tower or next_item."""
+    check_outputs([rows, seen], out=out)
+    end_like_ctrl_c(context)
+    from embark_jax._base.config import ConfigError
+    from embark_jax.export import load_scorer
+
+    if out.suffix not in FORMATS:
+        raise ConfigError(f"{out}: must end in {', '.join(FORMATS)}")
+    if seen is not None and (user is None or exclude is not None):
+        raise ConfigError("--seen: needs --user, and takes the place of --exclude")
+    set_up_jax(say)
+    scorer = load_scorer(folder, step, trust_code=trust_code)
+    users = None if user is None else scorer.kept(rows, [user])[user].to_pylist()
+    hidden: Any = exclude
+    if seen is not None:
+        hidden = _seen_by(scorer, seen, user, users)
+    items, scores = scorer.recommend(rows, k, hidden)
+    names = range(len(items)) if users is None else users
+    write_table(_table(user or "row", names, items, scores, out.suffix), out)
+    say(f"items for {len(items):,} rows written to {out}, by step {scorer.step}")
+
+
+def _seen_by(scorer: Scorer, path: Path, user: Any, users: Any) -> list[list[Any]]:
+    """Returns the items that a file has of the user of each row."""
+    table = scorer.kept(path, [user, scorer.item])
+    of_user = defaultdict(list)
+    for name, item in zip(*(each.to_pylist() for each in table.columns), strict=True):
+        of_user[str(name)].append(item)
+    return [of_user[str(name)] for name in users]
+
+
+def _table(
+    name: str, names: Iterable[Any], items: list[list[Any]], scores: Any, suffix: str
+) -> pa.Table:
+    """Returns a table of items and their scores: lists in JSON lines, else one by
+    one."""
+    import pyarrow as pa
+
+    products = [row[: len(of)].tolist() for row, of in zip(scores, items, strict=True)]
+    table = pa.table({name: pa.array([*names]), "item": items, "score": products})
+    if suffix == ".jsonl":
+        return table
+    places = [row for row, of_row in enumerate(items) for _ in of_row]
+    lists = {each: table[each].combine_chunks() for each in ("item", "score")}
+    flat = {each: of_rows.flatten() for each, of_rows in lists.items()}
+    ranks = [rank for of_row in items for rank in range(1, len(of_row) + 1)]
+    return pa.table({name: table[name].take(places), "rank": ranks, **flat})

@@ -1,0 +1,248 @@
+"""Describes the columns of a user's own files, as YAML has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from embark_jax._base.config import Config, nearest
+from embark_jax.data.batch import DataError
+
+PAST = "past_"
+"""How the names of histories begin."""
+Separator = Annotated[str, Field(pattern=r'^[^"\r\n\x80-\U0010ffff]$')]
+"""One ASCII character, which is no quote and ends no line."""
+
+
+class NumberColumn(Config):
+    """A column of numbers. Transforms are fitted to the training samples. The name of
+    a transform alone will do: ``price: log``."""
+
+    transform: Literal["none", "log", "standardize", "quantiles"] = "none"
+    """``log`` is log(1 + x), with 0 for numbers below 0. ``standardize`` gives mean 0
+    and standard deviation 1. ``quantiles`` makes it a feature, whose categories are
+    ranges with equally many samples."""
+    quantiles: Annotated[int, Field(ge=2)] = 32
+    """Number of ranges of ``quantiles``; fewer if many samples have the same number."""
+    missing: Literal["zero", "mean"] = "zero"
+    """What a missing number becomes after the transform. With ``quantiles`` missing
+    numbers are a category of their own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_transform(cls, value: Any) -> Any:
+        return {"transform": value} if isinstance(value, str) else value
+
+
+class CategoryColumn(Config):
+    """A column of categories, integers or text, alone or in lists."""
+
+    table: str | None = None
+    """The table that it reads, with other columns of the same values; None takes its
+    own table."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """The separator between the values of a list in text; None means a single value.
+    Parquet has its own lists."""
+    text: bool = False
+    """Whether each text is a value as it is: otherwise 007 and 7, or 1.10 and 1.1, are
+    one, and texts such as NA are missing."""
+    missing: tuple[str, ...] | None = None
+    """The texts that stand for a missing value; None takes those of the file."""
+    sequence: bool = False
+    """Whether the order of a list counts, the latest last; otherwise its embeddings are
+    averaged."""
+    independent: bool = False
+    """Whether a sequence has lengths of its own; others of a sample must be of one
+    length, with a place for each missing value."""
+    rows: PositiveInt | None = None
+    """If set, values are row numbers already, from 0 on and below this, as they were
+    made elsewhere; missing ones are left out."""
+    longest: PositiveInt | None = None
+    """The most values to keep: sequences keep their last ones, other lists their
+    first."""
+
+
+class HistoryColumns(Config):
+    """What each sample has of the earlier events of its user: for each column a
+    sequence ``past_COLUMN``, the latest last, which reads the column's table."""
+
+    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Columns of categories, with one value each; a missing one keeps its place."""
+    longest: PositiveInt = 50
+    """The most events of a history: the latest."""
+    ties: bool = False
+    """Whether events of one time are in each other's histories, by the order of the
+    files."""
+    positive: bool = False
+    """Whether only lines whose label is 1 are events of histories."""
+    separator: Annotated[str, Field(min_length=1)] = ";"
+    """The separator between events in text that is scored later, whose histories the
+    columns ``past_COLUMN`` have."""
+
+    @property
+    def features(self) -> dict[str, str]:
+        """Returns the column of each sequence."""
+        return {f"{PAST}{name}": name for name in self.columns}
+
+
+class Columns(Config):
+    """The columns of a user's own files."""
+
+    label: str | None = "label"
+    """The column of the label, a number from 0 to 1; ``null`` says that there is none:
+    each line is an event that happened, label 1."""
+    labels: tuple[str, ...] = ()
+    """The columns of the labels, if samples have several, in place of ``label``. A
+    sample that lacks one has no loss for this task."""
+    positive_from: float | None = None
+    """If set, a label may be any number; it becomes 1 from this one on, otherwise 0."""
+    weight: str | None = None
+    """A column with the weight of each sample, 0 or more, in loss and metrics."""
+    dense: Mapping[str, NumberColumn] = {}
+    """Columns of numbers."""
+    features: Mapping[str, CategoryColumn] = {}
+    """Columns of categories of which there is something to say, such as that they hold
+    lists; or all of them, without ``others``."""
+    cross: Mapping[str, Annotated[tuple[str, ...], Field(min_length=2)]] = {}
+    """Features of the values of several others together, such as ``user_hour: [user,
+    hour]``; missing if one of these is."""
+    others: bool = True
+    """Whether columns that are not named are features, too, with one value each; in
+    Parquet also with lists."""
+    ignore: tuple[str, ...] = ()
+    """Columns to leave out."""
+    user: str | None = None
+    """The column of the user of each line, for histories and for splits by user; it
+    may be a feature, too, or ignored."""
+    history: HistoryColumns | None = None
+    """Makes histories of the lines: of each sample the earlier events of its ``user``,
+    earlier by ``time``; those of one time are in the order of the files."""
+    decimal: Literal[".", ","] = "."
+    """The sign before the fraction of a number of ``dense`` in text."""
+    optional: tuple[str, ...] = ()
+    """Columns that some files may lack: their values are missing there."""
+    time: str | None = None
+    """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
+    the latest samples are held out. Dates with a time zone, such as
+    2024-05-31T12:30:00+02:00, are instants of UTC."""
+    split: str | None = None
+    """A column that says train, validation or test, whatever the times."""
+    missing: tuple[str, ...] | None = None
+    """The texts that stand for a missing value, such as ``["", "NA", "-"]``; None takes
+    the empty one, and those that databases and data frames write, such as NULL, NA and
+    NaN. With ``text`` only the empty one is."""
+    separator: Separator | None = None
+    """The separator between columns of text, one ASCII character; None takes a tab in
+    .tsv files, and a comma in others."""
+
+    @model_validator(mode="after")
+    def _check_history(self) -> Columns:
+        if self.history is not None:
+            if self.user is None or self.time is None:
+                raise ValueError("history: needs the columns user and time")
+            if self.history.positive and (self.labels or self.label is None):
+                raise ValueError("history.positive: needs one column of labels")
+        return self
+
+    @property
+    def scored(self) -> Columns:
+        """Returns the columns of rows that are scored: histories are lists there."""
+        if self.history is None:
+            return self
+        past = {
+            sequence: CategoryColumn(
+                table=self.features[name].table or name,
+                separator=self.history.separator,
+                sequence=True,
+                longest=self.history.longest,
+            )
+            for sequence, name in self.history.features.items()
+        }
+        return self.model_copy(update={"features": {**self.features, **past}})
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Returns all columns that are used."""
+        others = filter(None, (self.time, self.split, self.weight, self.user))
+        return tuple(dict.fromkeys((*self.targets, *self.inputs, *others)))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Returns the columns of the label or the labels."""
+        return self.labels or tuple(filter(None, [self.label]))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Returns the columns that a prediction needs."""
+        return *self.dense, *self.features
+
+    def completed(self, names: Sequence[str], where: str) -> Columns:
+        """Adds all features of a file with these columns.
+
+        Raises:
+          DataError: if a column is missing or is used twice, or none is left for
+            features.
+        """
+        if not {"label", "labels"} & self.model_fields_set and self.label not in names:
+            raise DataError(
+                f"{where}: has no column {self.label!r}; say which is the label, such "
+                f"as label={names[-1]}, or label=null if each line is an event that "
+                f"happened; known: {', '.join(sorted(names))}"
+            )
+        used = {*self.targets, *self.inputs, *self.ignore}
+        used |= {self.time, self.split, self.weight}  # the user may be a feature, too
+        others = [name for name in names if self.others and name not in used]
+        check_there((*self.named, *others), names, where)
+        check_there(self.ignore, [*{*names}], where)  # also all of several
+        if "" in names and "" not in self.ignore and (self.others or "" in self.named):
+            raise DataError(
+                f"{where}: column {names.index('') + 1} has no name; name it in the "
+                "file, or leave it out: ignore: ['']"
+            )
+        if twice := sorted(self.dense.keys() & self.features.keys()):
+            raise DataError(
+                f"{where}: column {twice[0]!r} is dense and a feature, must be one"
+            )
+        features = {**self.features, **dict.fromkeys(others, CategoryColumn())}
+        for sequence, name in self.history.features.items() if self.history else ():
+            if name not in features:
+                hint = nearest(name, features)
+                raise DataError(
+                    f"{where}: history.columns: {name!r} is no feature; {hint}"
+                )
+            if features[name].separator or features[name].sequence:
+                raise DataError(f"{where}: history.columns: {name!r} has lists")
+            if sequence in {*features, *self.dense}:
+                raise DataError(
+                    f"{where}: column {sequence!r} is there, and history makes it; "
+                    "ignore or rename it"
+                )
+        ranges = [c for c in self.dense.values() if c.transform == "quantiles"]
+        for cross, crossed in self.cross.items():
+            if cross in {*features, *self.dense}:
+                raise DataError(f"{where}: column {cross!r} is there, and a cross, too")
+            for name in crossed:
+                if name not in features or features[name].separator:
+                    hint = nearest(name, features)
+                    raise DataError(
+                        f"{where}: cross.{cross}: {name!r} is no feature of single "
+                        f"values; {hint}"
+                    )
+        if not features and not ranges:
+            raise DataError(f"{where}: no column is left for features")
+        return self.model_copy(update={"features": features, "others": False})
+
+
+def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None:
+    """Raises ``DataError`` if a file lacks a wanted column, or has it twice."""
+    for name in wanted:
+        if name not in names:
+            hint = nearest(name, names)
+            raise DataError(f"{where}: has no column {name!r}; {hint}")
+        if (count := list(names).count(name)) > 1:
+            raise DataError(
+                f"{where}: has {count} columns {name!r}, must have one; rename the "
+                "others, or leave all of them out"
+            )

@@ -1,0 +1,153 @@
+"""The embeddings of a batch: one array for all pooled features of a dim.
+
+So what is done to embeddings and their gradients is a few operations for each dim and
+storage, and the program does not grow with the number of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from embark_jax.embedding.batch_ids import take_columns
+from embark_jax.embedding.indexing import Block, StorageIndex, lookup_order
+from embark_jax.plans.plan import Plan
+from embark_jax.plans.tables import FeatureSpec, embedding_shapes
+
+PooledFeatures = Mapping[int, Sequence[FeatureSpec]]
+"""The pooled features of each dim, in their order in ``Lookups``."""
+
+
+class Lookups(NamedTuple):
+    """The embeddings of a batch as they are looked up, and as their gradients return.
+
+    Attributes:
+      pooled: for each dim ``[batch, features * dim]`` float32, the pooled embeddings.
+      sequences: for each sequence the rows of its events, ``[total, dim]`` float32.
+    """
+
+    pooled: dict[int, jax.Array]
+    sequences: dict[str, jax.Array]
+
+
+def pooled_features(plan: Plan) -> PooledFeatures:
+    """Returns the pooled features of a plan by dim."""
+    shapes = embedding_shapes(plan.tables, plan.features)
+    by_dim: dict[int, list[FeatureSpec]] = {}
+    for feature in sorted(plan.features, key=lookup_order):
+        if not feature.sequence:
+            by_dim.setdefault(shapes[feature.name][0], []).append(feature)
+    return by_dim
+
+
+def split(pooled: PooledFeatures, lookups: Lookups) -> dict[str, jax.Array]:
+    """Returns the embeddings of each feature, ``[batch, dim]``, or of a sequence those
+    of its events."""
+    embeddings = dict(lookups.sequences)
+    for dim, features in pooled.items():
+        # Its gradient is one concatenation; that of slices would be many sums.
+        columns = lax.split(lookups.pooled[dim], [dim] * len(features), axis=1)
+        embeddings |= zip((f.name for f in features), columns, strict=True)
+    return embeddings
+
+
+def sum_outputs(
+    outputs: Iterable[tuple[Block, jax.Array]],
+    pooled: PooledFeatures,
+    mean_factors: Mapping[int, jax.Array],
+    batch: int,
+) -> Lookups:
+    """Adds up what storages have of each feature: those of hot and of cold rows, where
+    a table has both.
+
+    Args:
+      outputs: blocks of all storages' indexes, and their ``[rows, outputs, width]``.
+      pooled: the pooled features.
+      mean_factors: ``[batch, features]`` factors of the sums, of dims that have some.
+      batch: samples of a device.
+    """
+    parts: dict[int, list[jax.Array]] = {dim: [] for dim in pooled}
+    names: dict[int, list[str]] = {dim: [] for dim in pooled}
+    sequences: dict[str, jax.Array] = {}
+    for block, sums in outputs:
+        for dim, (features, columns) in block.by_dim.items():
+            part = sums[:, columns].reshape(len(sums), -1, dim)
+            if block.sequence:
+                before = sequences.get(features[0], 0.0)
+                sequences[features[0]] = before + part[:, 0]
+            else:
+                parts[dim].append(part)
+                names[dim] += features
+    sums = {}
+    for dim, features in pooled.items():
+        total = jnp.zeros((batch, len(features), dim), jnp.float32)
+        if parts[dim]:
+            joined = jnp.concatenate(parts[dim], axis=1)
+            total = _sum_of_terms(joined, names[dim], [f.name for f in features])
+        if dim in mean_factors:
+            total = total * mean_factors[dim][..., None]
+        sums[dim] = total.reshape(batch, -1)
+    return Lookups(sums, sequences)
+
+
+def by_sums(
+    gradients: Lookups, pooled: PooledFeatures, mean_factors: Mapping[int, jax.Array]
+) -> Lookups:
+    """Returns gradients by the sums of rows, float32, pooled ``[batch, features,
+    dim]``."""
+    of_sums = {}
+    for dim in pooled:
+        gradient = gradients.pooled[dim].astype(jnp.float32)
+        gradient = gradient.reshape(len(gradient), -1, dim)
+        if dim in mean_factors:
+            gradient = gradient * mean_factors[dim][..., None]
+        of_sums[dim] = gradient
+    of_events = {n: x.astype(jnp.float32) for n, x in gradients.sequences.items()}
+    return Lookups(of_sums, of_events)
+
+
+def by_outputs(
+    index: StorageIndex, gradients: Lookups, pooled: PooledFeatures
+) -> list[jax.Array]:
+    """Returns gradients by a storage's outputs, for each block of its index ``[rows,
+    outputs, width]``, of those by sums."""
+    by_block = []
+    for block in index.blocks:
+        parts = []
+        for dim, (features, _) in block.by_dim.items():
+            if block.sequence:
+                part = gradients.sequences[features[0]]
+            else:
+                order = [f.name for f in pooled[dim]]
+                places = np.array([order.index(name) for name in features])
+                part = take_columns(gradients.pooled[dim], places)
+            parts.append(part.reshape(len(part), -1, index.storage.width))
+        by_block.append(jnp.concatenate(parts, axis=1))
+    return by_block
+
+
+def _sum_of_terms(
+    joined: jax.Array, names: Sequence[str], features: Sequence[str]
+) -> jax.Array:
+    """Adds up the columns ``[batch, columns, dim]`` of each feature; zeros for one that
+    has none. ``names`` are those of the columns."""
+    places: dict[str, list[int]] = {name: [] for name in features}
+    for place, name in enumerate(names):
+        places[name].append(place)
+    terms = []
+    for number in range(max(map(len, places.values()))):
+        columns = [
+            of_feature[number] if number < len(of_feature) else len(names)
+            for of_feature in places.values()
+        ]
+        if len(names) in columns:
+            columns = np.array(columns)
+            terms.append(joined.at[:, columns].get(mode="fill", fill_value=0))
+        else:
+            terms.append(take_columns(joined, np.array(columns)))
+    return sum(terms[1:], terms[0])

@@ -1,0 +1,283 @@
+"""Reads a user's own files: text with a header, or Parquet."""
+
+from __future__ import annotations
+
+import dataclasses
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embark_jax.data.batch import DataError
+from embark_jax.data.columns import CategoryColumn, Columns
+from embark_jax.data.manifest import LABEL
+from embark_jax.plans.tables import FeatureSpec
+from embark_jax.prepare import sql
+from embark_jax.prepare.raw_files import (
+    ParquetFile,
+    RawFile,
+    TextFile,
+    check_columns,
+    header_names,
+    parquet_names,
+)
+from embark_jax.prepare.recipe import (
+    GIVEN_TIME,
+    SPLIT,
+    USER,
+    WEIGHT,
+    Recipe,
+    last_share,
+)
+from embark_jax.prepare.values import Column, split_named
+
+HELD_OUT_SHARES = 10
+"""A split by time holds out one of this many parts; files are in the order of names."""
+TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
+PARQUET_FILES = ("*.parquet",)
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+def csv(raw: Path, columns: Columns) -> Recipe:
+    """Reads a .csv or .tsv file, plain or gzip, or all of a folder, with one header."""
+    return _recipe(raw, _find(raw, TEXT_FILES), columns)
+
+
+def parquet(raw: Path, columns: Columns) -> Recipe:
+    """Reads a .parquet file, or all of a folder, with the same columns, as an engine
+    such as Spark writes it: also in folders that give columns (``day=2024-05-01``)."""
+    return _recipe(raw, _find(raw, PARQUET_FILES), columns)
+
+
+def files_of_rows(
+    path: Path, columns: Columns, wanted: Sequence[str], optional: Sequence[str] = ()
+) -> list[RawFile]:
+    """Returns files with rows to score, which have the wanted columns, and may have
+    those that are optional, labels and weights.
+
+    Raises:
+      DataError: if there are no files, or a column is missing.
+    """
+    has_parquet = path.is_dir() and any(path.rglob(PARQUET_FILES[0]))
+    is_parquet = path.suffix == ".parquet" or has_parquet
+    paths = _find(path, PARQUET_FILES if is_parquet else TEXT_FILES)
+    names = _names(path, paths[0], columns)
+    others = sorted({*optional, *columns.targets, columns.weight} & {*names})
+    wanted = [*(each for each in wanted if each not in others), *others]
+    return _readers(path, paths, columns, wanted)
+
+
+def _find(raw: Path, patterns: Sequence[str]) -> list[Path]:
+    """Returns a file, or the files of a folder and of those below it, in the order of
+    their paths, but for what is hidden or begins with _, as engines name their
+    notes."""
+    if raw.is_file() and any(raw.match(pattern) for pattern in patterns):
+        return [raw]
+    paths = [
+        path
+        for pattern in patterns
+        for path in raw.rglob(pattern)
+        if not any(p.startswith((".", "_")) for p in path.relative_to(raw).parts)
+    ]
+    if paths:
+        return sorted(paths)
+    if not raw.exists():
+        raise DataError(f"{raw}: no such file or folder")
+    raise DataError(
+        f"{raw}: {'has' if raw.is_dir() else 'is'} no {' or '.join(patterns)}; name "
+        "such a file, or a folder of such files"
+    )
+
+
+def _separator(path: Path, columns: Columns) -> str:
+    return columns.separator or ("\t" if ".tsv" in path.name else ",")
+
+
+def _names(raw: Path, path: Path, columns: Columns) -> list[str]:
+    """Returns the names of the columns of a file, and of its folders."""
+    if path.suffix == ".parquet":
+        names = parquet_names(path)
+    else:
+        names = header_names(path, _separator(path, columns))
+    return [*names, *(n for n in _partition(raw, path) if n not in names)]
+
+
+def _partition(raw: Path, path: Path) -> dict[str, str | None]:
+    """Returns the values that folders below ``raw``, such as ``day=2024-05-01``, give
+    to columns."""
+    named = (folder.partition("=") for folder in path.relative_to(raw).parts[:-1])
+    return {
+        urllib.parse.unquote(name): None if v == _NO_VALUE else urllib.parse.unquote(v)
+        for name, equals, v in named
+        if equals
+    }
+
+
+def _readers(
+    raw: Path,
+    paths: Sequence[Path],
+    columns: Columns,
+    used: Sequence[str],
+) -> list[RawFile]:
+    """Returns what reads the files, each of which has the used columns, in its own
+    order."""
+    files = list[RawFile]()
+    for path in paths:
+        given: dict[str, Any] = {
+            "partition": _partition(raw, path),
+            "optional": columns.optional,
+        }
+        if path.suffix == ".parquet":
+            files.append(ParquetFile(path, tuple(used), **given))
+            continue
+        separator = _separator(path, columns)
+        names = tuple(header_names(path, separator))
+        files.append(TextFile(path, names, separator, True, True, **given))
+        check_columns(files[-1], used)
+    return files
+
+
+def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
+    names = _names(raw, paths[0], columns)
+    if columns.optional:  # which another file may have alone
+        of_all = [name for path in paths for name in _names(raw, path, columns)]
+        names += [n for n in columns.optional if n in of_all and n not in names]
+    columns = columns.completed(names, str(paths[0]))
+    of_files = None if columns.time or columns.split else _splits_of_files(paths)
+    ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
+    is_given = columns.split or of_files is not None
+    in_order = None if columns.time else last_share(HELD_OUT_SHARES)
+    read = [*label_columns(columns), *input_columns(columns), *_others(columns)]
+    return Recipe(
+        raw=_readers(raw, paths, columns, columns.named),
+        raw_columns=read,
+        select={LABEL: label_of(columns)}
+        | {name: cross_of(crossed) for name, crossed in columns.cross.items()},
+        dense=tuple(name for name in columns.dense if name not in ranges),
+        features=(
+            *(_feature(name, column) for name, column in columns.features.items()),
+            *(FeatureSpec(name, pooling="mean") for name in columns.cross),
+            *map(FeatureSpec, ranges),
+        ),
+        time_split=sql.name(SPLIT) if is_given else in_order,
+        usual_split="time" if is_given or columns.time else "random",
+        file_splits=of_files,
+        history=columns.history,
+        numbers=columns.dense,
+        columns=columns.scored,
+    )
+
+
+def label_columns(columns: Columns, required: bool = True) -> list[Column]:
+    """Returns how labels and weights are read; one of several labels may be missing."""
+    bounds, rule = None, None
+    if columns.positive_from is None:
+        bounds = (0, 1)
+        rule = "must be from 0 to 1; for ratings, give the lowest positive one: "
+        rule += "positive_from=4"
+    labels = [
+        Column(
+            name,
+            "number",
+            required and len(columns.targets) == 1,
+            bounds,
+            rule=rule,
+            alias=f"{LABEL} of {name}",
+        )
+        for name in columns.targets
+    ]
+    if columns.weight:
+        rule = "must be 0 or more"
+        weight = Column(columns.weight, "number", required, (0, 3e38), rule=rule)
+        labels.append(dataclasses.replace(weight, alias=WEIGHT))
+    return labels
+
+
+def _others(columns: Columns) -> list[Column]:
+    """Returns how the columns are read that say when a sample was, or its split."""
+    others = []
+    if columns.time:
+        others.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
+    if columns.user:
+        others.append(Column(columns.user, "category", alias=USER))
+    if columns.split:
+        others.append(Column(columns.split, "split", alias=SPLIT))
+    return others
+
+
+def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[Column]:
+    """Returns how the columns that a prediction needs are read.
+
+    Args:
+      columns: the columns.
+      texts: features that had texts in training; None takes what the columns are.
+    """
+    numbers = [
+        Column(n, "number", missing=columns.missing, decimal=columns.decimal)
+        for n in columns.dense
+    ]
+    return numbers + [
+        _category(
+            name, column, None if texts is None else name in texts, columns.missing
+        )
+        for name, column in columns.features.items()
+    ]
+
+
+def label_of(columns: Columns) -> str:
+    """Returns SQL of the label, or of a list of the labels; 1 if there is none."""
+    if not columns.targets:
+        return "1::FLOAT"
+    marks = [sql.name(f"{LABEL} of {name}") for name in columns.targets]
+    if columns.positive_from is not None:
+        marks = [f"({mark} >= {columns.positive_from!r})" for mark in marks]
+    if columns.labels:
+        return f"[{', '.join(marks)}]::FLOAT[{len(marks)}]"
+    return f"{marks[0]}::FLOAT"
+
+
+def cross_of(names: Sequence[str]) -> str:
+    """Returns SQL of the values of several columns as one text, which is null if one of
+    them is. Between them is a character that no text has: 31 separates units."""
+    return " || chr(31) || ".join(f"{sql.name(name)}::VARCHAR" for name in names)
+
+
+def _category(
+    name: str,
+    column: CategoryColumn,
+    is_text: bool | None,
+    missing: tuple[str, ...] | None,
+) -> Column:
+    bounds, rule = None, None
+    is_text = True if column.text else is_text
+    if column.rows is not None:
+        bounds, is_text = (0, column.rows - 1), False
+        rule = (
+            f"must be a row number from 0 to {column.rows - 1:,}, as features.{name}"
+            ".rows says"
+        )
+    return Column(
+        name,
+        "category",
+        bounds=bounds,
+        separator=column.separator,
+        events=column.sequence,
+        missing=missing if column.missing is None else column.missing,
+        text=column.text,
+        independent=column.independent,
+        is_text=is_text,
+        rule=rule,
+    )
+
+
+def _feature(name: str, column: CategoryColumn) -> FeatureSpec:
+    # Bags are pooled by their mean; the mean of a single id's row is that row.
+    pooling = "none" if column.sequence else "mean"
+    return FeatureSpec(name, column.table or name, pooling=pooling)
+
+
+def _splits_of_files(paths: Sequence[Path]) -> list[int] | None:
+    """Returns the split of each file, if all names give one, and some give training."""
+    splits = [split_named(path.name) for path in paths]
+    numbers = [number for number in splits if number is not None]
+    return numbers if len(numbers) == len(paths) and {0, 2} <= set(numbers) else None

@@ -1,0 +1,366 @@
+"""Makes batches from raw rows, as training made them from a user's own files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embark_jax._base.bucket_copy import local_copy
+from embark_jax._base.config import nearest
+from embark_jax.data import manifest as manifests
+from embark_jax.data.batch import Batch, DataError
+from embark_jax.data.columns import check_there
+from embark_jax.data.encoding import FOLDER, read_encoding
+from embark_jax.data.manifest import LABEL
+from embark_jax.data.table_values import TableValues
+from embark_jax.data.vocabulary import (
+    FIRST_ID,
+    MISSING_ID,
+    RARE_ID,
+    is_text,
+    vocabulary_file,
+)
+from embark_jax.plans.tables import PADDING_ID
+from embark_jax.prepare import own_files, raw_files, reading, sql
+from embark_jax.prepare.encode import CHUNK_ROWS, Found, SampleEncoder, id_of
+from embark_jax.prepare.raw_files import RowsInMemory
+from embark_jax.prepare.reading import GOOD
+from embark_jax.prepare.recipe import IN_FILE, WEIGHT
+from embark_jax.prepare.values import Column, define
+
+FEWEST_WARNED = 10
+"""A warning needs this many values: a few that training did not have are no sign."""
+
+
+class RowEncoder:
+    """Makes batches from raw rows.
+
+    Values that no training sample had share a row of their table, like rare ones.
+    Lists that are longer than those in training are cut as in training.
+
+    Args:
+      folder: folder of a run or an export.
+
+    Attributes:
+      cut: for each feature, how many values of too long lists were left out.
+      labels: names of the labels, if samples have several.
+      dense: names of the dense columns, in words.
+
+    Raises:
+      DataError: if the folder has no encoding: its data were not a user's own files.
+    """
+
+    def __init__(self, folder: Path):
+        encoding = local_copy(folder, without=["checkpoints"]) / FOLDER
+        if not (encoding / manifests.FILE_NAME).exists():
+            raise DataError(
+                f"{folder}: has no {FOLDER}/, so raw rows cannot be read; runs have it "
+                "whose data `embark data prepare csv` or parquet prepared"
+            )
+        values = self._values = read_encoding(encoding)
+        manifest = self._manifest = values.manifest
+        if manifest.columns is None:
+            raise DataError(f"{encoding}: does not describe the columns of raw rows")
+        self._columns = manifest.columns
+        self._encoder = SampleEncoder(manifest)
+        texts = [n for n, (_, t) in self._encoder.categories.items() if t.is_text]
+        self._known = own_files.label_columns(self._columns, required=False)
+        self._known += own_files.input_columns(self._columns, texts)
+        self._database = sql.Database()
+        define(self._database)
+        self._ids = {
+            name: _ids_of_values(values, name)
+            for name, table in manifest.tables.items()
+            if table.kind == "values"
+        }
+        self._queries: dict[pa.Schema, tuple[reading.Selected, str]] = {}
+        self.cut = self._encoder.cut
+        self.labels = manifest.labels
+        self.dense = [f"column {name}" for name in manifest.dense]
+
+    def batches(
+        self, rows: Any, optional: Sequence[str] = ()
+    ) -> Iterator[tuple[Batch, bool]]:
+        """Returns batches of any size, in the order of the rows, and whether they have
+        labels. At the end it warns of columns most of whose values are unknown.
+
+        Args:
+          rows: the path of a CSV or Parquet file, or of a folder of them; or a mapping
+            of columns, an Arrow table or a data frame.
+          optional: features whose columns may be missing, as all of their values are
+            then.
+
+        Raises:
+          DataError: if a column is missing or a value breaks a rule.
+        """
+        values, unknown = Counter(), Counter()
+        made = self._of_files if isinstance(rows, str | Path) else self._of_table
+        for where, first, samples in made(rows, optional):
+            batch = self._encoder.batch(
+                samples, functools.partial(self._found, samples)
+            )
+            # Of several labels each row may lack some, but no label all rows.
+            missing = np.isnan(batch.labels)
+            lacks = missing.all(axis=0) if missing.ndim > 1 else missing
+            has_label = LABEL in samples.column_names and not lacks.any()
+            if not has_label:
+                batch.labels[...] = 0
+            for name, (_, table) in self._encoder.categories.items():
+                if table.kind == "values":
+                    ids = np.asarray(batch.ids[name])
+                    values[name] += int((ids >= RARE_ID).sum())
+                    unknown[name] += int((ids == RARE_ID).sum())
+
+            def locate(row: int, where: Any = where, first: int = first) -> str:
+                return f"{where}, row {first + row}"
+
+            yield dataclasses.replace(batch, locate=locate), has_label
+        _warn_of_unknown(values, unknown)
+
+    def ids(self, feature: str, values: Sequence[Any]) -> np.ndarray:
+        """Returns the ids of a feature's values, int64 ``[values]``: 1 for those that
+        training did not know, 0 for a missing one.
+
+        Raises:
+          DataError: if there is no such feature of categories, or a value breaks a
+            rule.
+        """
+        if feature not in self._encoder.categories:
+            known = nearest(feature, self._encoder.categories)
+            raise DataError(f"{feature}: is no feature of categories; {known}")
+        (column,) = (each for each in self._known if each.name == feature)
+        column = dataclasses.replace(column, separator=None)  # each is one value
+        table = _table({feature: values})
+        ids = [
+            self._found(samples, feature).id
+            for _, _, samples in self._queried(table, [column])
+        ]
+        return np.concatenate(ids)
+
+    def values(self, feature: str) -> tuple[np.ndarray, list[Any]]:
+        """Returns the ids of the rows that stand for a value of a feature, int64, and
+        their values.
+
+        Raises:
+          DataError: if nothing says which value a row stands for, as it is hashed.
+        """
+        of_feature, table = self._encoder.categories[feature]
+        if table.kind == "hashes":
+            raise DataError(
+                f"{feature}: is hashed, so that nobody knows which value a row stands "
+                "for: prepare the data without hashing it"
+            )
+        ids = np.arange(table.first, table.rows)
+        if table.kind == "numbers":
+            return ids, ids.tolist()
+        return ids, self._values.keys(of_feature.table).to_pylist()
+
+    def first(self, feature: str) -> int:
+        """Returns the first id of a feature that stands for a value."""
+        return self._encoder.categories[feature][1].first
+
+    def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
+        """Returns columns of the files that ``batches`` reads, of text files as their
+        texts.
+
+        Raises:
+          DataError: if there is no such column.
+        """
+        files = own_files.files_of_rows(Path(rows), self._columns, names)
+        tables = []
+        for file in files:
+            columns = ", ".join(
+                f"{file.column(each)} AS {sql.name(each)}" for each in names
+            )
+            with raw_files.plain(file, self._database.spill) as path:
+                query = f"SELECT {columns} FROM {file.source(path)}"
+                tables.append(self._database.table(query))
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise DataError(f"{rows}: columns differ between files: {error}") from None
+
+    def _of_files(
+        self, rows: str | Path, optional: Sequence[str]
+    ) -> Iterator[tuple[Path, int, pa.Table]]:
+        """Yields samples: where they are, the first one's row, and their columns."""
+        wanted = [each for each in self._columns.inputs if each not in optional]
+        paths = own_files.files_of_rows(Path(rows), self._columns, wanted, optional)
+        for file in paths:
+            columns = self._used(file.columns, optional)
+            read = reading.read(self._database, "given", file, columns)
+            query = self._samples(columns, "given")
+            for first in range(0, read.good, CHUNK_ROWS):
+                chunk = f"rowid BETWEEN {first} AND {first + CHUNK_ROWS - 1}"
+                ordered = f"{query} WHERE {chunk} ORDER BY rowid"
+                yield file.path, first, self._database.table(ordered)
+
+    def _of_table(
+        self, rows: Any, optional: Sequence[str]
+    ) -> Iterator[tuple[str, int, pa.Table]]:
+        """Yields the same of rows in memory."""
+        table = _table(rows)
+        yield from self._queried(table, self._used(table.column_names, optional))
+
+    def _queried(
+        self, table: pa.Table, columns: Sequence[Column]
+    ) -> Iterator[tuple[str, int, pa.Table]]:
+        """Yields samples of a table that may have these columns alone, by one query."""
+        names = [column.name for column in columns]
+        check_there(names, table.column_names, "rows")
+        for column in columns:
+            if column.kind == "category" and pa.types.is_float16(
+                table.schema.field(column.name).type
+            ):
+                raise DataError(
+                    f"rows: column {column.name}: type is float16, must be integers or "
+                    "text"
+                )
+        table, file = _plain_texts(table.select(names)), RowsInMemory(names)
+        numbered = table.rename_columns([f"c{i}" for i in range(len(names))])
+        numbered = numbered.append_column("number", pa.array(np.arange(len(table))))
+        for first in range(0, max(1, len(table)), CHUNK_ROWS):
+            with self._database.seeing(rows=numbered.slice(first, CHUNK_ROWS)):
+                if table.schema not in self._queries:
+                    types = reading.types_of(self._database, file, columns)
+                    given = reading.Selected.of(columns, file, types)
+                    place = sql.name(IN_FILE)
+                    source = (
+                        f"(SELECT number AS {place}, {given.values}, {given.good} AS "
+                        f"{sql.name(GOOD)} FROM rows)"
+                    )
+                    query = self._samples(columns, source, [GOOD])
+                    self._queries[table.schema] = given, f"{query} ORDER BY {place}"
+                given, query = self._queries[table.schema]
+                samples = self._database.table(query)
+                if not samples[GOOD].to_numpy().all():
+                    told = reading.bad_rows(self._database, file, file.path, given, 1)
+                    raise DataError(told[0])
+            yield "rows", first, samples
+
+    def _used(self, names: Sequence[str], optional: Sequence[str]) -> list[Column]:
+        """Returns how columns of rows are read: optional ones, labels and weights if
+        they are there."""
+        inputs = {*self._columns.inputs} - {*optional}
+        return [c for c in self._known if c.name in inputs or c.name in names]
+
+    def _samples(
+        self, columns: Sequence[Column], source: str, others: Sequence[str] = ()
+    ) -> str:
+        """Returns a query of samples, from their typed values; of a category it gives
+        ids, or the values of a vocabulary."""
+        there = {column.alias or column.name for column in columns}
+        numbers = [name for name in self._columns.dense if name in there]
+        made = [*map(sql.name, (*numbers, *({WEIGHT} & there), *others))]
+        types = self._database.types(f"FROM {source}")
+        for name, (_, table) in self._encoder.categories.items():
+            crossed = self._columns.cross.get(name)
+            if not crossed and name not in types:  # of an optional feature
+                made.append(f"NULL AS {sql.name(name)}")
+                continue
+            column = own_files.cross_of(crossed) if crossed else sql.name(name)
+            made.append(f"{id_of(table, column)} AS {sql.name(name)}")
+            if types.get(name, "").endswith("]"):
+                each = f"lambda key: {id_of(table, 'key')}"
+                made[-1] = f"list_transform({column}, {each}) AS {column}"
+        labels = {f"{LABEL} of {name}" for name in self._columns.targets}
+        if labels and labels <= there:
+            made.append(f"{own_files.label_of(self._columns)} AS {LABEL}")
+        return f"SELECT {', '.join(made)} FROM {source}"
+
+    def _found(self, samples: pa.Table, name: str) -> Found:
+        """Returns the values of a category."""
+        feature, table = self._encoder.categories[name]
+        values = samples[name].combine_chunks()
+        sample, place = np.arange(len(values)), np.zeros(len(values), np.int64)
+        if pa.types.is_list(values.type):
+            lengths = values.value_lengths().to_numpy(zero_copy_only=False)
+            values, sample = values.flatten(), np.repeat(sample, lengths)
+            first = lengths.cumsum() - lengths
+            place = np.arange(len(values)) - np.repeat(first, lengths)
+            if feature.pooling == "none":  # the last event is at the end
+                place += feature.stored_hotness - np.repeat(lengths, lengths)
+        if table.kind != "values":
+            values = values.fill_null(PADDING_ID)  # of an optional feature
+            return Found(sample, place, values.to_numpy(zero_copy_only=False))
+        ids = self._ids[feature.table]
+        found = [ids.get(value, RARE_ID) for value in values.to_pylist()]
+        return Found(sample, place, np.array(found, np.int64))
+
+
+def _ids_of_values(values: TableValues, table: str) -> dict[Any, int]:
+    """Returns the ids of the values of a table, None being a missing one."""
+    keys, wants_text = values.keys(table), values.manifest.tables[table].is_text
+    if len(keys) and is_text(keys.type) != wants_text:
+        raise DataError(
+            f"{values.folder / vocabulary_file(table)}: column 'key' has {keys.type}, "
+            f"must have {'text' if wants_text else 'integers'}, as the features of "
+            f"table {table!r}"
+        )
+    ids = dict(zip(keys.to_pylist(), itertools.count(FIRST_ID)))
+    return {None: MISSING_ID} | ids
+
+
+def _warn_of_unknown(values: Counter[str], unknown: Counter[str]) -> None:
+    """Warns of columns most of whose values training did not have, or too rarely."""
+    for name, count in values.items():
+        if count >= FEWEST_WARNED and unknown[name] > count / 2:
+            warnings.warn(
+                f"column {name}: training did not know {unknown[name]:,} of {count:,} "
+                "values, which share one row of the table; look whether the column "
+                "is written as in training",
+                stacklevel=4,
+            )
+
+
+def _table(rows: Any) -> pa.Table:
+    """Makes a table of a mapping, an Arrow table or a data frame."""
+    try:
+        if isinstance(rows, Mapping):
+            rows = {name: _column(name, values) for name, values in rows.items()}
+        return pa.table(rows)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise DataError(f"rows: are no table ({error})") from None
+
+
+def _plain_texts(table: pa.Table) -> pa.Table:
+    """Returns a table without dictionaries, whose values are not those of the next one,
+    without 16-bit floats, which queries lack, and what its maker says of it."""
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_dictionary(field.type):
+            column = column.cast(field.type.value_type)
+        if pa.types.is_float16(field.type):
+            column = column.cast(pa.float32())
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"rows: column {field.name}: {error}") from None
+        columns[field.name] = column
+    return pa.table(columns)
+
+
+def _column(name: str, values: Any) -> Any:
+    """Makes an array of a sequence; Arrow takes ids of 2^63 and more if it is told."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    for kind in (None, pa.uint64()):
+        try:
+            return pa.array(values, kind)
+        except OverflowError:
+            continue
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(f"rows: column {name}: {error}") from None
+    raise DataError(
+        f"rows: column {name}: has integers of more than 64 bits, or negative ones "
+        "beside some of 2^63 and more; give them as text"
+    )

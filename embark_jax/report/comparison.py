@@ -1,0 +1,222 @@
+"""Runs beside each other: which keys differ, metrics, time and memory; in the terminal,
+and as a page with their curves over each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rich import markup
+from rich.table import Table
+from rich.text import Text
+
+from embark_jax.metrics.pointwise import Metric
+from embark_jax.report.curves import Records, compared_curves, value_plots
+from embark_jax.report.page import PAGE, UNLIMITED, html_text, image
+
+MOST_ACROSS = 5
+"""Lines that are the columns of a table; more are its rows."""
+MOST_CURVES = 10
+"""Runs whose curves are drawn: the first, which are the best of a search. More cannot
+be told apart."""
+BEST, ABSENT = "*", "–"
+NOTE = f"{BEST}: the best value; ±: standard deviation of seeds"
+SEED, TEST = "seed", "test_"
+NAMES = "name", "search"
+"""Keys that say nothing of how a run was trained, and ``search.KEY`` neither."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRun:
+    """What is compared of a run.
+
+    Attributes:
+      name: its folder.
+      config: its config, JSON-like.
+      records: its records, as ``logs.read_metrics`` gives them.
+      planned_bytes: memory of the fullest device, by its plan.
+      metrics: the metrics that it may have, by name before any cutoff.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    records: Records
+    planned_bytes: float | None
+    metrics: Mapping[str, Metric]
+
+    @functools.cached_property
+    def keys(self) -> dict[str, Any]:
+        """The values of its config by dotted key."""
+        return {k: v for k, v in _flat(self.config) if k.split(".")[0] not in NAMES}
+
+    @functools.cached_property
+    def final(self) -> Mapping[str, Any]:
+        """Its last record; empty if it has not ended."""
+        return next((r for r in self.records if r.get("final")), {})
+
+    def metric(self, name: str) -> Metric | None:
+        """Returns the metric of a key such as ``test_hr@10/like``."""
+        known = name.partition("_")[2].partition("/")[0]
+        return self.metrics.get(known) or self.metrics.get(known.partition("@")[0])
+
+    def best(self, key: str) -> float | None:
+        """Returns the best value of a metric in the evaluations, by its key in them."""
+        found = [record.get(key) for record in self.records]
+        values = [x for x in found if isinstance(x, int | float) and math.isfinite(x)]
+        metric = self.metric(key)
+        if not values or metric is None:
+            return None
+        return max(values) if metric.higher_is_better else min(values)
+
+    def figures(self) -> dict[str, float | None]:
+        """Returns steps, time, speed and memory, by their headings."""
+        speeds = [r["samples_per_s"] for r in self.records if r.get("samples_per_s")]
+        seconds = [r["window_seconds"] for r in self.records if "window_seconds" in r]
+        return {
+            "steps": self.records[-1]["step"] if self.records else None,
+            "training, s": sum(seconds) if seconds else None,
+            "samples per s": statistics.median(speeds) if speeds else None,
+            "planned MB": self.planned_bytes and self.planned_bytes / 1e6,
+        }
+
+
+def _flat(value: Any, key: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        return [(key, value)]
+    inner = (_flat(each, f"{key}.{name}".lstrip(".")) for name, each in value.items())
+    return [pair for pairs in inner for pair in pairs]
+
+
+def differing(runs: Sequence[ComparedRun]) -> list[str]:
+    """Returns the keys in which configs differ."""
+    keys = dict.fromkeys(key for run in runs for key in run.keys)
+    return [k for k in keys if any(r.keys.get(k) != runs[0].keys.get(k) for r in runs)]
+
+
+def repeats(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
+    """Returns the runs, those together that differ in their seed alone; one with the
+    seed of another repeats nothing, as it computes the same."""
+    groups: list[list[ComparedRun]] = []
+    for run in runs:
+        for group in groups:
+            if differing([group[0], run]) == [SEED] and run.keys[SEED] not in [
+                other.keys[SEED] for other in group
+            ]:
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def ordered(groups: Sequence[list[ComparedRun]], key: str) -> list[list[ComparedRun]]:
+    """Returns groups of runs with the best mean value of a metric first, by its key in
+    records, and those that have none last."""
+
+    def place(group: list[ComparedRun]) -> float:
+        value, metric = _mean([run.best(key) for run in group]), group[0].metric(key)
+        if value is None or metric is None:
+            return math.inf
+        return -value if metric.higher_is_better else value
+
+    return sorted(groups, key=place)
+
+
+def comparison_table(
+    runs: Sequence[ComparedRun],
+    deciding: str | None = None,
+    most: int | None = None,
+) -> Table:
+    """Returns a table of runs; several seeds of one config share a line, with mean ±
+    standard deviation.
+
+    Args:
+      runs: the runs, one or more.
+      deciding: key of the metric of evaluations that decides, such as
+        "validation_auc": its best value is shown, and the best line is the first.
+      most: number of lines, the first ones; None shows all.
+    """
+    groups = repeats(runs)
+    is_grouped = len(groups) < len(runs)
+    if deciding is not None:
+        groups = ordered(groups, deciding)
+    groups = groups[:most]
+    names = [group[0].name + " …" * (len(group) > 1) for group in groups]
+    columns = {"run": names}
+    for key in differing(runs):
+        if key != SEED or not is_grouped:
+            values = [group[0].keys.get(key, ABSENT) for group in groups]
+            columns[key] = [f"{v:.4g}" if type(v) is float else str(v) for v in values]
+    if deciding is not None:
+        of_groups = [[run.best(deciding) for run in group] for group in groups]
+        columns[f"best {deciding}"] = _marked(of_groups, groups[0][0].metric(deciding))
+    for name in dict.fromkeys(name for run in runs for name in run.final):
+        if name.startswith(TEST) and (metric := runs[0].metric(name)) is not None:
+            of_groups = [[run.final.get(name) for run in group] for group in groups]
+            columns[name] = _marked(of_groups, metric)
+    for heading in runs[0].figures():
+        means = [_mean([run.figures()[heading] for run in group]) for group in groups]
+        columns[heading] = [
+            ABSENT if x is None else f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"
+            for x in means
+        ]
+    lines = [[heading, *cells] for heading, cells in columns.items()]
+    if len(groups) > MOST_ACROSS:
+        lines = [*map(list, zip(*lines, strict=True))]
+    heads, *rows = lines
+    table = Table(*map(markup.escape, heads))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _marked(
+    groups: Sequence[Sequence[float | None]], metric: Metric | None
+) -> list[str]:
+    """Returns mean ± standard deviation of the values of each group, and a mark at the
+    best mean of several."""
+    cells, means = [], [_mean(values) for values in groups]
+    known = [mean for mean in means if mean is not None]
+    best = None
+    if metric is not None and metric.higher_is_better is not None and len(known) > 1:
+        best = max(known) if metric.higher_is_better else min(known)
+    for values, mean in zip(groups, means, strict=True):
+        some = [value for value in values if value is not None]
+        spread = f" ± {statistics.stdev(some):.5f}" if len(some) > 1 else ""
+        mark = f" {BEST}" if mean is not None and mean == best else ""
+        cells.append(ABSENT if mean is None else f"{mean:.5f}{spread}{mark}")
+    return cells
+
+
+def comparison_page(runs: Sequence[ComparedRun], deciding: str | None) -> str:
+    """Returns a whole page: the table, the curves over each other, and of the keys that
+    differ the values against the metric."""
+    drawn = runs
+    if deciding is not None:
+        drawn = [
+            run for group in ordered([[r] for r in runs], deciding) for run in group
+        ]
+    records = {run.name: run.records for run in drawn[:MOST_CURVES]}
+    what = f"Curves of {len(records)} of {len(runs)} runs"
+    parts = [html_text(comparison_table(runs, deciding), NOTE, columns=UNLIMITED)]
+    parts += [f"<h2>{escape(what)}</h2>", image(compared_curves(records), what)]
+    keys = [key for key in differing(runs) if key != SEED]
+    if deciding is not None and keys:
+        points = {k: [(r.keys.get(k), r.best(deciding)) for r in runs] for k in keys}
+        what = f"Values against {deciding}"
+        parts += [
+            f"<h2>{escape(what)}</h2>",
+            image(value_plots(points, deciding), what),
+        ]
+    title = f"{len(runs)} runs compared"
+    return PAGE.substitute(title=title, body=f"<h1>{title}</h1>" + "\n".join(parts))
