@@ -13,12 +13,12 @@ the lowest bound is searched."""
 CROWDING: tuple[float, ...] = (0.0, 0.5, 1.0, 0.25, 0.75, 1.5, 0.375, 0.625)
 """Shares of the largest shard that are added to peaks, of the relaxations whose
 roundings are improved; 0 is the relaxation itself."""
-ROUNDED_GROUPS, ROUNDINGS, LEAF_ROUNDINGS = 120, 2, 1
+ROUNDED_GROUPS, ROUNDINGS, LEAF_ROUNDINGS = 120, 2, 2
 """Groups of alike tables in all roundings of a start together, but at least so many
 roundings; and roundings of a leaf."""
 BRANCHES, BRANCHED = 60, 600_000
 """Most programs of branch and bound, and most candidates in all of them together."""
-LEAVES, LEAF_WORK = 8, 10_000
+LEAVES, LEAF_WORK = 6, 10_000
 """Most leaves that are searched, and most tables times groups in all of them."""
 REINSERTED: tuple[float, ...] = (0.05, 0.1, 0.3)
 """Shares of the tables that a round takes out together."""
