@@ -9,15 +9,15 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 FOLDER = Path(__file__).parents[2] / "configs" / "models"
-# Name and nodes: the gap that was reached when prices last changed, rounded up.
+# Name and nodes: the gap when prices or the search last changed, rounded up.
 GAPS = {
-    ("DLRM-DCNv2", 1): 0.14,
-    ("T180", 1): 0.03,
-    ("T200", 2): 0.09,
+    ("DLRM-DCNv2", 1): 0.09,
+    ("T180", 1): 0.02,
+    ("T200", 2): 0.04,
     ("T510", 1): 0.02,
-    ("T510", 8): 0.10,
-    ("T7", 8): 0.20,
-    ("T7", 16): 0.10,
+    ("T510", 8): 0.07,
+    ("T7", 8): 0.03,
+    ("T7", 16): 0.05,
 }
 ZIPF_EXPONENT = 1.1
 """Of EMBark's released generator; the paper says 1.2."""

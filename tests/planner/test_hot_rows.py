@@ -150,7 +150,9 @@ def test_where_ids_are_skewed_the_planner_finds_hot_rows():
     }
     forced, _ = planned(1.1, clusters)
     assert any(each.hot_rows for each in forced.placements)
-    assert forced.prediction.step_ms <= 1.02 * skewed.prediction.step_ms
+    # Either search may end as far above the optimum as its bound says.
+    farthest_ms = (1 + skewed.prediction.gap) * skewed.prediction.step_ms
+    assert forced.prediction.step_ms <= farthest_ms
     assert forced.prediction.lower_bound_ms >= 0.999 * skewed.prediction.lower_bound_ms
     even, _ = planned(0.0)
     assert not any(each.hot_rows for each in even.placements)

@@ -99,8 +99,6 @@ def test_the_same_request_gives_the_same_plan():
 MODELS = thorough(published.GAPS, [("DLRM-DCNv2", 1)])
 MISSED = {
     ("T510", 1): "memory is short: the gap is 4.8 %, where a longer search reached 2 %",
-    ("T180", 1): "since updated rows are priced the gap is 3.03 %",
-    ("T7", 16): "since updated rows are priced the gap is 10.3 %",
 }
 
 
