@@ -132,6 +132,7 @@ def test_forced_hot_rows_are_kept_and_the_rest_is_searched(cluster):
     assert planned.prediction.gap < 0.1
 
 
+@pytest.mark.slow
 def test_where_ids_are_skewed_the_planner_finds_hot_rows():
     listed = load_table_list("dlrm_dcnv2")
     tables, features = listed.specs()

@@ -183,6 +183,7 @@ def test_a_target_for_memory_is_kept_and_costs_time():
             ej.plan(*model, memory_gb=bad)
 
 
+@pytest.mark.slow
 def test_the_command_keeps_the_target():
     options = ("plan", "dlrm_dcnv2", "fleet=dgx-h100", "embedding.memory_gb=45")
     record = json.loads(embark(*options, "--json").out)

@@ -88,9 +88,9 @@ def test_predicted_memory_is_that_of_the_storages():
 
 
 def test_the_same_request_gives_the_same_plan():
-    tables, features = published.model("T180")
+    tables, features = published.model("T7")
     one, two = (
-        plan(tables, features, fleet.dgx_h100(), BATCH, zipf_exponent=1.1).to_json()
+        plan(tables, features, fleet.dgx_h100(8), BATCH, zipf_exponent=1.1).to_json()
         for _ in range(2)
     )
     assert one == two

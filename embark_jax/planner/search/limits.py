@@ -45,12 +45,9 @@ def solve_within(
     unlimited = dataclasses.replace(workload, memory_gb=None)
     instance = Instance(tables, features, forced, unlimited)
     device_bytes = instance.memory.limit_bytes
-    try:
-        whole = solve(instance)
-    except DoesNotFitError:
-        if limit_bytes < device_bytes:
-            found(limit_bytes)  # says how far it is short of this limit
-        raise
+    if limit_bytes < device_bytes:  # says at once how far it is short of this limit
+        solve(Instance(tables, features, forced, workload), quick=True)
+    whole = solve(instance)
     results = [whole]
     if whole.assignment.bytes() > limit_bytes:
         results = [found(limit_bytes)]

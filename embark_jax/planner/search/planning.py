@@ -12,8 +12,9 @@ from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.checking import checked
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.advice import faster, knee, lighter
+from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.limits import solve_within
-from embark_jax.planner.search.solve import DoesNotFitError, SearchResult
+from embark_jax.planner.search.solve import DoesNotFitError, SearchResult, solve
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import ForcedPlacement
@@ -210,8 +211,9 @@ def _that_fit(
     features: Sequence[FeatureSpec],
     forced: Forced,
 ) -> Iterator[tuple[str, SearchResult]]:
-    """Yields requests that are like one that does not fit, in words, and their plans:
-    of each kind the first that fits. More nodes help who plans for a fleet."""
+    """Yields requests that are like one that does not fit, in words, and what a short
+    search finds for them: of each kind the first that fits. More nodes help who plans
+    for a fleet."""
     fleet, samples = workload.fleet, workload.batch_size
     requests: list[list[tuple[str, Workload, Sequence[TableSpec]]]] = []
     here = [table for table in tables if not (table.cached or table.is_dynamic)]
@@ -260,5 +262,7 @@ def _that_fit(
     for alike in requests:
         for change, load, others in alike:
             with contextlib.suppress(ValueError):
-                yield change, _results(load, others, features, forced)[0]
+                grown, fixed = checked(others, features, forced, load)
+                instance = Instance(grown, features, fixed, load)
+                yield change, solve(instance, quick=True)
                 break
