@@ -21,7 +21,18 @@ ELEMENTWISE = {
     *("convert_element_type", "div", "eq", "erf", "erf_inv", "exp", "expand_dims"),
     *("expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log"),
     *("log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
-    *("pow", "reshape", "rev", "rsqrt", "select_n", "sign", "slice", "sqrt", "square"),
+    *(
+        "one_minus_square",
+        "pow",
+        "reshape",
+        "rev",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "slice",
+        "sqrt",
+        "square",
+    ),
     *("squeeze", "stop_gradient", "sub", "tanh", "transpose", "xor"),
 }
 """Operations that XLA fuses into those that read their results."""
