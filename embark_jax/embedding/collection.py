@@ -362,9 +362,12 @@ class EmbeddingCollection:
         gradient of a row: its gradient, times factors and weights. On a device."""
         largest = []
         for dim, gradient in gradients.pooled.items():
-            term = jnp.abs(gradient.reshape(len(gradient), -1, dim)).max(axis=2)
-            term = term * routes.mean_factors.get(dim, 1.0)
-            largest.append(term * routes.largest_weights.pooled.get(dim, 1.0))
+            term = jnp.abs(gradient)
+            for factors in (routes.mean_factors, routes.largest_weights.pooled):
+                if dim in factors:
+                    of_bags = term.reshape(*factors[dim].shape, -1).max(axis=2)
+                    term = of_bags * factors[dim]
+            largest.append(term)
         for name, gradient in gradients.sequences.items():
             term = jnp.abs(gradient).max(axis=1)
             largest.append(term * routes.largest_weights.sequences.get(name, 1.0))

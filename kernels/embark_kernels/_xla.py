@@ -21,6 +21,10 @@ from embark_kernels.sizes import COLUMNS_AT_ONCE, TERMS_WORTH_SORTING
 
 T = TypeVar("T")
 
+BAGS_ALONE = 32
+"""Up to so many bags, each has its own expression on CPU, so that its sum is made where
+it is used: 4.0 ms in place of 5.1 for 26 bags of 2,048 samples. With more, bags of
+equal length share one, to keep programs small."""
 TERMS_AT_ONCE = 2048
 """Terms that an iteration of a loop on CPU adds; 512 KiB of rows of width 64."""
 
@@ -33,10 +37,10 @@ def sum_columns(
 ) -> jax.Array:
     """Sums as ``lookup.pooled_lookup`` does: ``[batch, bags, width]`` float32."""
     ends = np.cumsum(lengths)
-    groups = [np.flatnonzero(np.equal(lengths, n)) for n in np.unique(lengths)]
+    by_length = [np.flatnonzero(np.equal(lengths, n)) for n in np.unique(lengths)]
+    alone = [np.array([bag]) for bag in range(len(lengths))]
 
-    def group_by_group(sum_bags, table, ids, weights):
-        """Sums bags of equal length together, so that programs stay small."""
+    def group_by_group(groups, sum_bags, table, ids, weights):
         sums = []
         for bags in groups:
             length = lengths[bags[0]]
@@ -51,7 +55,10 @@ def sum_columns(
 
             factors = None if weights is None else cut(weights)
             sums.append(sum_bags(table, cut(ids), factors))
-        joined, order = jnp.concatenate(sums, axis=1), np.concatenate(groups)
+        # In two dimensions, as models join them: XLA then makes one array of both.
+        flat = jnp.concatenate([each.reshape(len(each), -1) for each in sums], axis=1)
+        joined = flat.reshape(len(flat), len(lengths), -1)
+        order = np.concatenate(groups)
         return joined[:, np.argsort(order)] if (np.diff(order) < 0).any() else joined
 
     def all_columns(table, ids, weights):
@@ -95,8 +102,12 @@ def sum_columns(
         table,
         ids,
         weights,
-        cpu=partial(group_by_group, a_few_columns),
-        default=partial(group_by_group, all_columns),
+        cpu=partial(
+            group_by_group,
+            alone if len(lengths) <= BAGS_ALONE else by_length,
+            a_few_columns,
+        ),
+        default=partial(group_by_group, by_length, all_columns),
     )
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from embark_kernels import (
     _lookup_kernel,
+    _xla,
     bag_offsets,
     oracle,
     pooled_lookup,
@@ -138,12 +139,15 @@ def test_a_line_may_have_several_bags(implementation, weighted):
     assert_sums_close(actual.reshape(-1, 24), sums, magnitude, 5)
 
 
-@pytest.mark.parametrize("gpu_program", [False, True])
-def test_programs_of_plain_xla_agree(monkeypatch, gpu_program):
-    """On CPU bags may be longer than a turn of the loop adds; the program that GPUs run
-    is run on CPU, too."""
+@pytest.mark.parametrize(
+    ("gpu_program", "bags_alone"), [(False, 0), (False, 32), (True, 32)]
+)
+def test_programs_of_plain_xla_agree(monkeypatch, gpu_program, bags_alone):
+    """On CPU bags may be longer than a turn of the loop adds, each alone or equal
+    lengths together; the program that GPUs run is run on CPU, too."""
     if gpu_program:
         run_gpu_programs(monkeypatch)
+    monkeypatch.setattr(_xla, "BAGS_ALONE", bags_alone)
     table, hotness = make_table(8), (16, 3, 50, 3, 16)
     rng = np.random.default_rng(4)
     ids = rng.integers(-1, ROWS, (2, 88)).astype(np.int32)
