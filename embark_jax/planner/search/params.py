@@ -38,22 +38,6 @@ LONGER = 0.006
 TRIED = 20
 """Number of candidates of a group that moves choose among: the best ones of the
 relaxation."""
-POWERS: tuple[int, ...] = (16, 64, 256)
-"""Powers of the smooth cost by which they are put in anew."""
-IMPROVED = 4
-"""Assignments of different starts whose tables are taken out together."""
-REINSERTIONS, INSERTION = 2.5e7, 2000
-"""Candidates on devices that all rounds try together; and as how many each insertion
-counts, whatever it tries."""
-ROUNDS = 12
-"""Most rounds for each table."""
-CLOSE = 1e-3
-"""Share of the bound within which a plan is fast enough to end the search."""
-LONGER = 0.006
-"""Share by which a round may make steps longer."""
-TRIED = 20
-"""Number of candidates of a group that moves choose among: the best ones of the
-relaxation."""
 LAST_TRIED = 40
 """Number of candidates of a group that the last moves, of the best plan, choose
 among: with more memory than it needs, DLRM-DCNv2 on 8 H100 has one plan, not
