@@ -39,10 +39,6 @@ TRIED = 20
 """Number of candidates of a group that moves choose among: the best ones of the
 relaxation."""
 LAST_TRIED = 40
-"""Number of candidates of a group that the last moves, of the best plan, choose
-among: with more memory than it needs, DLRM-DCNv2 on 8 H100 has one plan, not
-three."""
-LAST_TRIED = 40
 """Number of candidates of a group that the last moves, of the best plans, choose
 among."""
 POWERS: tuple[int, ...] = (8, 16, 64, 256)
