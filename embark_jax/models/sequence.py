@@ -8,122 +8,16 @@ heads, length, length]`` is ever in memory.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from embark_kernels.attention import EVENTS_OF_TILE, QUERIES_AT_ONCE, attend
 from flax import nnx
-from jax import lax
 from jax.typing import DTypeLike
 
 from embark_jax.models.layers import Linear
-
-QUERIES_AT_ONCE = 256
-"""Queries of a block. Of 8 samples, 4 heads and 4,096 keys, its scores are 64 MiB in
-bfloat16; those of all queries would be 1 GiB."""
-PREFIXES = 4
-"""Blocks of a quarter of the queries read the keys up to its end: 62.5 % of all scores,
-where 50 % are of events that are seen."""
-EVENTS_OF_TILE = 16
-"""A sequence longer than a block is padded to a multiple of it: XLA's GPU compiler
-makes one product of the events of all samples, and finds no tiles that fit into samples
-of, for instance, 4,095 events (jax 0.10.2)."""
-
-
-def attend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    position: jax.Array,
-    valid: jax.Array,
-    weights: Literal["silu", "softmax"],
-    bias: jax.Array | None = None,
-    divisor: int | None = None,
-) -> jax.Array:
-    """Returns each event's sum of values, ``[batch, length, heads, dim]``.
-
-    Args:
-      query, key, value: ``[batch, length, heads, dim]``; the dims of values may differ.
-        Scores and sums are rounded to their dtype, as are their gradients.
-      position: ``[batch, length]`` int32 place of each event in its sequence.
-      valid: ``[batch, length]`` whether there is an event.
-      weights: ``silu``: SiLU of the scores, over the divisor, which does not compete
-        (HSTU, https://arxiv.org/abs/2402.17152, section 3.2); or ``softmax``.
-      bias: ``[distances]`` added to the score of two events by the distance of their
-        positions; larger distances take the last.
-      divisor: None is the length.
-    """
-    batch, length = valid.shape
-    divisor = divisor or length
-    size = min(QUERIES_AT_ONCE, length)
-    blocks = -(-length // size)
-
-    def cut(array: jax.Array) -> jax.Array:
-        """Returns ``[blocks, batch, size, …]``."""
-        padding = [(0, 0), (0, blocks * size - length)]
-        padded = jnp.pad(array, padding + [(0, 0)] * (array.ndim - 2))
-        return jnp.moveaxis(padded.reshape(batch, blocks, size, *array.shape[2:]), 1, 0)
-
-    queries = cut(query), jnp.arange(blocks * size).reshape(blocks, size), cut(position)
-    keys = key, value, position, valid
-    rule = weights, bias, divisor
-    if blocks == 1:  # without a loop, which not every exporter takes
-        return _attend_block(jax.tree.map(lambda x: x[0], queries), keys, *rule)
-    prefixes = min(PREFIXES, blocks)
-    edges = [i * blocks // prefixes for i in range(prefixes + 1)]
-    totals = []
-    for first, end in itertools.pairwise(edges):
-
-        @jax.checkpoint  # or its slices would be kept until the gradient is taken
-        def attend_prefix(queries, keys, first=first, end=end):
-            queries = jax.tree.map(lambda x: x[first:end], queries)
-            keys = jax.tree.map(lambda x: x[:, : end * size], keys)
-            block = jax.checkpoint(lambda queries: _attend_block(queries, keys, *rule))
-            return lax.map(block, queries)
-
-        totals.append(attend_prefix(queries, keys))
-    total = jnp.moveaxis(jnp.concatenate(totals), 0, 1)
-    return total.reshape(batch, blocks * size, *total.shape[3:])[:, :length]
-
-
-def _attend_block(
-    queries: tuple[jax.Array, jax.Array, jax.Array],
-    keys: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
-    weights: Literal["silu", "softmax"],
-    bias: jax.Array | None,
-    divisor: int,
-) -> jax.Array:
-    """Returns the sums of some queries, ``[batch, queries, heads, dim]``.
-
-    Args:
-      queries: queries, their ``[queries]`` indices in the sequence, and positions.
-      keys: keys, values, positions and ``valid``, from the first event on.
-      weights, bias, divisor: as in ``attend``.
-    """
-    query, index, query_position = queries
-    key, value, position, valid = keys
-
-    def add_up(share: jax.Array) -> jax.Array:
-        return jnp.einsum("bhqk,bkhd->bqhd", share.astype(value.dtype), value)
-
-    score = jnp.einsum("bqhd,bkhd->bhqk", query, key)
-    score = score.astype(jnp.float32) / math.sqrt(key.shape[-1])
-    if bias is not None:
-        distance = query_position[:, None, :, None] - position[:, None, None]
-        score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
-    is_before = jnp.arange(key.shape[1])[None] <= index[:, None]
-    seen = valid[:, None, None] & is_before[None, None]
-    if weights == "silu":
-        return add_up(jnp.where(seen, nnx.silu(score) / divisor, 0.0))
-    score = jnp.where(seen, score, -jnp.inf)
-    # No result depends on which number is subtracted from all scores.
-    largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
-    share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
-    whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
-    return add_up(share) / jnp.where(whole > 0, whole, 1.0)
 
 
 def project(layer: Linear, x: jax.Array) -> jax.Array:
