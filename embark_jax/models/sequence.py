@@ -1,28 +1,28 @@
 """Layers that read sequences of events: HSTU's and SASRec's.
 
-A sequence lies in ``[batch, length, width]``; ``valid`` ``[batch, length]`` says which
-places hold an event. An event attends to itself and to those before it. Attention goes
-through the queries block by block, forward and backward, so that no array of ``[batch,
-heads, length, length]`` is ever in memory.
+An event attends to itself and to those before it. Layers apply to the events of all
+samples, ``[…, width]``; ``events`` says where those of a sample lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from embark_kernels.attention import EVENTS_OF_TILE, QUERIES_AT_ONCE, attend
 from flax import nnx
 from jax.typing import DTypeLike
 
+from embark_jax.models.events import PackedSequences, PaddedSequences
 from embark_jax.models.layers import Linear
 
+Sequences = PaddedSequences | PackedSequences
 
-def project(layer: Linear, x: jax.Array) -> jax.Array:
-    """Applies a layer to each event of ``[batch, length, width]``."""
-    return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:2], -1)
+
+def project(layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Applies a layer of ``[batch, width]`` to each event of ``[…, width]``."""
+    return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
 class STU(nnx.Module):
@@ -68,21 +68,19 @@ class STU(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(distances)) if distances else None
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(
-        self, x: jax.Array, position: jax.Array, valid: jax.Array, length: int
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, sequences: Sequences) -> jax.Array:
         made = project(self.uvqk, self.norm(x))
         if self.variant == "paper":
             made = nnx.silu(made)
         gate, *heads = jnp.split(made, self.edges, axis=-1)
         value, query, key = (
-            array.reshape(*array.shape[:2], self.heads, -1).astype(
+            array.reshape(*array.shape[:-1], self.heads, -1).astype(
                 self.uvqk.compute_dtype
             )
             for array in heads
         )
         bias = None if self.bias is None else self.bias[...]
-        total = attend(query, key, value, position, valid, "silu", bias, divisor=length)
+        total = sequences.attend(query, key, value, "silu", bias)
         total = total.reshape(gate.shape).astype(gate.dtype)
         if self.variant == "paper":
             gated = gate * self.gated_norm(total)
@@ -118,40 +116,18 @@ class TransformerLayer(nnx.Module):
         self.outer = Linear(width, width, **shared)
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(
-        self, x: jax.Array, position: jax.Array, valid: jax.Array, length: int
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, sequences: Sequences) -> jax.Array:
         query, key, value = (
-            array.reshape(*array.shape[:2], self.heads, -1)
+            array.reshape(*array.shape[:-1], self.heads, -1)
             for array in jnp.split(project(self.qkv, self.norm(x)), 3, axis=-1)
         )
-        total = attend(query, key, value, position, valid, "softmax")
+        total = sequences.attend(query, key, value, "softmax")
         x = x + self._dropped(project(self.output, total.reshape(x.shape)))
         hidden = nnx.relu(project(self.inner, self.inner_norm(x)))
         return x + self._dropped(project(self.outer, hidden))
 
     def _dropped(self, x: jax.Array) -> jax.Array:
         return self.dropout(x) if self.dropout else x
-
-
-def apply_layers(
-    layers: Iterable[STU | TransformerLayer],
-    x: jax.Array,
-    position: jax.Array,
-    valid: jax.Array,
-) -> jax.Array:
-    """Returns what layers make of sequences, as if one that is longer than a block
-    were not padded; arguments as in ``attend``."""
-    length = x.shape[1]
-    padding = -length % EVENTS_OF_TILE if length > QUERIES_AT_ONCE else 0
-    if padding:
-        x, position, valid = (
-            jnp.pad(array, [(0, 0), (0, padding)] + [(0, 0)] * (array.ndim - 2))
-            for array in (x, position, valid)
-        )
-    for layer in layers:
-        x = layer(x, position, valid, length)
-    return x[:, :length]
 
 
 class SequenceEncoder(nnx.Module):
@@ -197,16 +173,15 @@ class SequenceEncoder(nnx.Module):
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(
-        self, events: jax.Array, position: jax.Array, valid: jax.Array
-    ) -> jax.Array:
-        """Returns ``[batch, length, width]``, of each event what it has seen.
+    def __call__(self, events: jax.Array, sequences: Sequences) -> jax.Array:
+        """Returns ``[…, width]``, of each event what it has seen.
 
         Args:
-          events: ``[batch, length, width]``.
-          position: ``[batch, length]`` int32 place of each event in its sequence.
-          valid: ``[batch, length]`` whether there is an event.
+          events: ``[…, width]``.
+          sequences: where the events of a sample lie.
         """
-        x = events + jnp.asarray(self.position_vectors[...])[position]
+        x = events + jnp.asarray(self.position_vectors[...])[sequences.position]
         x = self.dropout(x) if self.dropout else x
-        return self.norm(apply_layers(self.layers, x, position, valid))
+        for layer in self.layers:
+            x = layer(x, sequences)
+        return self.norm(x)

@@ -218,7 +218,8 @@ class Loop:
         plan, mesh = self.embeddings.plan, self.embeddings.mesh
         samples = own_samples(batch, plan.batch_size) if to_score else batch
         hot = batch.hot and not to_score
-        on_devices = put_batch(samples, plan, mesh, hot)
+        cuts = self._options.micro_batches
+        on_devices = put_batch(samples, plan, mesh, hot, cuts)
         return Placed(batch, on_devices, to_score)
 
     def place_ahead(
