@@ -44,9 +44,10 @@ class NormedMLP(nnx.Module):
         self.norm = nnx.LayerNorm(outputs, rngs=rngs) if normed else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        hidden = project(self.inner, x)
-        hidden = hidden * nnx.sigmoid(self.inner_norm(hidden))
-        outer = project(self.outer, hidden)
+        hidden = project(self.inner.rounded, x)
+        wide = hidden.astype(jnp.float32)
+        hidden = (wide * nnx.sigmoid(self.inner_norm(wide))).astype(hidden.dtype)
+        outer = project(self.outer.rounded, hidden).astype(jnp.float32)
         return outer if self.norm is None else self.norm(outer)
 
 

@@ -25,6 +25,12 @@ def project(layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
+def _in_float32(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Returns what a function makes of arrays in float32, in their own dtype."""
+    result = function(*(array.astype(jnp.float32) for array in arrays))
+    return result.astype(arrays[0].dtype)
+
+
 class STU(nnx.Module):
     """A layer of HSTU (https://arxiv.org/abs/2402.17152, equations 1 to 3).
 
@@ -39,7 +45,8 @@ class STU(nnx.Module):
       qk_dim, v_dim: widths of queries and keys, and of values, of a head.
       distances: distances of events that have a bias of their own; 0 makes no bias.
       variant: ``paper``, or ``dlrm_v4`` for MLPerf's.
-      compute_dtype: dtype of the operands of products with weights.
+      compute_dtype: dtype of the operands of products, and of the arrays between them;
+        what is added up from layer to layer is float32.
       dropout: share of the gated values that training sets to zero.
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
     """
@@ -69,27 +76,28 @@ class STU(nnx.Module):
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
     def __call__(self, x: jax.Array, sequences: Sequences) -> jax.Array:
-        made = project(self.uvqk, self.norm(x))
+        made = project(self.uvqk.rounded, self.norm(x))
         if self.variant == "paper":
-            made = nnx.silu(made)
+            made = _in_float32(nnx.silu, made)
         gate, *heads = jnp.split(made, self.edges, axis=-1)
         value, query, key = (
-            array.reshape(*array.shape[:-1], self.heads, -1).astype(
-                self.uvqk.compute_dtype
-            )
-            for array in heads
+            array.reshape(*array.shape[:-1], self.heads, -1) for array in heads
         )
         bias = None if self.bias is None else self.bias[...]
         total = sequences.attend(query, key, value, "silu", bias)
-        total = total.reshape(gate.shape).astype(gate.dtype)
+        total = total.reshape(gate.shape)
+
+        def gated_by(gate, total):
+            return gate * self.gated_norm(total)
+
         if self.variant == "paper":
-            gated = gate * self.gated_norm(total)
+            gated = _in_float32(gated_by, gate, total)
         else:
-            gate = nnx.silu(gate)
-            gated = [gate, total, gate * self.gated_norm(total)]
+            gate = _in_float32(nnx.silu, gate)
+            gated = [gate, total, _in_float32(gated_by, gate, total)]
             gated = jnp.concatenate(gated, axis=-1)
         gated = self.dropout(gated) if self.dropout else gated
-        return x + project(self.output, gated)
+        return x + project(self.output.rounded, gated).astype(x.dtype)
 
 
 class TransformerLayer(nnx.Module):
@@ -117,14 +125,16 @@ class TransformerLayer(nnx.Module):
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
     def __call__(self, x: jax.Array, sequences: Sequences) -> jax.Array:
+        made = project(self.qkv.rounded, self.norm(x))
         query, key, value = (
             array.reshape(*array.shape[:-1], self.heads, -1)
-            for array in jnp.split(project(self.qkv, self.norm(x)), 3, axis=-1)
+            for array in jnp.split(made, 3, axis=-1)
         )
-        total = sequences.attend(query, key, value, "softmax")
-        x = x + self._dropped(project(self.output, total.reshape(x.shape)))
-        hidden = nnx.relu(project(self.inner, self.inner_norm(x)))
-        return x + self._dropped(project(self.outer, hidden))
+        total = sequences.attend(query, key, value, "softmax").reshape(x.shape)
+        x = x + self._dropped(project(self.output.rounded, total)).astype(x.dtype)
+        hidden = nnx.relu(project(self.inner.rounded, self.inner_norm(x)))
+        hidden = self._dropped(project(self.outer.rounded, hidden))
+        return x + hidden.astype(x.dtype)
 
     def _dropped(self, x: jax.Array) -> jax.Array:
         return self.dropout(x) if self.dropout else x
