@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from embark_kernels._implementation import choose_unless, why_no_kernels
 
 Weights = Literal["silu", "softmax"]
 """What makes shares of scores: SiLU over a divisor, which does not compete (HSTU,
@@ -29,6 +31,9 @@ EVENTS_OF_TILE = 16
 makes one product of the events of all samples, and finds no tiles that fit into samples
 of, for instance, 4,095 events (jax 0.10.2)."""
 
+MOST_KERNEL_DIM = 128
+"""Dims of a head whose gradients fit in the registers of the kernel."""
+
 
 def attend_packed(
     query: jax.Array,
@@ -40,9 +45,14 @@ def attend_packed(
     weights: Weights,
     bias: jax.Array | None = None,
     divisor: int | None = None,
+    *,
+    implementation: str | None = None,
 ) -> jax.Array:
     """Returns each event's sum of values, ``[events, heads, dim]``; zeros after the
     last event.
+
+    The kernel goes over the pairs of events of the same sample alone. Plain XLA unpacks
+    the samples and goes over the pairs of padded ones.
 
     Args:
       query, key, value: ``[events, heads, dim]`` of packed samples, whose events lie
@@ -51,9 +61,82 @@ def attend_packed(
         sample, in the order of the samples.
       longest: largest length that a sample may have.
       weights, bias, divisor: as in ``attend``; None is the largest length.
+      implementation: "xla", "mosaic_gpu", or None for "mosaic_gpu" unless
+        ``why_plain_attention`` has a reason not to.
+
+    Raises:
+      ValueError: if the implementation is unknown or cannot handle the arguments.
     """
-    events, samples = len(query), len(first)
     divisor = divisor or longest
+    unsupported = _why_not_supported(query, key, value, bias)
+    if choose_unless(unsupported, implementation, _why_not_here) == "xla":
+        packed = query, key, value, first, length
+        return _attend_unpacked(packed, longest, weights, bias, divisor)
+    # Imported here, so that plain XLA does not need Mosaic.
+    from embark_kernels._attention_kernel import SiLU, Softmax, attend_mosaic_gpu
+
+    sample, position = places_of_events(first, length, len(query))
+    begin = jnp.arange(len(query), dtype=jnp.int32) - position
+    end = begin + length.at[sample].get(mode="clip")
+    begin, end = (jnp.where(sample < len(first), each, 0) for each in (begin, end))
+    scale = 1 / math.sqrt(query.shape[-1])
+    rule = SiLU(scale, divisor) if weights == "silu" else Softmax(scale)
+    return attend_mosaic_gpu(query, key, value, begin, end, rule)
+
+
+def why_plain_attention(
+    head_dim: int, dtype: jax.typing.DTypeLike, biased: bool = False
+) -> str:
+    """Returns why ``attend_packed`` takes plain XLA here unless it is told otherwise;
+    "" if it takes the kernel.
+
+    It takes the kernel where that can run, can handle the arguments, and passes
+    ``check``, once in a process.
+
+    Args:
+      head_dim, dtype: those of queries, keys and values.
+      biased: whether scores have a bias.
+    """
+    array = jax.ShapeDtypeStruct((1, 1, head_dim), jnp.dtype(dtype))
+    bias = jnp.zeros(1) if biased else None
+    return _why_not_supported(array, array, array, bias) or _why_not_here()
+
+
+def _why_not_here() -> str:
+    # Its products are instructions of Hopper, which newer GPUs have not.
+    if reason := why_no_kernels(hopper=True):
+        return reason
+    # Imported here, since it imports the operations.
+    from embark_kernels import check
+
+    return check.attention_problem()
+
+
+def _why_not_supported(query: Any, key: Any, value: Any, bias: Any) -> str:
+    if bias is not None:
+        return "attention has a bias, which the kernel cannot add"
+    if not query.dtype == key.dtype == value.dtype == jnp.bfloat16:
+        types = ", ".join(each.dtype.name for each in (query, key, value))
+        return f"queries, keys and values are {types}, must be bfloat16"
+    *_, dim = query.shape
+    if value.shape != query.shape:
+        return f"queries are {query.shape}, values {value.shape}: must be alike"
+    if dim % 16 or dim > MOST_KERNEL_DIM:
+        limit = f"a multiple of 16 up to {MOST_KERNEL_DIM}"
+        return f"heads have {dim} dims, must have {limit}"
+    return ""
+
+
+def _attend_unpacked(
+    packed: tuple[jax.Array, ...],
+    longest: int,
+    weights: Weights,
+    bias: jax.Array | None,
+    divisor: int,
+) -> jax.Array:
+    """Unpacks the samples, attends, and packs the sums."""
+    query, key, value, first, length = packed
+    events, samples = len(query), len(first)
     padding = -longest % EVENTS_OF_TILE if longest > QUERIES_AT_ONCE else 0
     place = jnp.arange(longest + padding, dtype=jnp.int32)[None]
     valid = place < length[:, None]
