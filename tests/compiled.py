@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import embark_jax as ej
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.resolving import init_indexes, resolve_routes
-from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
+from embark_jax.cache.swaps import Incoming, make_gather, make_scatter, row_words
 from embark_jax.embedding.collection import BATCH
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
@@ -123,7 +123,8 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
     key = jax.eval_shape(lambda: jax.random.key(0))
     everywhere = NamedSharding(mesh, PartitionSpec())
     key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
-    take, put = make_take(collection, optimizer), make_put(collection, optimizer)
+    take = make_gather(collection, optimizer)
+    put = make_scatter(collection, optimizer)
     taken = take.lower(arrays, moves, incoming).compile().memory_analysis()
     new = put.lower(arrays, key, moves, incoming).compile().memory_analysis()
     assert new.alias_size_in_bytes >= slots // devices * values * 4

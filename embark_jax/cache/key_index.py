@@ -32,8 +32,8 @@ from embark_jax.cache.directory import (
 from embark_jax.embedding.keys import WORDS, number_keys
 from embark_jax.plans.options import Evict
 
-NOWHERE = 2**31 - 1
-"""Slot where nothing moves or changes: no block has as many, nor will."""
+NO_SLOT = 2**31 - 1
+"""Slot where nothing moves or changes: beyond any block, so that writes drop it."""
 WINDOW_PER_KEY = 2
 """Slots that are searched for victims, for each key that a batch may ask for."""
 
@@ -69,7 +69,7 @@ class Moves(NamedTuple):
     """Rows that come into slots, and the rows that leave them.
 
     Attributes:
-      slot: ``[n]`` int32 slots, each once; ``NOWHERE`` where nothing moves. Those where
+      slot: ``[n]`` int32 slots, each once; ``NO_SLOT`` where nothing moves. Those where
         something moves come first.
       incoming: ``[n, 2]`` uint32 keys of the rows that come.
       outgoing: ``[n, 2]`` uint32 keys of the rows that leave.
@@ -89,7 +89,7 @@ class Before(NamedTuple):
 
     Attributes:
       slot: ``[2 n]`` int32 slots of the keys that were asked for, each once;
-        ``NOWHERE`` elsewhere.
+        ``NO_SLOT`` elsewhere.
       used_at, times_used: ``[2 n]`` int32 what the index said of these slots.
       taken, hand: as in ``KeyIndex``.
     """
@@ -213,9 +213,9 @@ def resolve(
     # All arrays are read before they are written, or else XLA copies them: what is
     # written below depends on what is read here, as no use is negative. XLA drops an
     # optimization_barrier too early for that.
-    used_slot = jnp.where(fits & (slot < slots), slot, NOWHERE)
+    used_slot = jnp.where(fits & (slot < slots), slot, NO_SLOT)
     used_at, times_used = _use_of(index, used_slot)
-    used_slot = jnp.where(used_at < 0, NOWHERE, used_slot)
+    used_slot = jnp.where(used_at < 0, NO_SLOT, used_slot)
     batches = index.batches + 1
     index = index._replace(
         used_at=index.used_at.at[used_slot].set(batches[0], mode="drop"),
@@ -228,7 +228,7 @@ def resolve(
         _, index, slot, *_ = carried
         return False, *_give_slots(index, keys, slot, missing, evict, may_evict)
 
-    none, nowhere = jnp.zeros_like(keys), jnp.full(n, NOWHERE, jnp.int32)
+    none, nowhere = jnp.zeros_like(keys), jnp.full(n, NO_SLOT, jnp.int32)
     moves = Moves(nowhere, none, none, misses * 0, jnp.zeros(n, bool))
     # Many batches of a table whose rows all have slots move nothing. This is a loop of
     # one pass or none, since XLA copies all of the index for a conditional.
@@ -323,7 +323,7 @@ def _give_slots(
     if may_evict:
         victims, hand = _find_victims(index, n, evict, any_leaves)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
-    given = jnp.where(moves, jnp.where(fresh < slots, fresh, victim), NOWHERE)
+    given = jnp.where(moves, jnp.where(fresh < slots, fresh, victim), NO_SLOT)
     leaves = moves & (fresh >= slots)
 
     incoming = jnp.where(moves[:, None], keys[moving_key], 0)
@@ -334,7 +334,7 @@ def _give_slots(
     use = _use_of(index, given)
     # Never less than none: this makes all that is written depend on all that is read.
     never = (unplaced < 0) & (use[0] < 0) & (use[1] < 0)
-    given = jnp.where(never & leaves, NOWHERE, given)
+    given = jnp.where(never & leaves, NO_SLOT, given)
     index = index._replace(
         directory=directory,
         slot_keys=index.slot_keys.at[given].set(incoming, mode="drop"),

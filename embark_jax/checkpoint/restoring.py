@@ -137,7 +137,7 @@ def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
 
     for taken in in_threads(read, extents(room, ROW_VALUES * dim)):
         if taken is not None:
-            rows_by_key.take(*taken)
+            rows_by_key.import_rows(*taken)
 
 
 def _whole_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
