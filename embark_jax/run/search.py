@@ -20,7 +20,7 @@ from rich.console import Console
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.files import replacing
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import WindowsData
 from embark_jax.launch.processes import make_host_devices

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embark_jax._base.errors import UserError
-from embark_jax._base.storage import StorageError
+from embark_jax._base.object_store import StorageError
 from embark_jax.config import reading
 from embark_jax.launch.one_host import FAILED, USER_ERROR
 from embark_jax.plans.plan import Plan
