@@ -13,7 +13,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 import embark_jax as ej
 from embark_jax._base import bucket_copy
 from embark_jax._base.bucket_copy import Upload, local_copy
-from embark_jax._base.storage import StorageError
+from embark_jax._base.object_store import StorageError
 from embark_jax.data import DataError
 from tests import runs
 from tests.buckets import denied, object_names, objects, s3_server

@@ -15,7 +15,7 @@ import filelock
 import pyarrow as pa
 
 from embark_jax._base.errors import DataError
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from embark_jax._base.config import Config
-from embark_jax._base.storage import AnyPath, LocalPath
+from embark_jax._base.object_store import AnyPath, LocalPath
 from embark_jax.config.own import OwnConfig, one_of
 
 

@@ -23,7 +23,7 @@ from embark_jax._base.config import (
     given,
     nearest,
 )
-from embark_jax._base.storage import LocalPath
+from embark_jax._base.object_store import LocalPath
 from embark_jax.config.optimizers import (
     ROW_RULES,
     EmbeddingOptimizerConfig,

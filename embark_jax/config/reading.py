@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError, nearest
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 from embark_jax._base.validation import listed, short, validated
 from embark_jax.config import ExperimentConfig, SyntheticConfig, gin_files
 from embark_jax.config.models import WITHOUT_MODEL

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.extend.core import Var
 
 from embark_jax import models
-from embark_jax.checkpoint.layout import array_name
+from embark_jax.checkpoint.arrays import array_name
 from embark_jax.config import ModelConfig
 from embark_jax.export.description import TOWERS
 from embark_jax.models.interface import Masked

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from embark_jax._base.bucket_copy import written
-from embark_jax._base.storage import file_system_or_bucket
+from embark_jax._base.object_store import file_system_or_bucket
 from embark_jax.data.encoding import copy_encoding
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.export.description import (

@@ -61,7 +61,7 @@ def on_test_set(
     return record if best_auc is None else record | {"bayes_auc": best_auc()}
 
 
-def of_last_window(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def last_window_metrics(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the metrics of the last time window, which was evaluated before it was
     trained on, as test metrics."""
     return {TEST_STEP: evaluations[-1]["step"]} | {

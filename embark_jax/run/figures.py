@@ -12,7 +12,8 @@ import numpy as np
 import sklearn.metrics  # noqa: F401, else the first AUC of a run waits for it
 
 from embark_jax.metrics.pointwise import auc, labelled
-from embark_jax.train.loop import STEPS_IN_FLIGHT, StepResult
+from embark_jax.train.results import StepResult
+from embark_jax.train.trainer import STEPS_IN_FLIGHT
 
 MIN_TIMED_STEPS = 10
 """Fewer steps give no throughput: the time of one of them varies."""

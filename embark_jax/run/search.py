@@ -20,7 +20,7 @@ from rich.console import Console
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.files import replacing
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import WindowsData
 from embark_jax.launch.processes import make_host_devices
@@ -32,7 +32,7 @@ from embark_jax.run.dataset import source_of
 from embark_jax.run.folder import CONFIG, RunFolder
 from embark_jax.run.logs import FILE_NAME as METRICS
 from embark_jax.run.own_metrics import deciding_metrics
-from embark_jax.train.loop import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 
 FAILED = "failed.txt"
 """A file in the folder of a trial that diverged, with its error: it is not tried

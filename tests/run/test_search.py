@@ -14,7 +14,7 @@ from embark_jax.cli.arguments import console
 from embark_jax.config import reading
 from embark_jax.data import SyntheticClicks
 from embark_jax.run import training
-from embark_jax.train.loop import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import done, embark
 

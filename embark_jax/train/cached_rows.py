@@ -45,8 +45,8 @@ from embark_jax.cache.stored_rows import MOVED_AT_ONCE, StoredRows
 from embark_jax.cache.swaps import (
     WORD_BYTES,
     Incoming,
-    make_put,
-    make_take,
+    make_gather,
+    make_scatter,
     row_words,
     values_of,
     with_values,
@@ -134,7 +134,7 @@ class CachedRows:
         self.report: Callable[[str], None] = logging.getLogger(__name__).warning
         self._optimizer, self._key = optimizer, key
         self._worker = ThreadPoolExecutor(1, "row-store")
-        self._pending: BatchInFlight | None = None
+        self._loading: BatchInFlight | None = None
         self._started: deque[BatchInFlight] = deque(maxlen=STARTED_AT_MOST)
         self._written: Future | None = None
         words = {n: row_words(optimizer, s) for n, s in collection.cached.items()}
@@ -155,8 +155,8 @@ class CachedRows:
         self._collection = collection
         for name, storage in collection.cached.items():
             self._stores[name].storage = storage
-        self._take = make_take(collection, self._optimizer)
-        self._put = make_put(collection, self._optimizer)
+        self._gather = make_gather(collection, self._optimizer)
+        self._scatter = make_scatter(collection, self._optimizer)
 
         def resolve(indexes, batch, to_score):
             routes = collection.route_batch(batch)
@@ -178,14 +178,14 @@ class CachedRows:
         """The stores of dynamic tables that discard rows."""
         return {name: store for name, store in self._stores.items() if store.discards}
 
-    def bring(
+    def load_rows(
         self,
         tables: TableState,
         batch: DeviceBatch,
         following: DeviceBatch | None = None,
         to_score: bool = False,
     ) -> tuple[TableState, Routes]:
-        """Brings the rows of a batch into slots.
+        """Loads the rows of a batch into slots.
 
         Args:
           tables: tables before the batch; consumed.
@@ -199,41 +199,41 @@ class CachedRows:
         Raises:
           TooFewSlotsError: if the slots cannot hold the rows; nothing has changed.
         """
-        pending = self._pending
-        if pending is None or pending.batch is not batch:
-            self.drop_pending()
-            pending = self._pending = self._route(batch, to_score)
-            self._start_reading(pending)
-        rows, _ = pending.rows.result()  # or it stays pending
-        counts = {name: demand.on_host() for name, demand in pending.demands.items()}
+        loading = self._loading
+        if loading is None or loading.batch is not batch:
+            self._drop_loading()
+            loading = self._loading = self._route(batch, to_score)
+            self._start_reading(loading)
+        rows, _ = loading.rows.result()  # or it stays so
+        counts = {name: demand.on_host() for name, demand in loading.demands.items()}
         try:
             check_slots(counts, self._collection.cached)
         except TooFewSlotsError:
-            self.drop_pending()
+            self._drop_loading()
             raise
-        self._pending = None
+        self._loading = None
         if any(of_storage.unplaced for of_storage in counts.values()):
             self._indexes = grow_directories(self._collection, self._indexes)
         # The devices waited for the rows if the tables, as the step before leaves them,
         # are ready.
         array: Any = next(iter(tables.storages.values()))
-        pending.late = array.is_ready()
+        loading.late = array.is_ready()
         if following is not None:
-            self._pending = self._route(following)
-        tables, pending.left = self._swap(tables, pending.moves, rows)
-        self._started.append(pending)
+            self._loading = self._route(following)
+        tables, loading.left = self._swap(tables, loading.moves, rows)
+        self._started.append(loading)
         if rows and not to_score:
-            self._written = self._worker.submit(self._write, pending)
-        if self._pending is not None:
-            self._start_reading(self._pending)
-        return tables, pending.routes
+            self._written = self._worker.submit(self._write, loading)
+        if self._loading is not None:
+            self._start_reading(self._loading)
+        return tables, loading.routes
 
-    def drop_pending(self) -> None:
+    def _drop_loading(self) -> None:
         """Undoes the route of a batch whose rows are not in slots yet, if there is one;
         it is routed again when its step comes."""
-        if self._pending is not None:
-            self._undo_route(self._pending.demands)
-            self._pending = None
+        if self._loading is not None:
+            self._undo_route(self._loading.demands)
+            self._loading = None
 
     def applied(self, batch: DeviceBatch) -> None:
         """Says that the step of a batch was applied: it cannot be undone any more."""
@@ -251,7 +251,7 @@ class CachedRows:
 
     def undo(self, tables: TableState) -> TableState:
         """Returns the tables as they were before all batches that may be undone."""
-        self.drop_pending()
+        self._drop_loading()
         self._wait_for_writes()
         while self._started:
             tables = self.undo_last(tables)
@@ -280,7 +280,7 @@ class CachedRows:
     ) -> TableState:
         """Returns the tables with more slots after a step, for a plan with more of
         them; ``use`` must take that plan next."""
-        self.drop_pending()
+        self._drop_loading()
         plans = self._collection.plan, collection.plan
         for old, new in zip(*(plan.tables for plan in plans), strict=True):
             if old.slots != new.slots:
@@ -313,10 +313,10 @@ class CachedRows:
         which get copies of rows in slots, and initial rows; those of dynamic tables
         with their keys. The result is good until the next batch; all processes must
         call it."""
-        self.drop_pending()
+        self._drop_loading()
         self._wait_for_writes()
         for name, store in self._stores.items():
-            store.take_slots(self._indexes[name], values_of(tables, name))
+            store.store_resident(self._indexes[name], values_of(tables, name))
             if not store.table:
                 store.complete(self._collection, self._optimizer, self._key)
         keys, dynamic = {}, self._dynamic
@@ -333,7 +333,7 @@ class CachedRows:
     def blank(self, tables: TableState) -> TableState:
         """Returns tables like ``stored``, with any values, into which a checkpoint is
         restored; dynamic tables have their ``StoredRows`` in place of arrays."""
-        self.drop_pending()
+        self._drop_loading()
         self._wait_for_writes()
         return with_values(
             tables,
@@ -361,7 +361,7 @@ class CachedRows:
           tables: tables with those arrays.
           slots: tables that give the slots, whatever is in them.
         """
-        self._pending = None
+        self._loading = None
         self._started.clear()
         self._indexes = init_indexes(self._collection)
         for store in self._stores.values():
@@ -398,7 +398,7 @@ class CachedRows:
         self._indexes, routes, demands = self._resolve(self._indexes, batch, to_score)
         return BatchInFlight(batch, routes, demands, Future())
 
-    def _start_reading(self, pending: BatchInFlight) -> None:
+    def _start_reading(self, loading: BatchInFlight) -> None:
         """Starts reading the rows that a batch needs, once other rows are written."""
         written = self._written
 
@@ -406,20 +406,20 @@ class CachedRows:
             try:
                 if written is not None:
                     written.result()  # or raises why not
-                demands, rows = pending.demands, {}
+                demands, rows = loading.demands, {}
                 if any(demand.on_host().coming for demand in demands.values()):
                     rows = {n: s.incoming(demands[n]) for n, s in self._stores.items()}
                 stored = {name: store.counts() for name, store in self._dynamic.items()}
-                pending.rows.set_result((rows, stored))
+                loading.rows.set_result((rows, stored))
             except BaseException as error:
-                pending.rows.set_exception(error)
+                loading.rows.set_exception(error)
 
         self._worker.submit(read)
 
     def _write(self, started: BatchInFlight) -> None:
         """Stores the rows that left slots."""
         for name, incoming in started.left.items():
-            self._stores[name].take_back(started.demands[name], incoming.rows)
+            self._stores[name].store_evicted(started.demands[name], incoming.rows)
 
     def _swap(
         self,
@@ -432,8 +432,8 @@ class CachedRows:
         if not rows:
             return tables, {}
         values = {name: values_of(tables, name) for name in rows}
-        outgoing = self._take(values, moves, rows)
-        values = self._put(values, self._key, moves, rows)
+        outgoing = self._gather(values, moves, rows)
+        values = self._scatter(values, self._key, moves, rows)
         left = {
             name: Incoming(outgoing[name], jnp.zeros_like(incoming.fresh))
             for name, incoming in rows.items()

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import tensorstore as ts
 from etils import epath
 
-from embark_jax._base.storage import key_value_store
+from embark_jax._base.object_store import key_value_store
 from embark_jax.cache.stored_rows import StoredArray
 from embark_jax.train.state import TrainState
 
@@ -31,7 +31,7 @@ CODECS = [
 ]
 
 NOT_SAVED = ("step", "halted")
-"""Fields of the state that the description has, or that are always equal."""
+"""Fields of the state that ``checkpoint.json`` has, or that are always equal."""
 TABLE_FIELDS = ("storages", "embedding_state")
 
 
@@ -60,7 +60,7 @@ def array_name(path: Sequence[Any]) -> str:
     return name.removesuffix(".value")  # of nnx.Variable
 
 
-def of_table(name: str) -> bool:
+def is_of_table(name: str) -> bool:
     """Whether an array is of tables, by its name."""
     return name.startswith(TABLE_FIELDS)
 
@@ -82,7 +82,7 @@ class SavedArray(NamedTuple):
     @classmethod
     def of(cls, name: str, array: jax.Array | StoredArray) -> SavedArray:
         dtype, block = str(array.dtype), array.sharding.shard_shape(array.shape)
-        if not of_table(name):
+        if not is_of_table(name):
             file = tuple(max(1, size) for size in block)
             return cls(dtype, array.shape, file, file)
         slots, width = block

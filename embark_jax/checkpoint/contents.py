@@ -1,4 +1,4 @@
-"""The description beside the arrays of a checkpoint, in JSON.
+"""What ``checkpoint.json`` says of the arrays beside it.
 
 It is complete in itself: a reader needs neither plan nor mesh.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,23 @@ from embark_jax.data.hashed_file import checksum_of
 from embark_jax.embedding.logical import rows_and_dim
 from embark_jax.plans.layout import SHARD, SHARD_FIELDS
 
-ARRAYS, DESCRIPTION = "arrays", "embark"
-"""Names of the items that Orbax saves: folders of a checkpoint."""
+ARRAYS = "arrays"
+"""Folder of a checkpoint with its arrays."""
 NAME = "checkpoint.json"
+FILE = f"embark/{NAME}"
+"""File of a checkpoint with its contents."""
+ORBAX_FILE = f"{ARRAYS}/_METADATA"
+"""File by which Orbax knows the arrays:
+https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html."""
 VERSION = 4
 
 
-class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
-    """The description of a checkpoint.
+class CheckpointContents(BaseModel, frozen=True, ser_json_inf_nan="constants"):
+    """The contents of a checkpoint.
 
     Attributes:
       step: step of the state.
-      identity: description that a run must agree with to load it.
+      identity: what a run must agree with to load it.
       bad_ids: for each feature the ids dropped or hashed so far.
       evaluations: records of the evaluations so far.
       plan: plan of the run, as JSON-like data.
@@ -72,7 +77,7 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
         return {"checksum": checksum_of(fields), **fields}
 
     @classmethod
-    def from_json(cls, text: bytes) -> Description:
+    def from_json(cls, text: bytes) -> CheckpointContents:
         """Reads the JSON of what ``to_json`` returned.
 
         Raises:
@@ -92,3 +97,15 @@ class Description(BaseModel, frozen=True, ser_json_inf_nan="constants"):
                 "version"
             )
         return cls.model_validate(fields)
+
+
+def orbax_metadata(names: Iterable[str]) -> str:
+    """Returns the content of ``ORBAX_FILE`` for arrays of these names."""
+    tree = {
+        str((name,)): {
+            "key_metadata": [{"key": name, "key_type": 2}],  # of a mapping
+            "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+        }
+        for name in names
+    }
+    return json.dumps({"tree_metadata": tree, "use_ocdbt": False, "use_zarr3": True})
