@@ -28,7 +28,7 @@ from embark_jax.planner import (
     price,
     read_table_list,
 )
-from embark_jax.planner.cost.candidates import Candidates, uses_of
+from embark_jax.planner.cost.candidates import candidates_of, uses_of
 from embark_jax.planner.request.dense import DenseNetwork
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.plan import Plan
@@ -134,7 +134,7 @@ def least_bytes(
     ranges = row_ranges(plan.placements)
     uses = uses_of(ranges, plan.features, workload)
     of_ranges = [
-        Candidates.of_ranges([rows], [use], workload)
+        candidates_of([rows], [use], workload)
         for rows, use in zip(ranges, uses, strict=True)
     ]
     for rows, candidate in zip(ranges, of_ranges, strict=True):
