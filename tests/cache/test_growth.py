@@ -9,7 +9,7 @@ import embark_jax as ej
 from embark_jax.cache.cached_rows import TooFewSlotsError, check_slots
 from embark_jax.cache.key_index import Counts
 from embark_jax.cache.row_store import KeyedRows, make_store
-from embark_jax.planner.request.table_list import read_table_list
+from embark_jax.config.table_lists import read_table_list
 
 
 def plan_of(table: ej.TableSpec) -> ej.Plan:
