@@ -72,6 +72,9 @@ class ProgramModel:
         rows_bytes = traffic.rows_bytes(slots, storage.width)
         if not properties.pools_at_owner:
             yield Peak.IDS, Work("lookup", "rows", rows_bytes)
+            if workload.devices == 1:
+                # Nothing travels, but sums of gradients are written and read again.
+                yield Peak.IDS, Work("gradients", "row gradients", 2 * rows_bytes)
         elif self.in_xla:  # adds to sums that it has zeroed; a kernel just writes them
             sums = workload.device_batch * workload.devices
             sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
@@ -207,7 +210,6 @@ class ProgramModel:
             summed_bytes = passes * traffic.rows_bytes(summed, dim)
             yield Work("gradients", "row gradients", summed_bytes)
         elif self.in_xla:
-            yield Work("sort", "slots", id_bytes * batch_ids)
             yield self._sums(own_ids, summed, dim)
         touched = candidates.expected_unique(workload.batch_size)
         yield self._update(candidates, np.arange(len(candidates)), touched)
