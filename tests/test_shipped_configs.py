@@ -9,7 +9,7 @@ import pytest
 
 from embark_jax.config import ExperimentConfig, MovieLens100KConfig
 from embark_jax.config.reading import load
-from embark_jax.planner import read_table_list
+from embark_jax.config.table_lists import read_table_list
 from embark_jax.run import experiment
 from tests.config_files import CONFIGS, YAML
 from tests.planner.published import GAPS

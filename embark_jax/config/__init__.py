@@ -10,6 +10,7 @@ from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
+from embark_jax.config.models import NoModelConfig as NoModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
 from embark_jax.config.models import items_of as items_of
 from embark_jax.config.models import negatives_of as negatives_of
