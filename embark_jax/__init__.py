@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from embark_jax.plans.tables import FeatureSpec as FeatureSpec
     from embark_jax.plans.tables import TableSpec as TableSpec
     from embark_jax.plans.wire import Wire as Wire
-    from embark_jax.prepare.movielens import MovieLens100K as MovieLens100K
     from embark_jax.run.accesses import sample_accesses as sample_accesses
     from embark_jax.run.experiment import Experiment as Experiment
     from embark_jax.run.loading import load_run as load_run

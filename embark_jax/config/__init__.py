@@ -1,7 +1,6 @@
 """Experiment configs: their schema, section by section."""
 
 from embark_jax.config.data import SOURCES as SOURCES
-from embark_jax.config.data import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.data import OwnDataConfig as OwnDataConfig
 from embark_jax.config.data import PreparedConfig as PreparedConfig
 from embark_jax.config.data import SyntheticConfig as SyntheticConfig
