@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from embark_jax.export.description import MEND, ExportedTable, ExportError
+from embark_jax.export.exported import REMEDY, ExportedTable, ExportError
 from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID
 
@@ -72,7 +72,7 @@ class LookupTable:
             if actual != f"{dtype} {list(shape)}":
                 raise ExportError(
                     f"{path}: array {name!r} is {actual}, must be {dtype} "
-                    f"{list(shape)}; {MEND}"
+                    f"{list(shape)}; {REMEDY}"
                 )
         keys = arrays["keys"] if table.rows is None else None
         if keys is not None and not (keys[1:] > keys[:-1]).all():
@@ -98,7 +98,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         return load_file(path)
     except (SafetensorError, KeyError) as error:  # KeyError: of numbers NumPy lacks
         raise ExportError(
-            f"{path}: safetensors does not take it ({error}); {MEND}"
+            f"{path}: safetensors does not take it ({error}); {REMEDY}"
         ) from None
 
 

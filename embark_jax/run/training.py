@@ -24,7 +24,7 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError
-from embark_jax.launch.agreement import of_process_0, total
+from embark_jax.launch.agreement import from_process_0, total
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import Stop, StoppedError, stopping
 from embark_jax.models.retrieval import RetrievalModel
@@ -83,7 +83,7 @@ def train(
     folder = RunFolder(workdir)
     if jax.process_index() == 0:
         folder.open(resume)
-    first = of_process_0(initial.first_step(config, folder.files, resume))
+    first = from_process_0(initial.first_step(config, folder.files, resume))
     setup = experiment.build(config, plan_file, first_step=first)
     profile = StepProfile(folder.files, profile_steps, tell)
     profile.check(first, setup.steps)
@@ -254,7 +254,7 @@ def _resumed(
     Raises:
       OtherExperimentError: if it is of another model, or of other data.
     """
-    if not of_process_0(checkpoints.steps):
+    if not from_process_0(checkpoints.steps):
         tell(
             f"no checkpoint yet: begins at step {setup.first_step:,} of {setup.steps:,}"
         )
