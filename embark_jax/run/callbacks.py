@@ -1,7 +1,7 @@
 """What a run does besides training steps, each as a callback of its loop.
 
 The loop trains from one *stop* to the next: the nearest that any callback asks for. At
-a stop all steps have landed.
+a stop all steps are finished.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Callback:
     """A callback, which does nothing at any time; subclasses do something at some."""
 
     def next_stop(self, step: int) -> int | None:
-        """Returns the next step after this one at which all steps must have landed."""
+        """Returns the next step after this one at which all steps must be finished."""
         return None
 
     def begin(self, step: int) -> None:
@@ -66,7 +66,7 @@ class Callback:
         """Called with each step, in order, once it is certain."""
 
     def at_stop(self, step: int) -> None:
-        """Called when all steps up to this one have landed."""
+        """Called when all steps up to this one are finished."""
 
 
 def next_multiple(step: int, every: int | None) -> int | None:
