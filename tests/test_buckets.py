@@ -17,7 +17,7 @@ from embark_jax._base.object_store import StorageError
 from embark_jax.data import DataError
 from tests import runs
 from tests.buckets import denied, object_names, objects, s3_server
-from tests.data.prepare.raw_files import write_table
+from tests.prepare.raw_files import write_table
 from tests.runs import assert_refused, done, embark
 
 CONFIG = """\

@@ -10,7 +10,7 @@ import pytest
 
 import embark_jax as ej
 from tests import runs
-from tests.data.prepare.raw_files import write_table
+from tests.prepare.raw_files import write_table
 from tests.runs import assert_refused, done, embark
 
 pytestmark = pytest.mark.slow

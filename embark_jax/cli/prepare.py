@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embark_jax.cli.arguments import progress_bars, say
-from embark_jax.plans.options import OWN_FILES, RECIPES, YAMBDA, OnBadLine
+from embark_jax.plans.options import (
+    KNOWN_COLUMNS,
+    OWN_FILES,
+    RECIPES,
+    YAMBDA,
+    OnBadLine,
+)
 from embark_jax.plans.tables import HASHED_KEYS
 
 if TYPE_CHECKING:
@@ -43,11 +49,12 @@ def prepare(
     ] = None,
     *,
     raw: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            help="Folder of the downloaded files; for csv and parquet also one file."
+            help="Folder of the downloaded files; for csv and parquet also one file. "
+            "movielens-100k fetches them if this is left out."
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path,
         typer.Option(help="New folder to write, which appears when all is done."),
@@ -135,11 +142,13 @@ def prepare(
     from embark_jax.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
+    if raw is None and dataset not in KNOWN_COLUMNS:
+        raise ConfigError("--raw: is missing, must be the folder of the files")
     if dataset == YAMBDA:
         _prepare_yambda(raw, out, overrides or (), made_from)
         return
     if dataset in OWN_FILES:
-        described = _columns(columns, overrides or ())
+        described = _columns(dataset, columns, overrides or ())
         made_from["columns"] = described.model_dump(mode="json")
         recipe = pkgutil.resolve_name(OWN_FILES[dataset])(raw, described)
     elif dataset not in RECIPES:
@@ -166,9 +175,12 @@ def prepare(
         manifest, made = run.prepare(recipe, out, options, made_from, progress, extend)
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
+    alone = (manifest.raw_rows or 0) - samples - manifest.skipped_lines
     say(
         f"of {manifest.raw_rows:,} lines or rows of the raw files {samples:,} are "
         f"samples, {manifest.skipped_lines:,} are left out"
+        + f", {alone:,} are events alone"
+        * (alone > 0)
     )
     _say_splits(manifest, min_count > 1 or unseen > 0)
     for name, count in manifest.missing_dense.items():
@@ -253,8 +265,9 @@ def _hashed(options: Iterable[str]) -> dict[str, int | None]:
     return hashed
 
 
-def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
-    """Reads what a user says of the columns."""
+def _columns(dataset: str, file: Path | None, overrides: Sequence[str]) -> Columns:
+    """Reads what is known of the columns of a data set, and what a user says of
+    them."""
     from embark_jax._base import yaml_text
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax._base.validation import validated
@@ -265,4 +278,6 @@ def _columns(file: Path | None, overrides: Sequence[str]) -> Columns:
         described = yaml_text.parse(text) or {}
     except ConfigError as error:
         raise ConfigError(f"{file}, {error}") from None
+    if dataset in KNOWN_COLUMNS:
+        described = pkgutil.resolve_name(KNOWN_COLUMNS[dataset]) | described
     return validated(Columns, described, overrides, str(file or "columns"))

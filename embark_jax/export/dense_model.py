@@ -87,7 +87,7 @@ class DenseModel:
         leaves = [arrays.get(name, leaf) for name, leaf in self._variables.items()]
         params, state = self._structure.unflatten(leaves)
         inputs: dict[str, Any] = dict(embeddings)
-        if self._model.masked:
+        if self._model.masked or self._model.packed:
             inputs |= {n: Masked(inputs[n], places) for n, places in valid.items()}
         return self._model.score(params, state, dense, inputs, method)
 

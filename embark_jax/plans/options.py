@@ -55,8 +55,15 @@ recipe of the folder that users download."""
 OWN_FILES = {
     "csv": "embark_jax.prepare.own_files:csv",
     "parquet": "embark_jax.prepare.own_files:parquet",
+    "movielens-100k": "embark_jax.prepare.movielens:movielens_100k",
+    "movielens-100k-next": "embark_jax.prepare.movielens:movielens_100k_next",
 }
-"""The same for a user's own files, whose columns the user describes."""
+"""The same for files whose columns the user describes."""
+KNOWN_COLUMNS = {
+    "movielens-100k": "embark_jax.prepare.movielens:COLUMNS",
+    "movielens-100k-next": "embark_jax.prepare.movielens:NEXT_COLUMNS",
+}
+"""What is said of these columns before the user says more."""
 YAMBDA = "yambda"
 """A data set of users' events, which ``embark data prepare`` reads without a recipe."""
 DENSE_OPTIMIZERS = {

@@ -7,9 +7,10 @@ together in the order of time, and a sample the range of those before it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import write_arrow
@@ -17,9 +18,8 @@ from embark_jax.data.batch import id_dtype
 from embark_jax.data.columns import HistoryColumns
 from embark_jax.data.event_lists import EVENT_RANGES, EventFile, EventLists
 from embark_jax.data.manifest import LABEL, Manifest
-from embark_jax.data.vocabulary import MISSING_ID, RARE_ID
 from embark_jax.prepare import sql
-from embark_jax.prepare.encode import id_of, vocabulary_table
+from embark_jax.prepare.encode import id_of, joined_ids
 from embark_jax.prepare.recipe import ROW, TIME, USER, Work
 
 FILE_EVENTS = 2**22
@@ -34,10 +34,10 @@ GROUP BY number ORDER BY number
 # The lines of some users: whether each is an event, the first of its user, and of the
 # time of the one before it.
 _LINES = f"""
-SELECT {sql.name(ROW)} AS row, {{is_event}} AS is_event, {{ids}},
+SELECT {sql.name(ROW)} AS row, {{is_event}} AS is_event, {{columns}},
   row_number() OVER of_user = 1 AS is_first,
   lag({sql.name(TIME)}) OVER of_user IS NOT DISTINCT FROM {sql.name(TIME)} AS is_tie
-FROM samples {{joins}} WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
+FROM samples WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
 WINDOW of_user AS (PARTITION BY {sql.name(USER)} ORDER BY {sql.name(TIME)},
   {sql.name(ROW)})
 ORDER BY {sql.name(USER)}, {sql.name(TIME)}, {sql.name(ROW)}
@@ -66,7 +66,10 @@ def write_events(
     spill.mkdir(parents=True, exist_ok=True)
     ranges = np.memmap(spill / "ranges", dtype, "w+", shape=(samples, width))
     files = list[EventFile]()
-    ids, joins = _ids(columns, manifest)
+    ids = ", ".join(
+        f"{id_of(manifest.table_of(name), sql.name(name))} AS {sql.name(name)}"
+        for name in columns.columns
+    )
     groups = work.database.rows(_GROUPS.format(most=FILE_EVENTS))
     if not groups:
         where = work.recipe.raw[0].path
@@ -74,8 +77,7 @@ def write_events(
     for number, (first, last) in enumerate(groups):
         query = _LINES.format(
             is_event=f"{LABEL} = 1" if columns.positive else "true",
-            ids=", ".join(f"{id_} AS {sql.name(name)}" for name, id_ in ids.items()),
-            joins=joins,
+            columns=ids,
             first=_literal(first),
             last=_literal(last),
         )
@@ -93,7 +95,8 @@ def write_events(
             [np.full(len(row), number), before[of_user], before[of_time]], axis=1
         )
         name = f"events/{number:06}.arrow"
-        events = lines.select([*ids]).filter(lines["is_event"])
+        lines = lines.filter(lines["is_event"])
+        events = _encoded(work.database, manifest, lines, columns.columns)
         write_arrow(work.out / name, events)
         files.append(EventFile.of(work.out, name, rows=len(events)))
         work.progress("histories", number + 1, len(groups))
@@ -106,20 +109,17 @@ def write_events(
     return lists, ranges
 
 
-def _ids(columns: HistoryColumns, manifest: Manifest) -> tuple[Mapping[str, str], str]:
-    """Returns SQL of the id of each column of an event, and of the tables joined."""
-    ids, joins = dict[str, str](), ""
-    for place, name in enumerate(columns.columns):
-        table = manifest.tables[manifest.features[name].table]
-        id_ = id_of(table, sql.name(name))
-        if table.kind == "values":
-            values = vocabulary_table(manifest.features[name].table)
-            joins += f" LEFT JOIN {values} AS v{place} ON v{place}.key = {id_}"
-            id_ = f"CASE WHEN {id_} IS NULL THEN {MISSING_ID} ELSE "
-            id_ += f"coalesce(v{place}.id, {RARE_ID}) END"
-        is_long = id_dtype(table.rows) == np.int64
-        ids[name] = f"({id_})::{'BIGINT' if is_long else 'INTEGER'}"
-    return ids, joins
+def _encoded(
+    database: sql.Database, manifest: Manifest, lines: pa.Table, names: Sequence[str]
+) -> pa.Table:
+    """Returns the ids of the columns of events."""
+    ids = {}
+    for name in names:
+        table, kind = manifest.features[name].table, manifest.table_of(name).kind
+        values = lines[name].combine_chunks()
+        found = joined_ids(database, table, values) if kind == "values" else values
+        ids[name] = np.asarray(found).astype(id_dtype(manifest.tables[table].rows))
+    return pa.table(ids)
 
 
 def _literal(user: str | int) -> str:

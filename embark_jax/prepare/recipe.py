@@ -15,7 +15,7 @@ from embark_jax.data.table_values import TableValues
 from embark_jax.plans.options import OnBadLine
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
-from embark_jax.prepare.raw_files import RawFile, TextFile
+from embark_jax.prepare.raw_files import RawFile
 from embark_jax.prepare.reading import GOOD
 from embark_jax.prepare.values import Column
 
@@ -34,6 +34,8 @@ USER = "user of the sample"
 """A column of samples with the user of each one, if the data set has histories."""
 WEIGHT = "weight of the sample"
 """A column of samples with the weight of each one, if the data set has weights."""
+ALONE = "events alone"
+"""A table of the rows that are events of histories, but no samples."""
 WINDOW = "window of the sample"
 """A column of samples with the begin of the time window of each one."""
 
@@ -55,9 +57,9 @@ class Recipe:
         the label LABEL, and what a feature is computed from.
       sides: further files with their columns, by the name of the table that they become
         for ``query``; the first column is a key, which no two lines have.
-      query: SQL of the columns of all samples, of a table ``raw`` with the lines of the
-        one raw file, ``place`` being the place of each, and of ``sides``; None takes
-        the files as they are.
+      query: SQL of the columns of a file's samples, of a table ``raw`` with its lines,
+        ``place`` being the place of each, and of ``sides``; None takes the files as
+        they are.
       history: what each sample has of the earlier events of its USER, by TIME.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
@@ -75,7 +77,7 @@ class Recipe:
     dense: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
     select: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    sides: Mapping[str, tuple[TextFile, Sequence[Column]]] = dataclasses.field(
+    sides: Mapping[str, tuple[RawFile, Sequence[Column]]] = dataclasses.field(
         default_factory=dict
     )
     query: str | None = None
@@ -96,7 +98,7 @@ class Recipe:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the labels, if samples have several."""
-        return self.columns.labels if self.columns is not None else ()
+        return tuple(self.columns.labels) if self.columns is not None else ()
 
     @property
     def all_numbers(self) -> dict[str, NumberColumn]:

@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.prepare import sql
-from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.raw_files import RawFile
 from embark_jax.prepare.reading import SHOWN, Rows, read, types_of
 from embark_jax.prepare.recipe import (
+    ALONE,
     GIVEN_TIME,
     IN_FILE,
     ROW,
     SPLIT,
     TIME,
+    TRAIN,
     USER,
     WEIGHT,
     WINDOW,
@@ -61,8 +63,9 @@ def make_samples(work: Work) -> Samples:
         there are no samples, or none in the order of time.
     """
     database, recipe, options = work.database, work.recipe, work.options
+    merged = dict[str, tuple[int, str]]()
     for name, (file, of_side) in recipe.sides.items():
-        _read_side(database, name, file, of_side)
+        merged |= _read_side(database, name, file, of_side).merged
     sizes = [file.path.stat().st_size for file in recipe.raw]
     columns, found = _alike(database, recipe), list[Rows]()
     for number, file in enumerate(recipe.raw):
@@ -74,10 +77,10 @@ def make_samples(work: Work) -> Samples:
     if not sum(rows):
         raise DataError(f"{recipe.raw[0].path}: has no samples")
     files = [sql.name(f"file {number}") for number in range(len(rows))]
-    if recipe.query is not None:
+    for file in files if recipe.query is not None else ():
         database.run(
-            f"CREATE OR REPLACE TABLE {files[0]} AS WITH raw AS (SELECT *, rowid AS "
-            f"place FROM {files[0]}) SELECT * EXCLUDE (place) FROM ({recipe.query}) "
+            f"CREATE OR REPLACE TABLE {file} AS WITH raw AS (SELECT *, rowid AS place "
+            f"FROM {file}) SELECT * EXCLUDE (place) FROM ({recipe.query}) "
             "ORDER BY place"
         )
     select, seconds = dict(recipe.select), 1
@@ -90,7 +93,8 @@ def make_samples(work: Work) -> Samples:
             "time=NAME"
         )
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
-    names += [LABEL, *({WEIGHT, TIME, USER} & {*select, *(c.alias for c in columns)})]
+    read_names = {*select, *(column.alias for column in columns)}
+    names += [LABEL, *({WEIGHT, TIME, USER} & read_names)]
     select = {name: select.get(name, sql.name(name)) for name in names}
     by = Split.parsed(options.split)
     split = split_of(by, database, recipe, files, select.get(TIME), seconds)
@@ -122,14 +126,30 @@ def make_samples(work: Work) -> Samples:
         views.append(view)
     whole = " UNION ALL BY NAME ".join(f"FROM {view}" for view in views)
     database.run(f"CREATE VIEW samples AS {whole}")
+    _set_events_apart(database, recipe)
     told = [line for each in found for line in each.told][:SHOWN]
     raw_rows = sum(each.good + each.bad for each in found)
     times = _times_of_splits(database, seconds) if has_times else {}
-    merged = dict[str, tuple[int, str]]()
     for name, (count, example) in (each for of in found for each in of.merged.items()):
         merged[name] = merged.get(name, (0, example))[0] + count, example
     types = database.types("FROM samples")
     return Samples(rows, raw_rows, told, types, merged, times)
+
+
+def _set_events_apart(database: sql.Database, recipe: Recipe) -> None:
+    """Makes ALONE, which is empty if every line is a sample."""
+    history, row, user, time = recipe.history, *map(sql.name, (ROW, USER, TIME))
+    if history is None or (history.least, history.every) == (0, 1):
+        database.run(f"CREATE TABLE {sql.name(ALONE)} (row BIGINT)")
+        return
+    database.run(
+        f"CREATE TABLE {sql.name(ALONE)} AS SELECT row FROM (SELECT {row} AS row, "
+        f"{SPLIT} = {TRAIN} AS trains, if({user} IS NULL, 0, row_number() OVER "
+        f"(PARTITION BY {user} ORDER BY {time}, {row}) - 1) AS before, row_number() "
+        f"OVER (PARTITION BY {user}, {SPLIT} ORDER BY {time} DESC, {row} DESC) - 1 AS "
+        f"after FROM samples) WHERE before < {history.least} OR trains AND "
+        f"after % {history.every} > 0"
+    )
 
 
 def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
@@ -173,18 +193,20 @@ _TEXTS = {"VARCHAR", "BOOLEAN", "UBIGINT"}
 
 
 def _read_side(
-    database: sql.Database, name: str, file: TextFile, columns: Sequence[Column]
-) -> None:
+    database: sql.Database, name: str, file: RawFile, columns: Sequence[Column]
+) -> Rows:
     """Makes a table of a file that samples are joined with."""
-    if not read(database, name, file, columns).good:
+    rows = read(database, name, file, columns)
+    if not rows.good:
         raise DataError(f"{file.path}: is empty")
-    key = columns[0].name
+    key = columns[0].alias or columns[0].name
     twice = database.rows(
         f"SELECT {sql.name(key)}, count(*) FROM {sql.name(name)} GROUP BY 1 "
         "HAVING count(*) > 1 ORDER BY 1 LIMIT 1"
     )
     for value, count in twice:
-        raise DataError(f"{file.path}: {key} {value!r} has {count} lines")
+        raise DataError(f"{file.path}: {columns[0].name} {value!r} has {count} lines")
+    return rows
 
 
 def _times(

@@ -318,6 +318,8 @@ def plan_model(
         is impossible.
       DataError: if the dataset is damaged.
     """
+    if not statistics.samples:
+        statistics = config.embedding.mean_lengths()
     if (absent := source_of(config).absent()) is not None:
         description = with_negatives(config, absent)
         tables, features = merged_model(config, description)

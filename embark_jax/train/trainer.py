@@ -338,7 +338,9 @@ class Trainer:
         plan, mesh = self.embeddings.plan, self.embeddings.mesh
         samples = own_samples(batch, plan.batch_size) if to_score else batch
         hot = batch.hot and not to_score
-        return PutBatch(batch, put_batch(samples, plan, mesh, hot), to_score)
+        cuts = self._options.micro_batches
+        on_devices = put_batch(samples, plan, mesh, hot, cuts)
+        return PutBatch(batch, on_devices, to_score)
 
     def _put_ahead(
         self, batches: Iterable[Batch], to_score: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -24,8 +25,8 @@ def why_plain_xla() -> str:
 
     It takes them where they can run and pass ``check``, once in a process.
     """
-    if reason := _why_not_mosaic_gpu():
-        return f"mosaic_gpu {reason}"
+    if reason := why_no_kernels():
+        return reason
     # Imported here, since it imports the operations, which import this module.
     from embark_kernels import check
 
@@ -50,14 +51,31 @@ def choose(
     Raises:
       ValueError: if the name is unknown, or the kernel cannot handle the table.
     """
+    unsupported = _why_not_supported(width, dtype)
+    return choose_unless(unsupported, implementation, why_plain_xla)
+
+
+def choose_unless(
+    unsupported: str, implementation: str | None, why_plain: Callable[[], str]
+) -> Implementation:
+    """Chooses the implementation of any operation.
+
+    Args:
+      unsupported: why the kernel cannot handle the arguments; "" if it can.
+      implementation: as in ``choose``.
+      why_plain: returns why plain XLA is taken here whatever the arguments are; "" if
+        it is not.
+
+    Raises:
+      ValueError: if the name is unknown, or the kernel cannot handle the arguments.
+    """
     match implementation:
         case None:
-            why_not = why_plain_xla() or _why_not_supported(width, dtype)
-            return "xla" if why_not else "mosaic_gpu"
+            return "xla" if unsupported or why_plain() else "mosaic_gpu"
         case "xla":
             return "xla"
         case "mosaic_gpu":
-            if unsupported := _why_not_supported(width, dtype):
+            if unsupported:
                 raise ValueError(f"mosaic_gpu: {unsupported}")
             return "mosaic_gpu"
     raise ValueError(
@@ -65,13 +83,26 @@ def choose(
     )
 
 
-def _why_not_mosaic_gpu() -> str:
+def why_no_kernels(hopper: bool = False) -> str:
+    """Returns why kernels cannot run here; "" if they can.
+
+    Args:
+      hopper: whether they are for Hopper alone, and not for newer GPUs.
+    """
+    reason = _why_not_mosaic_gpu(hopper)
+    return f"mosaic_gpu {reason}" if reason else ""
+
+
+def _why_not_mosaic_gpu(hopper: bool = False) -> str:
     device = jax.devices()[0]
     if device.platform != "gpu":
         return f"needs a GPU; JAX runs on {device.platform} here"
     capability = float(device.compute_capability)
-    if capability < 9.0:
-        return f"needs compute capability 9.0; {device.device_kind} has {capability}"
+    if capability < 9.0 or (hopper and capability >= 10.0):
+        needed = "9.x" if hopper else "9.0"
+        return (
+            f"needs compute capability {needed}; {device.device_kind} has {capability}"
+        )
     return ""
 
 

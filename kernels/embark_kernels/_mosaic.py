@@ -51,17 +51,29 @@ def interpreted() -> Iterator[None]:
         _interpreted = False
 
 
-def launch_options() -> dict[str, Any]:
+def is_interpreted() -> bool:
+    """Returns whether kernels that are traced now run in the interpreter."""
+    return _interpreted
+
+
+def launch_options(
+    compiler_params: plgpu.CompilerParams = COMPILER_PARAMS,
+) -> dict[str, Any]:
     """Returns keyword arguments for ``plgpu.kernel`` and ``pl.kernel``."""
     if not _interpreted:
-        return {"compiler_params": COMPILER_PARAMS}
+        return {"compiler_params": compiler_params}
     if hasattr(plgpu, "InterpretGPUParams"):
         params = _plgpu.InterpretGPUParams
     else:  # jax 0.10
         from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
         params = InterpretGPUParams
-    return {"compiler_params": COMPILER_PARAMS, "interpret": params()}
+    return {"compiler_params": compiler_params, "interpret": params()}
+
+
+def load(ref: Any, layout: Any) -> jax.Array:
+    """Reads an array of device or of shared memory into registers."""
+    return _plgpu.load(ref, *_NO_INDEX, layout=layout, optimized=False)
 
 
 def moves(reads_bytes: int, writes_bytes: int) -> Any:
@@ -116,8 +128,7 @@ class Rows:
         """Reads ``[width]`` values as they are stored."""
         if self._layout is None:
             return ref[row]
-        values = ref.at[row], *_NO_INDEX
-        return _plgpu.load(*values, layout=self._layout, optimized=False)
+        return load(ref.at[row], self._layout)
 
     def store(self, ref: Any, row: jax.Array, values: jax.Array) -> None:
         """Writes ``[width]`` values, rounded to the dtype of ``ref``."""
@@ -180,9 +191,7 @@ class Tile:
         columns = pl.ds(first, self.shape[0])
         if _interpreted:
             return ref[columns]
-        layout = plgpu.Layout.WGMMA.reduce(0)
-        values = ref.at[columns], *_NO_INDEX
-        return _plgpu.load(*values, layout=layout, optimized=False)
+        return load(ref.at[columns], plgpu.Layout.WGMMA.reduce(0))
 
     def spread(self, columns: jax.Array) -> jax.Array:
         """Returns ``[size, size]``, the same columns in each row."""

@@ -1,5 +1,5 @@
-"""What sums and updates must give, by the textbook: NumPy in float64, for checks and
-tests.
+"""What sums, updates and attention must give, by the textbook: NumPy in float64, for
+checks and tests.
 
 Each result comes with *magnitudes*: what it would be if nothing in it cancelled.
 Rounding errors are held against these.
@@ -140,3 +140,75 @@ def update_magnitudes(
     for values in (new, *new_states.values()):
         values[untouched] = 0
     return np.abs(new), new_states
+
+
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    gradient: ArrayLike,
+    first: ArrayLike,
+    length: ArrayLike,
+    weights: str,
+    divisor: int,
+) -> list[tuple[Array, Array]]:
+    """Attends causally in each of some packed samples, and differentiates that.
+
+    Args:
+      query, key, value, gradient: ``[events, heads, dim]``; the last is that of sums.
+      first, length: ``[samples]`` first event and number of events of each sample.
+      weights, divisor: as in ``embark_kernels.attention``.
+
+    Returns:
+      Sums of values, and gradients of queries, keys and values, ``[events, heads,
+      dim]`` each, and their magnitudes. Shares are as large as the rounding errors of
+      their parts allow: SiLU of x counts as x, its slope as 1 + x.
+    """
+    arrays = [np.asarray(x, np.float64) for x in (query, key, value, gradient)]
+    results = [(np.zeros_like(x), np.zeros_like(x)) for x in arrays]
+    for begin, count in zip(np.asarray(first), np.asarray(length), strict=True):
+        own = slice(begin, begin + count)
+        by_head = [x[own].swapaxes(0, 1) for x in arrays]
+        found = _sample_attention(by_head, weights, divisor)
+        for result, of_sample in zip(results, found, strict=True):
+            for whole, part in zip(result, of_sample, strict=True):
+                whole[own] = part.swapaxes(0, 1)
+    return results
+
+
+def _sample_attention(
+    arrays: list[Array], weights: str, divisor: int
+) -> list[tuple[Array, Array]]:
+    """Attends in one sample, ``[heads, count, dim]``: see ``attention``."""
+    query, key, value, gradient = arrays
+
+    def sum_products(matrix, rough_matrix, rows):
+        return matrix @ rows, rough_matrix @ np.abs(rows)
+
+    scale = 1 / np.sqrt(query.shape[-1])
+    seen = np.tri(query.shape[1], dtype=bool)
+    score = np.where(seen, query @ key.swapaxes(1, 2) * scale, 0)
+    share_gradient = gradient @ value.swapaxes(1, 2)
+    if weights == "silu":
+        sigmoid = 1 / (1 + np.exp(-score))
+        share, rough_share = score * sigmoid / divisor, np.abs(score) / divisor
+        slope = sigmoid * (1 + score * (1 - sigmoid)) / divisor
+        score_gradient = share_gradient * slope
+        rough = np.abs(share_gradient) * (1 + np.abs(score)) / divisor
+    else:
+        exponential = np.where(seen, np.exp(score), 0)
+        share = rough_share = exponential / exponential.sum(axis=-1, keepdims=True)
+        product = (share @ value) * gradient
+        mean = product.sum(axis=-1, keepdims=True)
+        score_gradient = share * (share_gradient - mean)
+        rough_mean = np.abs(product).sum(axis=-1, keepdims=True)
+        rough = share * (np.abs(share_gradient) + rough_mean)
+    score_gradient = np.where(seen, score_gradient, 0) * scale
+    rough = np.where(seen, rough, 0) * scale
+    turned, rough_turned = (x.swapaxes(1, 2) for x in (score_gradient, rough))
+    return [
+        sum_products(share, rough_share, value),
+        sum_products(score_gradient, rough, key),
+        sum_products(turned, rough_turned, query),
+        sum_products(share.swapaxes(1, 2), rough_share.swapaxes(1, 2), gradient),
+    ]

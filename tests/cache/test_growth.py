@@ -8,7 +8,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.cache.key_index import Counts
 from embark_jax.cache.row_store import KeyedRows, make_store
-from embark_jax.planner.request.table_list import read_table_list
+from embark_jax.config.table_lists import read_table_list
 from embark_jax.train.cached_rows import TooFewSlotsError, check_slots
 
 

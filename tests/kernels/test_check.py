@@ -6,11 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from embark_kernels import (
+    _attention_kernel,
     _implementation,
     _update_kernel,
     check,
     choose,
     pooled_lookup,
+    why_plain_attention,
     why_plain_xla,
 )
 from embark_kernels._mosaic import interpreted
@@ -20,18 +22,22 @@ from embark_kernels.check import largest_error
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
     """Nothing is checked yet, and the interpreter has small programs to run."""
-    check.problem.cache_clear()
+    checks = check.problem, check.attention_problem
+    for each in checks:
+        each.cache_clear()
     small = {"PROGRAMS": ((8, "float32"),), "ROWS": 11, "IDS": 20, "BAGS": 5}
+    small |= {"ATTENTION_PROGRAMS": (("silu", 16), ("softmax", 32)), "HEADS": 1}
     for name, value in small.items():
         monkeypatch.setattr(check, name, value)
     yield
-    check.problem.cache_clear()
+    for each in checks:
+        each.cache_clear()
 
 
 @pytest.fixture
 def hopper(monkeypatch):
     """The kernels can run here."""
-    monkeypatch.setattr(_implementation, "_why_not_mosaic_gpu", lambda: "")
+    monkeypatch.setattr(_implementation, "_why_not_mosaic_gpu", lambda _: "")
 
 
 def problem():
@@ -99,6 +105,29 @@ def test_kernels_that_do_not_compile_are_not_taken():
         "the GPU kernels failed their check with float32 rows of width 8: "
     )
     assert choose("mosaic_gpu") == "mosaic_gpu"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hopper", "compiled_once")
+def test_attention_has_a_check_of_its_own(monkeypatch):
+    with interpreted():
+        assert check.attention_problem() == ""
+    assert why_plain_attention(64, jnp.bfloat16) == ""
+    right = _attention_kernel._blocks_of_tiles
+
+    def forgets(spans, block):
+        low, steps = right(spans, block)
+        return low, jnp.maximum(steps - 1, 0)
+
+    monkeypatch.setattr(_attention_kernel, "_blocks_of_tiles", forgets)
+    check.attention_problem.cache_clear()
+    with interpreted():
+        assert check.attention_problem() == (
+            "the GPU kernels failed their check with silu attention of 16 dims: "
+            "attention differs from the textbook, query gradient differs from the "
+            "textbook, key gradient differs from the textbook, value gradient differs "
+            "from the textbook"
+        )
 
 
 def test_without_a_gpu_nothing_is_checked():

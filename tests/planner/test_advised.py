@@ -9,7 +9,7 @@ import pytest
 import embark_jax as ej
 from embark_jax._base.memory import bytes_text
 from embark_jax.planner import Workload, plan_for
-from tests.planner.published import table_list
+from tests.planner import published
 from tests.runs import done
 
 MANY = [ej.TableSpec("ids", 4 * 2**31, 1)]
@@ -33,9 +33,9 @@ def test_more_rows_than_numbers_are_the_reason_and_more_nodes_help():
 
 @pytest.mark.slow
 def test_memory_that_hardly_costs_time_is_advised_and_can_be_had():
-    listed = table_list("T180")
+    listed = published.table_list("T180")
     tables, features = listed.specs()
-    workload = listed.workload(ej.fleets.dgx_h100())
+    workload = published.workload(listed, ej.fleets.dgx_h100())
     advised = plan_for(workload, tables, features, advise=True).prediction
     (text,) = [text for text in advised.advice if "save" in text]
     longer, gb = re.search(r"step (\S+)% longer .* (\S+) GB a device", text).groups()

@@ -8,7 +8,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.planner import Workload, plan_for, price
-from embark_jax.planner.cost.loads import KINDS, Load
+from embark_jax.planner.cost.candidates import KINDS, Load
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad

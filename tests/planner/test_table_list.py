@@ -5,7 +5,7 @@ import json
 import pytest
 
 from embark_jax._base.config import ConfigError
-from embark_jax.planner import load_table_list, read_table_list
+from embark_jax.config.table_lists import load_table_list, read_table_list
 from embark_jax.planner.request.workload import events_of_device
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -180,7 +180,7 @@ def test_sequences_have_room_for_their_mean_length():
     """DLRMv4's histories: three standard deviations more than the mean, at most."""
     listed = load_table_list("dlrm_v4")
     _, features = listed.specs()
-    workload = listed.workload(fleet.dgx_h100())
+    workload = published.workload(listed, fleet.dgx_h100())
     histories = [f for f in features if f.hotness > 1]
     assert len(histories) == 3
     for feature in histories:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import Load
+from embark_jax.planner.cost.candidates import Load
 from embark_jax.planner.cost.objective import Objective
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses

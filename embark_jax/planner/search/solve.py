@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from embark_jax._base.memory import bytes_text
-from embark_jax.planner.cost.loads import POOLS_AT_OWNER
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search import params
@@ -121,7 +120,7 @@ def searched(instance: Instance) -> list[np.ndarray]:
     A candidate is in no mask if one of its shards does not fit."""
     candidates = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
-    free = POOLS_AT_OWNER[candidates.cluster] & ~fixed[candidates.table]
+    free = candidates.pools_at_owner & ~fixed[candidates.table]
     fits = instance.shard_bytes <= instance.memory.limit_bytes
     groups = len(instance.counts)
 

@@ -12,7 +12,7 @@ import functools
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import Load
+from embark_jax.planner.cost.candidates import Load
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.search.instance import Instance

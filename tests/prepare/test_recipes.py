@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embark_jax.prepare import avazu, taobao
-from tests.data.prepare.raw_files import (
+from tests.prepare.raw_files import (
     everything,
     prepared_by,
     samples,

@@ -6,7 +6,7 @@ import pytest
 
 from embark_jax.config import reading
 from embark_jax.data import PreparedData
-from tests.data.prepare.raw_files import prepared, write_rows
+from tests.prepare.raw_files import prepared, write_rows
 from tests.runs import assert_refused, done, embark, write_config
 
 ROWS = [(i % 2, f"u{i % 23}", f"v{i % 7}", f"c{i % 3}", i % 11) for i in range(60)]

@@ -19,7 +19,7 @@ from embark_jax.data import manifest as manifests
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.vocabulary import FIRST_ID, MISSING_ID, RARE_ID
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.data.prepare.raw_files import prepared
+from tests.prepare.raw_files import prepared
 
 LINES = """\
 label,member,zip,size,shop,year,tags,price

@@ -9,10 +9,10 @@ import pytest
 from embark_jax.config.reading import load
 from embark_jax.prepare import encode, taobao
 from embark_jax.run import experiment
-from tests.data.prepare.raw_files import prepared_by, samples, write_rows
+from tests.prepare.raw_files import prepared_by, samples, write_rows
 
 CONFIGS = sorted(
-    Path(__file__).parents[3].glob("configs/experiments/taobao_ads/*.yaml")
+    Path(__file__).parents[2].glob("configs/experiments/taobao_ads/*.yaml")
 )
 
 

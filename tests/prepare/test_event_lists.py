@@ -9,7 +9,7 @@ from embark_jax.data import DataError
 from embark_jax.data.encoding import save_encoding
 from embark_jax.data.vocabulary import MISSING_ID
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.data.prepare.raw_files import prepared
+from tests.prepare.raw_files import prepared
 
 LISTS = {"separator": ";", "sequence": True}
 COLUMNS = {"features": {"items": LISTS, "kinds": LISTS}}

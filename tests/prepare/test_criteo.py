@@ -9,7 +9,7 @@ import numpy as np
 
 from embark_jax.data import BatchChecker, PreparedData
 from embark_jax.prepare import criteo, encode
-from tests.data.prepare.raw_files import criteo_lines, prepared_by
+from tests.prepare.raw_files import criteo_lines, prepared_by
 
 
 def write_lines(path: Path, lines: list[str]) -> None:

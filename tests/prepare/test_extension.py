@@ -10,7 +10,7 @@ import pytest
 from embark_jax._base.files import read_arrow
 from embark_jax.data import DataError, PreparedData
 from embark_jax.data.table_values import TableValues
-from tests.data.prepare.raw_files import everything, prepared, write_table
+from tests.prepare.raw_files import everything, prepared, write_table
 
 
 def rows_of_day(day: int, count: int = 120) -> list[dict]:

@@ -7,7 +7,7 @@ import pytest
 
 from embark_jax._base.config import ConfigError
 from embark_jax.data import DataError
-from tests.data.prepare.raw_files import prepared, sizes, write_table
+from tests.prepare.raw_files import prepared, sizes, write_table
 from tests.runs import done
 
 NAMES = ("train", "validation", "test")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embark_jax.data.vocabulary import FIRST_ID, RARE_ID
-from tests.data.prepare.raw_files import prepared, write_table
+from tests.prepare.raw_files import prepared, write_table
 from tests.runs import done
 
 COLUMNS = {

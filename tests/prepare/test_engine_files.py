@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from embark_jax.data import DataError
-from tests.data.prepare.raw_files import everything, prepared
+from tests.prepare.raw_files import everything, prepared
 
 
 @pytest.fixture

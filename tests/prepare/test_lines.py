@@ -10,7 +10,7 @@ from embark_jax.prepare import sql
 from embark_jax.prepare.raw_files import TextFile
 from embark_jax.prepare.reading import read
 from embark_jax.prepare.values import Column, define
-from tests.data.prepare.raw_files import prepared, write_table
+from tests.prepare.raw_files import prepared, write_table
 
 COLUMNS = (
     Column("label", "integer", required=True, bounds=(0, 1)),

@@ -7,7 +7,7 @@ import pytest
 from embark_jax.data import DataError
 from embark_jax.data.encoding import save_encoding
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.data.prepare.raw_files import everything, prepared
+from tests.prepare.raw_files import everything, prepared
 
 
 def write(path, text: str) -> None:

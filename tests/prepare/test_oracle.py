@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embark_jax._base.files import read_arrow
-from tests.data.prepare.raw_files import prepared
+from tests.prepare.raw_files import prepared
 
 HEADER = "label,a,b,price,tags\n"
 COLUMNS = {"dense": {"price": {}}, "features": {"tags": {"separator": "|"}}}

@@ -10,7 +10,7 @@ from embark_jax.data import DataError, PreparedData
 from embark_jax.data import encoding as encoding_files
 from embark_jax.data.vocabulary import FIRST_ID
 from embark_jax.prepare import raw_rows
-from tests.data.prepare.raw_files import prepared, samples
+from tests.prepare.raw_files import prepared, samples
 
 ROWS = 60
 LABELS = [i % 2 for i in range(ROWS)]

@@ -13,7 +13,7 @@ from embark_jax.data import DataError, PreparedData
 from embark_jax.data.encoding import save_encoding
 from embark_jax.prepare import encode, histories
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.data.prepare.raw_files import prepared, samples
+from tests.prepare.raw_files import prepared, samples
 
 LONGEST = 4
 HISTORY = {"columns": ["item", "kind"], "longest": LONGEST}

@@ -8,7 +8,7 @@ from embark_jax.data import DataError, PreparedData
 from embark_jax.data import encoding as encoding_files
 from embark_jax.data import manifest as manifests
 from embark_jax.data.table_values import TableValues
-from tests.data.prepare.raw_files import prepared, write_rows
+from tests.prepare.raw_files import prepared, write_rows
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from embark_jax.data import DataError
 from embark_jax.data.encoding import save_encoding
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.data.prepare.raw_files import prepared, sizes, write_table
+from tests.prepare.raw_files import prepared, sizes, write_table
 
 TIMED = {"time": "when"}
 

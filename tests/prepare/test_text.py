@@ -9,7 +9,7 @@ import pytest
 
 from embark_jax.data.encoding import save_encoding
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.data.prepare.raw_files import everything, prepared, samples, write_table
+from tests.prepare.raw_files import everything, prepared, samples, write_table
 from tests.runs import done
 
 TEXTS = ["007", "7", "1.10", "1.1", "NA", "", " a", "a", "True", "true", "-", "1e-05"]

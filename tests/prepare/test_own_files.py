@@ -12,7 +12,7 @@ import pytest
 from embark_jax.data import DataError
 from embark_jax.data import encoding as encoding_files
 from embark_jax.prepare import count, encode, raw_rows
-from tests.data.prepare.raw_files import prepared, samples, write_table
+from tests.prepare.raw_files import prepared, samples, write_table
 from tests.runs import done
 
 FOLDS = (("train", "train"), ("valid", "validation"), ("test", "test"))

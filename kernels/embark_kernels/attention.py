@@ -1,0 +1,283 @@
+"""Causal attention over the events of many samples, padded or packed.
+
+An event attends to itself and to those before it in its sample. Attention goes through
+the queries block by block, forward and backward, so that no array of ``[batch, heads,
+length, length]`` is ever in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from embark_kernels._implementation import choose_unless, why_no_kernels
+
+Weights = Literal["silu", "softmax"]
+"""What makes shares of scores: SiLU over a divisor, which does not compete (HSTU,
+https://arxiv.org/abs/2402.17152, section 3.2), or softmax."""
+QUERIES_AT_ONCE = 256
+"""Queries of a block. Of 8 samples, 4 heads and 4,096 keys, its scores are 64 MiB in
+bfloat16; those of all queries would be 1 GiB."""
+PREFIXES = 4
+"""Blocks of a quarter of the queries read the keys up to its end: 62.5 % of all scores,
+where 50 % are of events that are seen."""
+EVENTS_OF_TILE = 16
+"""A sequence longer than a block is padded to a multiple of it: XLA's GPU compiler
+makes one product of the events of all samples, and finds no tiles that fit into samples
+of, for instance, 4,095 events (jax 0.10.2)."""
+
+MOST_KERNEL_DIM = 128
+"""Dims of a head whose gradients fit in the registers of the kernel."""
+
+
+def attend_packed(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    first: jax.Array,
+    length: jax.Array,
+    longest: int,
+    weights: Weights,
+    bias: jax.Array | None = None,
+    divisor: int | None = None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Returns each event's sum of values, ``[events, heads, dim]``; zeros after the
+    last event.
+
+    The kernel goes over the pairs of events of the same sample alone. Plain XLA unpacks
+    the samples and goes over the pairs of padded ones.
+
+    Args:
+      query, key, value: ``[events, heads, dim]`` of packed samples, whose events lie
+        one after the other from the first row on.
+      first, length: ``[samples]`` int32 first event and number of events of each
+        sample, in the order of the samples.
+      longest: largest length that a sample may have.
+      weights, bias, divisor: as in ``attend``; None is the largest length.
+      implementation: "xla", "mosaic_gpu", or None for "mosaic_gpu" unless
+        ``why_plain_attention`` has a reason not to.
+
+    Raises:
+      ValueError: if the implementation is unknown or cannot handle the arguments.
+    """
+    divisor = divisor or longest
+    unsupported = _why_not_supported(query, key, value, bias)
+    if choose_unless(unsupported, implementation, _why_not_here) == "xla":
+        packed = query, key, value, first, length
+        return _attend_unpacked(packed, longest, weights, bias, divisor)
+    # Imported here, so that plain XLA does not need Mosaic.
+    from embark_kernels._attention_kernel import SiLU, Softmax, attend_mosaic_gpu
+
+    sample, position = places_of_events(first, length, len(query))
+    begin = jnp.arange(len(query), dtype=jnp.int32) - position
+    end = begin + length.at[sample].get(mode="clip")
+    begin, end = (jnp.where(sample < len(first), each, 0) for each in (begin, end))
+    scale = 1 / math.sqrt(query.shape[-1])
+    rule = SiLU(scale, divisor) if weights == "silu" else Softmax(scale)
+    return attend_mosaic_gpu(query, key, value, begin, end, rule)
+
+
+def why_plain_attention(
+    head_dim: int, dtype: jax.typing.DTypeLike, biased: bool = False
+) -> str:
+    """Returns why ``attend_packed`` takes plain XLA here unless it is told otherwise;
+    "" if it takes the kernel.
+
+    It takes the kernel where that can run, can handle the arguments, and passes
+    ``check``, once in a process.
+
+    Args:
+      head_dim, dtype: those of queries, keys and values.
+      biased: whether scores have a bias.
+    """
+    array = jax.ShapeDtypeStruct((1, 1, head_dim), jnp.dtype(dtype))
+    bias = jnp.zeros(1) if biased else None
+    return _why_not_supported(array, array, array, bias) or _why_not_here()
+
+
+def _why_not_here() -> str:
+    # Its products are instructions of Hopper, which newer GPUs have not.
+    if reason := why_no_kernels(hopper=True):
+        return reason
+    # Imported here, since it imports the operations.
+    from embark_kernels import check
+
+    return check.attention_problem()
+
+
+def _why_not_supported(query: Any, key: Any, value: Any, bias: Any) -> str:
+    if bias is not None:
+        return "attention has a bias, which the kernel cannot add"
+    if not query.dtype == key.dtype == value.dtype == jnp.bfloat16:
+        types = ", ".join(each.dtype.name for each in (query, key, value))
+        return f"queries, keys and values are {types}, must be bfloat16"
+    *_, dim = query.shape
+    if value.shape != query.shape:
+        return f"queries are {query.shape}, values {value.shape}: must be alike"
+    if dim % 16 or dim > MOST_KERNEL_DIM:
+        limit = f"a multiple of 16 up to {MOST_KERNEL_DIM}"
+        return f"heads have {dim} dims, must have {limit}"
+    return ""
+
+
+def _attend_unpacked(
+    packed: tuple[jax.Array, ...],
+    longest: int,
+    weights: Weights,
+    bias: jax.Array | None,
+    divisor: int,
+) -> jax.Array:
+    """Unpacks the samples, attends, and packs the sums."""
+    query, key, value, first, length = packed
+    events, samples = len(query), len(first)
+    padding = -longest % EVENTS_OF_TILE if longest > QUERIES_AT_ONCE else 0
+    place = jnp.arange(longest + padding, dtype=jnp.int32)[None]
+    valid = place < length[:, None]
+    source = jnp.where(valid, first[:, None] + place, events)
+    sample, position = places_of_events(first, length, events)
+    target = jnp.where(sample < samples, sample * source.shape[1] + position, -1)
+
+    def unpack(array: jax.Array) -> jax.Array:
+        padded = move_rows(array, source.reshape(-1), target)
+        return padded.reshape(*source.shape, *array.shape[1:])
+
+    place = jnp.broadcast_to(place, source.shape)
+    arrays = unpack(query), unpack(key), unpack(value)
+    total = attend(*arrays, place, valid, weights, bias, divisor)
+    return move_rows(total.reshape(-1, *total.shape[2:]), target, source.reshape(-1))
+
+
+def places_of_events(
+    first: jax.Array, length: jax.Array, events: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns ``[events]`` int32 sample and position of each packed event; after the
+    last one the number of samples, and no position."""
+    ends = jnp.zeros(events, jnp.int32).at[first + length].add(1, mode="drop")
+    sample = jnp.cumsum(ends, dtype=jnp.int32)  # samples that have ended
+    begin = first.at[sample].get(mode="clip")
+    return sample, jnp.arange(events, dtype=jnp.int32) - begin
+
+
+@jax.custom_vjp
+def move_rows(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    """Returns ``x[source]``, zeros where there is no source.
+
+    Args:
+      x: ``[rows, …]``.
+      source: ``[places]`` int32 row of each place, none of which is taken twice; out of
+        range, or negative, for none.
+      target: ``[rows]`` int32 place of each row, the inverse of ``source``: gradients
+        are moved by it, where those of an index are added up row by row.
+    """
+    return x.at[source].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _move_rows_forward(x, source, target):
+    return move_rows(x, source, target), (source, target)
+
+
+def _move_rows_backward(places, gradient):
+    source, target = places
+    return move_rows(gradient, target, source), None, None
+
+
+move_rows.defvjp(_move_rows_forward, _move_rows_backward)
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    position: jax.Array,
+    valid: jax.Array,
+    weights: Weights,
+    bias: jax.Array | None = None,
+    divisor: int | None = None,
+) -> jax.Array:
+    """Returns each event's sum of values, ``[batch, length, heads, dim]``.
+
+    Args:
+      query, key, value: ``[batch, length, heads, dim]``; the dims of values may differ.
+        Scores and sums are rounded to their dtype, as are their gradients.
+      position: ``[batch, length]`` int32 place of each event in its sequence.
+      valid: ``[batch, length]`` whether there is an event.
+      weights: what makes shares of scores.
+      bias: ``[distances]`` added to the score of two events by the distance of their
+        positions; larger distances take the last.
+      divisor: None is the length.
+    """
+    batch, length = valid.shape
+    divisor = divisor or length
+    size = min(QUERIES_AT_ONCE, length)
+    blocks = -(-length // size)
+
+    def cut(array: jax.Array) -> jax.Array:
+        """Returns ``[blocks, batch, size, …]``."""
+        padding = [(0, 0), (0, blocks * size - length)]
+        padded = jnp.pad(array, padding + [(0, 0)] * (array.ndim - 2))
+        return jnp.moveaxis(padded.reshape(batch, blocks, size, *array.shape[2:]), 1, 0)
+
+    queries = cut(query), jnp.arange(blocks * size).reshape(blocks, size), cut(position)
+    keys = key, value, position, valid
+    rule = weights, bias, divisor
+    if blocks == 1:  # without a loop, which not every exporter takes
+        return _attend_block(jax.tree.map(lambda x: x[0], queries), keys, *rule)
+    prefixes = min(PREFIXES, blocks)
+    edges = [i * blocks // prefixes for i in range(prefixes + 1)]
+    totals = []
+    for first, end in itertools.pairwise(edges):
+
+        @jax.checkpoint  # or its slices would be kept until the gradient is taken
+        def attend_prefix(queries, keys, first=first, end=end):
+            queries = jax.tree.map(lambda x: x[first:end], queries)
+            keys = jax.tree.map(lambda x: x[:, : end * size], keys)
+            block = jax.checkpoint(lambda queries: _attend_block(queries, keys, *rule))
+            return lax.map(block, queries)
+
+        totals.append(attend_prefix(queries, keys))
+    total = jnp.moveaxis(jnp.concatenate(totals), 0, 1)
+    return total.reshape(batch, blocks * size, *total.shape[3:])[:, :length]
+
+
+def _attend_block(
+    queries: tuple[jax.Array, jax.Array, jax.Array],
+    keys: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    weights: Weights,
+    bias: jax.Array | None,
+    divisor: int,
+) -> jax.Array:
+    """Returns the sums of some queries, ``[batch, queries, heads, dim]``.
+
+    Args:
+      queries: queries, their ``[queries]`` indices in the sequence, and positions.
+      keys: keys, values, positions and ``valid``, from the first event on.
+      weights, bias, divisor: as in ``attend``.
+    """
+    query, index, query_position = queries
+    key, value, position, valid = keys
+
+    def add_up(share: jax.Array) -> jax.Array:
+        return jnp.einsum("bhqk,bkhd->bqhd", share.astype(value.dtype), value)
+
+    score = jnp.einsum("bqhd,bkhd->bhqk", query, key)
+    score = score.astype(jnp.float32) / math.sqrt(key.shape[-1])
+    if bias is not None:
+        distance = query_position[:, None, :, None] - position[:, None, None]
+        score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
+    is_before = jnp.arange(key.shape[1])[None] <= index[:, None]
+    seen = valid[:, None, None] & is_before[None, None]
+    if weights == "silu":
+        return add_up(jnp.where(seen, jax.nn.silu(score) / divisor, 0.0))
+    score = jnp.where(seen, score, -jnp.inf)
+    # No result depends on which number is subtracted from all scores.
+    largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
+    share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
+    whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
+    return add_up(share) / jnp.where(whole > 0, whole, 1.0)

@@ -1,0 +1,207 @@
+"""Attention: blocks, memory, packed samples, and the kernel in the interpreter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from embark_kernels import _attention_kernel, attention, oracle, why_plain_attention
+from embark_kernels.attention import attend, attend_packed
+from embark_kernels.check import ATTENTION_LIMIT, largest_error
+
+from tests.kernels.implementations import FLOAT32_EPS, run
+from tests.thorough import thorough
+
+
+def whole(query, key, value, position, valid, weights, bias):
+    """Attention by one array of all scores."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
+    distance = position[:, :, None] - position[:, None, :]
+    scores += bias[jnp.clip(distance, 0, len(bias) - 1)][:, None]
+    seen = ((distance >= 0) & valid[:, None, :])[:, None]
+    if weights == "silu":
+        share = jnp.where(seen, jax.nn.silu(scores), 0) / query.shape[1]
+    else:
+        share = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
+        share = jnp.where(seen.any(axis=-1, keepdims=True), share, 0)
+    return jnp.einsum("bhqk,bkhd->bqhd", share, value)
+
+
+@pytest.mark.parametrize("weights", ["silu", "softmax"])
+@pytest.mark.parametrize("queries_at_once", thorough([1, 3, 8, 20], [3]))
+def test_blocks_of_queries_are_exact(weights, queries_at_once, monkeypatch):
+    monkeypatch.setattr(attention, "QUERIES_AT_ONCE", queries_at_once)
+    keys = jax.random.split(jax.random.key(0), 4)
+    shape = 2, 11, 2, 4
+    query, key, value = (jax.random.normal(k, shape) for k in keys[:3])
+    bias = jax.random.normal(keys[3], (6,))
+    valid = jnp.arange(11)[None] < jnp.array([[11], [4]])
+    position = jnp.cumsum(valid, axis=1) - 1
+
+    def outputs(function):
+        def loss(query, key, value, bias):
+            summed = function(query, key, value, position, valid, weights, bias)
+            summed = jnp.where(valid[:, :, None, None], summed, 0)
+            return jnp.sum(jnp.sin(summed)), summed
+
+        gradient = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)
+        return jax.jit(gradient)(query, key, value, bias)
+
+    results = outputs(attend), outputs(whole)
+    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("weights", ["silu", "softmax"])
+def test_no_array_of_all_scores_is_in_memory(weights):
+    batch, length, heads, dim = 2, 2048, 2, 16
+    shapes = [jax.ShapeDtypeStruct((batch, length, heads, dim), jnp.float32)] * 3
+    place = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    valid = jax.ShapeDtypeStruct((batch, length), bool)
+
+    def gradient(query, key, value, position, valid):
+        return jax.grad(
+            lambda q, k, v: attend(q, k, v, position, valid, weights).sum(), (0, 1, 2)
+        )(query, key, value)
+
+    memory = jax.jit(gradient).lower(*shapes, place, valid).compile().memory_analysis()
+    assert memory
+    all_scores_bytes = 4 * batch * heads * length**2
+    assert memory.temp_size_in_bytes < all_scores_bytes
+
+
+@pytest.mark.parametrize("weights", ["silu", "softmax"])
+def test_packed_samples_are_those_of_padded_ones(weights):
+    """Empty samples, one of the largest length, and rows after the last event."""
+    length = np.array([0, 3, 11, 0, 1, 5], np.int32)
+    first = np.cumsum(length, dtype=np.int32) - length
+    events, longest = 24, 11
+    keys = jax.random.split(jax.random.key(0), 4)
+    arrays = [jax.random.normal(key, (events, 2, 4)) for key in keys[:3]]
+    bias = jax.random.normal(keys[3], (6,))
+
+    def packed(*arrays):
+        places = jnp.asarray(first), jnp.asarray(length)
+        return attend_packed(*arrays, *places, longest, weights, bias)
+
+    def one_by_one(*arrays):
+        total = jnp.zeros((events, 2, 4))
+        for begin, count in zip(first, length, strict=True):
+            part = [x[None, begin : begin + count] for x in arrays]
+            place = jnp.arange(count)[None]
+            seen = place >= 0
+            own = whole(*part, place, seen, weights, bias)
+            if weights == "silu":
+                own = own * (max(int(count), 1) / longest)
+            total = total.at[begin : begin + count].set(own[0])
+        return total
+
+    def results(function):
+        def loss(*arrays):
+            total = function(*arrays)
+            return jnp.sum(jnp.sin(total)), total
+
+        return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*arrays)
+
+    for one, other in zip(
+        *map(jax.tree.leaves, (results(packed), results(one_by_one))), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch, compiled_once):
+    """Samples of a test go through several tiles and blocks."""
+    sizes = {"ROWS": 16, "TILE_ROWS": 32, "COLUMNS": 32, "GRADIENT_COLUMNS": 16}
+    for name, size in sizes.items():
+        monkeypatch.setattr(_attention_kernel, name, size)
+
+
+def kernel_errors(lengths, room, heads, dim, weights, dtype):
+    """Largest errors, relative to magnitudes, of sums and gradients; the rows after the
+    last event, which no event may see, are large."""
+    rng = np.random.default_rng(0)
+    length = np.array(lengths, np.int32)
+    first = np.cumsum(length, dtype=np.int32) - length
+    arrays = rng.normal(size=(4, room, heads, dim))
+    arrays[:, length.sum() :] = 1e6
+    arrays = [jnp.asarray(array, dtype) for array in arrays]
+    longest = int(length.max())
+
+    def results(*arrays):
+        def attend(*arrays):
+            places = jnp.asarray(first), jnp.asarray(length)
+            given = *arrays, *places, longest, weights
+            return attend_packed(*given, implementation="mosaic_gpu")
+
+        total, pull = jax.vjp(attend, *arrays[:3])
+        return total, *pull(arrays[3])
+
+    found = run("mosaic_gpu", results, *arrays)
+    expected = oracle.attention(*arrays, first, length, weights, longest)
+    return [
+        largest_error(np.asarray(actual), *values)
+        for actual, values in zip(found, expected, strict=True)
+    ]
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("weights", ["silu", "softmax"])
+@pytest.mark.parametrize(
+    ("lengths", "room", "heads"),
+    thorough(
+        [
+            ((0, 1, 40, 0, 3, 17, 20), 100, 1),  # no multiple of a tile
+            ((70,), 70, 2),  # as long as the room
+            ((0, 0), 32, 1),
+            ((16, 16, 32, 1), 128, 1),  # ends where a tile does; tiles without events
+        ],
+        [((0, 1, 40, 0, 3, 17, 20), 100, 1)],
+        unpack=True,
+    ),
+)
+def test_the_kernel_is_exact(lengths, room, heads, weights, monkeypatch):
+    """In float32, which the interpreter multiplies and a GPU does not: whatever is not
+    rounding is found."""
+    monkeypatch.setattr(attention, "_why_not_supported", lambda *_: "")
+    dim = 16
+    limit = (max(lengths) + dim + 8) * FLOAT32_EPS
+    errors = kernel_errors(lengths, room, heads, dim, weights, "float32")
+    assert max(errors) <= limit
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("weights", ["silu", "softmax"])
+def test_the_kernel_rounds_where_it_may(weights):
+    """In bfloat16, with the tiles that a GPU has."""
+    errors = kernel_errors((70, 0, 1, 130, 17), 250, 2, 64, weights, "bfloat16")
+    assert max(errors) <= ATTENTION_LIMIT
+
+
+def test_what_the_kernel_cannot_take_is_said():
+    def attend(dim=64, dtype=jnp.bfloat16, value_dim=None, **options):
+        query = jnp.zeros((8, 1, dim), dtype)
+        value = jnp.zeros((8, 1, value_dim or dim), dtype)
+        places = jnp.array([0], jnp.int32), jnp.array([8], jnp.int32)
+        return attend_packed(query, query, value, *places, 8, "silu", **options)
+
+    kernel = {"implementation": "mosaic_gpu"}
+    with pytest.raises(ValueError, match="are float32, float32, float32, must be bf"):
+        attend(dtype=jnp.float32, **kernel)
+    with pytest.raises(ValueError, match="heads have 24 dims, must have a multiple of"):
+        attend(dim=24, **kernel)
+    with pytest.raises(ValueError, match="144 dims, must have a multiple of 16 up to"):
+        attend(dim=144, **kernel)
+    with pytest.raises(ValueError, match=r"are \(8, 1, 64\), values \(8, 1, 32\)"):
+        attend(value_dim=32, **kernel)
+    with pytest.raises(ValueError, match="has a bias, which the kernel cannot add"):
+        attend(bias=jnp.zeros(3), **kernel)
+    with pytest.raises(ValueError, match="implementation is 'triton', must be"):
+        attend(implementation="triton")
+    assert not attend().any()
+    here = "mosaic_gpu needs a GPU; JAX runs on cpu here"
+    assert why_plain_attention(64, jnp.bfloat16) == here
+    assert why_plain_attention(64, jnp.float32).endswith("must be bfloat16")
+    assert why_plain_attention(64, jnp.bfloat16, biased=True).startswith(
+        "attention has"
+    )
