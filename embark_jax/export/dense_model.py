@@ -59,7 +59,8 @@ class DenseModel:
         self.methods = (CALL, *TOWERS) if has_towers else (CALL,)
         item = getattr(model, "item", None) if has_towers else None
         is_alone = getattr(model, "item_features", (item,)) == (item,)
-        self.item = item if item in self.embedding_shapes and is_alone else None
+        is_feature = isinstance(item, str) and item in self.embedding_shapes
+        self.item = item if is_feature and is_alone else None
         self.ranks_items = isinstance(model, RetrievalModel)
         self._model = step_model(model)
         variables = self._model.params, self._model.state

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import pydantic
 from pydantic import NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
@@ -69,18 +68,6 @@ class ExportedModel(ChecksummedFile):
     features: Mapping[str, ExportedFeature]
     tables: Mapping[str, ExportedTable]
     files: tuple[HashedFile, ...]
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> ExportedModel:
-        """Raises ``ValueError`` if what it says does not fit together."""
-        for name, feature in self.features.items():
-            if feature.table not in self.tables:
-                raise ValueError(f"features.{name}: has no table {feature.table!r}")
-        listed = {file.file for file in self.files}
-        needed = {DENSE, jax_file(CALL), *map(table_file, self.tables)}
-        if missing := sorted(needed - listed):
-            raise ValueError(f"files: lack {', '.join(missing)}")
-        return self
 
     def feature_specs(self) -> tuple[FeatureSpec, ...]:
         """Returns the features in their order."""

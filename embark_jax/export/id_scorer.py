@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError, nearest
@@ -28,7 +29,7 @@ from embark_jax.export.exported import (
     read_exported,
     table_file,
 )
-from embark_jax.export.lookup import LookupTable, pooled, read_arrays
+from embark_jax.export.lookup import LookupTable, pooled
 from embark_jax.export.onnx_layers import BATCH, DenseLayers, onnx_layers
 from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES, FeatureSpec
 
@@ -289,15 +290,12 @@ def _exported_scorer(files: Path) -> IdScorer:
         from embark_jax.export.jax_layers import jax_layers, read_serialized
 
         call = read_serialized(files / jax_file(method))
-        return jax_layers(call, read_arrays(files / DENSE))
+        return jax_layers(call, load_file(files / DENSE))
 
     return IdScorer(
         model.feature_specs(),
         model.dense_features,
-        {
-            name: LookupTable.read(files / table_file(name), table)
-            for name, table in model.tables.items()
-        },
+        {name: LookupTable.read(files / table_file(name)) for name in model.tables},
         layers(CALL),
         model.step,
         model.item and Towers(model.item, *map(layers, TOWERS)),

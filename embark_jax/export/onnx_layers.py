@@ -57,12 +57,7 @@ def onnx_layers(path: Path) -> DenseLayers:
         inputs = {EMBEDDING + name: array for name, array in embeddings.items()}
         inputs |= {VALID + name: array for name, array in valid.items()}
         inputs["dense"] = dense
-        try:
-            (results,) = session.run(None, {name: inputs.get(name) for name in names})
-        except Exception as error:  # of shapes or names that are not the graph's
-            raise ExportError(
-                f"{path}: onnxruntime cannot compute it ({error}); {REMEDY}"
-            ) from error
+        (results,) = session.run(None, {name: inputs.get(name) for name in names})
         return np.asarray(results)
 
     return layers

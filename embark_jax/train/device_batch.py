@@ -67,9 +67,7 @@ def abstract_batch(
     events = matrices(plan.devices, of_events)
     if cuts == 1 or not sequences:
         return DeviceBatch(samples, layout, False, events, of_events)
-    place: Any = jax.ShapeDtypeStruct(
-        (plan.batch_size,), jnp.int32, sharding=sharding
-    )
+    place: Any = jax.ShapeDtypeStruct((plan.batch_size,), jnp.int32, sharding=sharding)
     return DeviceBatch(samples, layout, False, events, of_events, cuts, place)
 
 

@@ -33,7 +33,7 @@ class Towers(nnx.Module):
     def __init__(self, shapes, dense_features, *, rngs):
         (self.dim,) = shapes["user"]
         self.user = nnx.Linear(self.dim + dense_features, 5, rngs=rngs)
-        self.item = nnx.Linear(self.dim, 5, rngs=rngs)
+        self.item_layer = nnx.Linear(self.dim, 5, rngs=rngs)
         self.order = nnx.Variable(jnp.array([4, 3, 2, 1, 0]))
         self.scale = nnx.BatchStat(jnp.array(0.5))
         self.only_in_training = nnx.Variable(jnp.zeros(1000))
@@ -43,7 +43,7 @@ class Towers(nnx.Module):
         return jnp.tanh(self.user(rows))[:, self.order[...]]
 
     def items(self, dense, embeddings):
-        return self.item(embeddings["item"])
+        return self.item_layer(embeddings["item"])
 
     def __call__(self, dense, embeddings):
         products = self.users(dense, embeddings) * self.items(dense, embeddings)
