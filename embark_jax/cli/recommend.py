@@ -72,7 +72,7 @@ def recommend(
     step: Step = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Find the K best of all items for each row, with a two_tower or next_item."""
+    """Find the K best of all items for each row, with a model that ranks items."""
     check_outputs([rows, seen], out=out)
     end_like_ctrl_c(context)
     from embark_jax._base.config import ConfigError
