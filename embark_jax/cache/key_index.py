@@ -398,8 +398,8 @@ def _apply_if(condition: jax.Array, function: Callable[..., A], arrays: A) -> A:
 
 
 def undo(index: KeyIndex, demand: Demand) -> tuple[KeyIndex, jax.Array]:
-    """Takes back what ``resolve`` did for the last batch; since then the index may have
-    got a larger directory, or more slots.
+    """Undoes what ``resolve`` did for the last batch, also if the directory or the
+    slots have grown since.
 
     Returns:
       The index, and the ``[1]`` int32 number of keys that found no way in its

@@ -174,10 +174,10 @@ class RowLog:
     def _put_in_order(self) -> None:
         """Moves each row to the position of its number."""
         numbers = np.arange(self.rows, dtype=self._position.dtype)
-        is_held = self._position != NO_POSITION
-        if (is_held & (self._position != numbers)).any():
+        is_written = self._position != NO_POSITION
+        if (is_written & (self._position != numbers)).any():
             self._sort()
-        self._position = np.where(is_held, numbers, NO_POSITION)
+        self._position = np.where(is_written, numbers, NO_POSITION)
         self._number[: self.rows] = numbers
         self._end, self._free = self.rows % self._room, self._room - self.rows
 
@@ -195,9 +195,9 @@ class RowLog:
             rows = source.read(first, end)
             bounds = np.searchsorted(sorted_numbers, range(0, self.rows + size, size))
             for bucket in range(len(numbers)):
-                of_bucket = slice(bounds[bucket], bounds[bucket + 1])
-                target.write(bucket * size + counts[bucket], rows[valid[of_bucket]])
-                numbers[bucket].append(sorted_numbers[of_bucket])
+                bucket_rows = slice(bounds[bucket], bounds[bucket + 1])
+                target.write(bucket * size + counts[bucket], rows[valid[bucket_rows]])
+                numbers[bucket].append(sorted_numbers[bucket_rows])
                 counts[bucket] += len(numbers[bucket][-1])
         for bucket in range(len(numbers)):
             first = bucket * size

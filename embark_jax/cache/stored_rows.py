@@ -149,9 +149,9 @@ class StoredRows:
             rows = np.zeros((size, self._width), np.float32)
             fresh = np.arange(size) < len(keys)
             if not self.discards:
-                held = np.flatnonzero(block.holds(keys))
-                rows[held] = block.read(keys[held])
-                fresh[held] = False
+                known = np.flatnonzero(block.holds(keys))
+                rows[known] = block.read(keys[known])
+                fresh[known] = False
             by_device.append(Incoming(*jax.device_put((rows, fresh), device)))
         return self._joined(by_device)
 
@@ -369,8 +369,8 @@ class StoredRows:
         """Returns the device, row shard and column shard of each shard of a dynamic
         table that these devices have; some may have none."""
         shards, devices = self.storage.shards, self._mesh.devices.flat
-        of_shards = shards[["owner", "row_shard", "column_shard"]].tolist()
-        placed = [(devices[owner], row, column) for owner, row, column in of_shards]
+        fields = shards[["owner", "row_shard", "column_shard"]].tolist()
+        placed = [(devices[owner], row, column) for owner, row, column in fields]
         return [shard for shard in placed if shard[0] in self._blocks]
 
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:

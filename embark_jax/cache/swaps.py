@@ -121,8 +121,8 @@ def make_gather(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable
 
     def gather(values, moves, incoming):
         outgoing = {}
-        for name, of_storage in moves.items():
-            slot = of_storage.slot[: len(incoming[name].rows)]
+        for name, storage_moves in moves.items():
+            slot = storage_moves.slot[: len(incoming[name].rows)]
             words = row_words(optimizer, cached[name])
             outgoing[name] = jnp.concatenate(
                 [to_words(pick(values[name][value], slot)) for value in words], axis=1
@@ -142,10 +142,10 @@ def make_scatter(collection: EmbeddingCollection, optimizer: AnyRule) -> Callabl
     cached = collection.cached
 
     def scatter(values, key, moves, incoming):
-        for name, of_storage in moves.items():
+        for name, storage_moves in moves.items():
             rows, fresh = incoming[name]
-            slot = of_storage.slot[: len(rows)]
-            keys = of_storage.incoming[: len(rows)]
+            slot = storage_moves.slot[: len(rows)]
+            keys = storage_moves.incoming[: len(rows)]
             initial = initial_values(cached[name], optimizer, key)
             rows = lax.cond(
                 fresh.any(),

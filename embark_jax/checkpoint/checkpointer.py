@@ -48,7 +48,7 @@ from embark_jax.checkpoint.restoring import fill
 from embark_jax.checkpoint.writing import NonFiniteError, start_writing
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import dynamic_blocks, table_shards
-from embark_jax.launch.agreement import of_process_0
+from embark_jax.launch.agreement import from_process_0
 from embark_jax.plans.layout import SHARD_FIELDS
 from embark_jax.train.state import TrainState
 
@@ -159,8 +159,8 @@ class Checkpointer(contextlib.AbstractContextManager):
             storages=[storage.name for storage in embeddings.plan.storages],
             processes=jax.process_count(),
             tables={
-                name: {field: of_table[field].tolist() for field in SHARD_FIELDS}
-                for name, of_table in shards.items()
+                name: {field: fields[field].tolist() for field in SHARD_FIELDS}
+                for name, fields in shards.items()
             },
         ).to_json()
         folder = self._folder.unfinished(step)
@@ -222,7 +222,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         """
         self._finish()
         # The other processes may not see yet what process 0 sees.
-        steps = of_process_0(self._folder.chosen_steps(step))
+        steps = from_process_0(self._folder.chosen_steps(step))
         check_whole(state, embeddings)
         jax.block_until_ready(state)  # else reading pays for initial tables
         arrays = named_arrays(state)

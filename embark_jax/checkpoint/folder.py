@@ -107,8 +107,9 @@ class CheckpointFolder:
         return self.path / name
 
     def begin(self, step: int) -> None:
-        """Makes the folder of a checkpoint that will be written; what is left of one of
-        this step in a bucket goes."""
+        """Makes the folder of a checkpoint that will be written, without what is left
+        of others."""
+        self.clear()
         if self._is_bucket:
             self.remove([step])
         else:

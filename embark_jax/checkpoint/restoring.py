@@ -62,10 +62,10 @@ def fill(
       CheckpointError: if the checkpoint is damaged, or lacks an array of this shape;
         ``OverwrittenError`` if some rows are overwritten by then.
     """
-    of_tables = {name: array for name, array in arrays.items() if is_of_table(name)}
-    for name in arrays.keys() - of_tables.keys():
+    tables = {name: array for name, array in arrays.items() if is_of_table(name)}
+    for name in arrays.keys() - tables.keys():
         arrays[name] = _whole_array(saved, name, arrays[name])
-    for name, array in of_tables.items():
+    for name, array in tables.items():
         try:
             if not isinstance(array, StoredRows):
                 blocks = Blocks(array)

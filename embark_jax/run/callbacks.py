@@ -1,16 +1,18 @@
 """What a run does besides training steps, each as a callback of its loop.
 
 The loop trains from one *stop* to the next: the nearest that any callback asks for. At
-a stop all steps have landed.
+a stop all steps are finished.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 from rich.console import Console
 
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.config import tasks_of
+from embark_jax.config import TrainConfig, tasks_of
 from embark_jax.launch.agreement import total
 from embark_jax.launch.stopping import Stop
 from embark_jax.report.display import (
@@ -30,11 +32,31 @@ from embark_jax.train.results import StepResult
 from embark_jax.train.trainer import Trainer
 
 
+class Run(NamedTuple):
+    """What the callbacks of a run work with; ``stop`` says when it is asked to end."""
+
+    setup: Experiment
+    trainer: Trainer
+    checkpoints: Checkpointer
+    folder: RunFolder
+    log: MetricsLog
+    console: Console
+    stop: Stop
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        say(self.console, text)
+
+    @property
+    def options(self) -> TrainConfig:
+        return self.setup.config.train
+
+
 class Callback:
     """A callback, which does nothing at any time; subclasses do something at some."""
 
     def next_stop(self, step: int) -> int | None:
-        """Returns the next step after this one at which all steps must have landed."""
+        """Returns the next step after this one at which all steps must be finished."""
         return None
 
     def begin(self, step: int) -> None:
@@ -44,7 +66,7 @@ class Callback:
         """Called with each step, in order, once it is certain."""
 
     def at_stop(self, step: int) -> None:
-        """Called when all steps up to this one have landed."""
+        """Called when all steps up to this one are finished."""
 
 
 def next_multiple(step: int, every: int | None) -> int | None:
@@ -55,86 +77,64 @@ def next_multiple(step: int, every: int | None) -> int | None:
 class StepLog(Callback):
     """Logs and shows figures of the steps, every ``train.log_every`` of them.
 
-    Args:
-      setup, trainer: the experiment, and the model that is trained.
-      log, console: get the figures.
-
     Attributes:
       progress: the bar of steps, to be entered.
     """
 
-    def __init__(
-        self, setup: Experiment, trainer: Trainer, log: MetricsLog, console: Console
-    ):
-        options = setup.config.train
-        self._trainer, self._log, self._console = trainer, log, console
-        self._every = options.log_every
-        self._figures = Figures(tasks_of(setup.config.model), options.hot_batches)
-        self.progress = step_progress(console=console)
+    def __init__(self, run: Run):
+        self._run = run
+        tasks = tasks_of(run.setup.config.model)
+        self._figures = Figures(tasks, run.options.hot_batches)
+        self.progress = step_progress(console=run.console)
         self._bar = self.progress.add_task(
-            "train", total=setup.steps, completed=trainer.step, shown="compiling"
+            "train",
+            total=run.setup.steps,
+            completed=run.trainer.step,
+            shown="compiling",
         )
-
-    def add(self, result: StepResult) -> None:
-        self._figures.add(result)
-        if result.step % self._every == 0:
-            self._report()
-
-    def at_stop(self, step: int) -> None:
-        if not self._figures.empty:
-            self._report()
 
     def begin(self, step: int) -> None:
         self._figures.stop()
 
-    def _report(self) -> None:
-        step, record = self._trainer.step, self._figures.close()
-        if self._trainer.cached is not None:
-            record |= self._trainer.cached.figures()
-        self._log.write(step, record)
+    def add(self, result: StepResult) -> None:
+        self._figures.add(result)
+        if result.step % self._run.options.log_every == 0:
+            self.at_stop(result.step)
+
+    def at_stop(self, step: int) -> None:
+        if self._figures.empty:
+            return
+        run, record = self._run, self._figures.close()
+        if run.trainer.cached is not None:
+            record |= run.trainer.cached.figures()
+        run.log.write(step, record)
         shown = step_text(record)
         self.progress.update(self._bar, completed=step, shown=shown)
-        if not self._console.is_terminal:
-            say(self._console, f"step {step:,}: {shown}")
+        if not run.console.is_terminal:
+            run.say(f"step {step:,}: {shown}")
 
 
 class Evaluation(Callback):
     """Evaluates every ``train.eval_every`` steps, or before each time window, and does
     what early stopping and a plateau ask for.
 
-    Args:
-      setup, trainer: the experiment, and the model that is trained.
-      checkpoints: keeps the evaluations, and the checkpoint of the best one.
-      log, console: get the metrics.
-      stop: says when the run is asked to end.
-
     Attributes:
       improvement: whether the validation set still improves.
     """
 
-    def __init__(
-        self,
-        setup: Experiment,
-        trainer: Trainer,
-        checkpoints: Checkpointer,
-        log: MetricsLog,
-        console: Console,
-        stop: Stop,
-    ):
-        self._setup, self._trainer, self._checkpoints = setup, trainer, checkpoints
-        self._log, self._console, self._stop = log, console, stop
-        self._every = setup.config.train.eval_every
-        self.improvement = Improvement(setup.config.train, checkpoints.evaluations)
+    def __init__(self, run: Run):
+        self._run = run
+        self.improvement = Improvement(run.options, run.checkpoints.evaluations)
         if self.improvement.factor < 1:
-            trainer.use_optimizers(setup.optimizers(self.improvement.factor))
-        checkpoints.best_step = self.improvement.best_step
+            run.trainer.use_optimizers(run.setup.optimizers(self.improvement.factor))
+        run.checkpoints.best_step = self.improvement.best_step
         self._explained: set[str] = set()
 
     def next_stop(self, step: int) -> int | None:
-        windows = self._setup.windows
+        windows = self._run.setup.windows
         if windows is not None:
             return windows.at(step).end
-        return next_multiple(step, self._every)
+        return next_multiple(step, self._run.options.eval_every)
 
     def at_stop(self, step: int) -> None:
         """Evaluates if it is time, unless a run that was resumed has done so.
@@ -142,89 +142,71 @@ class Evaluation(Callback):
         Raises:
           StoppedError: if the run is asked to end meanwhile.
         """
-        windows, past = self._setup.windows, self._checkpoints.evaluations
-        if any(record["step"] == step for record in past):
+        setup, every = self._run.setup, self._run.options.eval_every
+        if any(record["step"] == step for record in self._run.checkpoints.evaluations):
             return
-        if windows is not None:
-            is_due = step < self._setup.steps and windows.at(step).first == step
+        if (windows := setup.windows) is not None:
+            is_due = step < setup.steps and windows.at(step).first == step
         else:
-            is_due = bool(step and self._every and step % self._every == 0)
+            is_due = bool(step and every and step % every == 0)
         if is_due:
             self._evaluate(step)
 
     def _evaluate(self, step: int) -> None:
-        setup, trainer, checkpoints = self._setup, self._trainer, self._checkpoints
-        split, batches = held_out(setup, step)
-        record = on_split(setup, trainer, split, self._stop.during(batches))
-        window = ""
-        if setup.windows is not None:
-            record |= setup.windows.at(step).record
+        run, improvement, window = self._run, self.improvement, ""
+        split, batches = held_out(run.setup, step)
+        record = on_split(run.setup, run.trainer, split, run.stop.during(batches))
+        if run.setup.windows is not None:
+            record |= run.setup.windows.at(step).record
             window = f"window {record['window']}: "
-        self._log.write(step, record)
+        run.log.write(step, record)
         evaluation = {"step": step, **record}
-        checkpoints.evaluations.append(evaluation)
-        is_lowered = self.improvement.add(evaluation)
-        checkpoints.best_step = self.improvement.best_step
+        run.checkpoints.evaluations.append(evaluation)
+        is_lowered = improvement.add(evaluation)
+        run.checkpoints.best_step = improvement.best_step
         if is_lowered:
-            factor = self.improvement.factor
-            trainer.use_optimizers(setup.optimizers(factor))
-            rates = f"{factor:.3g} of what they were"
-            say(self._console, f"step {step:,}: learning rates: {rates}")
-        say(self._console, f"step {step:,}: {window}{split_text(record, split)}")
+            run.trainer.use_optimizers(run.setup.optimizers(improvement.factor))
+            rates = f"{improvement.factor:.3g} of what they were"
+            run.say(f"step {step:,}: learning rates: {rates}")
+        run.say(f"step {step:,}: {window}{split_text(record, split)}")
         for reason in undefined(record, split):
             if reason not in self._explained:  # once a run
-                say(self._console, f"  {reason}")
+                run.say(f"  {reason}")
                 self._explained.add(reason)
 
 
 class Saving(Callback):
     """Saves a checkpoint every ``train.checkpoint_every`` steps, after the best step,
-    each time window, and the last step.
+    each time window, and the last step."""
 
-    Args:
-      setup, trainer: the experiment, and the model that is trained.
-      checkpoints: writes them.
-      folder: folder of the run, which is published before each of them.
-      improvement: knows the best step, and whether training ends.
-    """
-
-    def __init__(
-        self,
-        setup: Experiment,
-        trainer: Trainer,
-        checkpoints: Checkpointer,
-        folder: RunFolder,
-        improvement: Improvement,
-    ):
-        self._setup, self._trainer, self._checkpoints = setup, trainer, checkpoints
-        self._folder, self._improvement = folder, improvement
-        self._every = setup.config.train.checkpoint_every
+    def __init__(self, run: Run, improvement: Improvement):
+        self._run, self._improvement = run, improvement
 
     def next_stop(self, step: int) -> int | None:
-        return next_multiple(step, self._every)
+        return next_multiple(step, self._run.options.checkpoint_every)
 
     def at_stop(self, step: int) -> None:
-        windows = self._setup.windows
+        setup, every = self._run.setup, self._run.options.checkpoint_every
         if (
-            (self._every and step % self._every == 0)
-            or step in (self._setup.steps, self._improvement.best_step)
+            (every and step % every == 0)
+            or step in (setup.steps, self._improvement.best_step)
             or self._improvement.ended
-            or (windows is not None and windows.at(step).first == step)
+            or (setup.windows is not None and setup.windows.at(step).first == step)
         ):
             self.save()
 
     def save(self) -> None:
         """Saves a checkpoint of the step that is reached."""
-        trainer = self._trainer
+        run, trainer = self._run, self._run.trainer
         bad_ids = total(trainer.check.bad_ids)
         state = trainer.whole_state()
         if jax.process_index() == 0:
-            self._folder.publish()  # who has the checkpoint has the metrics up to it
-        self._checkpoints.save(state, trainer.step, trainer.embeddings, bad_ids)
+            run.folder.publish()  # who has the checkpoint has the metrics up to it
+        run.checkpoints.save(state, trainer.step, trainer.embeddings, bad_ids)
 
     def save_once(self) -> bool:
         """Saves a checkpoint unless there is one; returns whether it did."""
-        is_new = self._trainer.step not in self._checkpoints.steps
+        is_new = self._run.trainer.step not in self._run.checkpoints.steps
         if is_new:
             self.save()
         return is_new

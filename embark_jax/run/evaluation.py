@@ -109,8 +109,8 @@ def on_split(
     for task, values in by_task:
         found |= {f"{name}/{task}": values[name] for name in metrics}
     for name, metric in own_metrics(options).items():
-        of_groups = group_ids.get(options.metrics[name].groups or "")
-        found |= _own(metric, tasks, labels, logits, weights, of_groups)
+        own_groups = group_ids.get(options.metrics[name].groups or "")
+        found |= _own(metric, tasks, labels, logits, weights, own_groups)
     if options.retrieval is not None:
         found |= _retrieved(setup, trainer, kept)
     if groups is not None:
@@ -204,8 +204,8 @@ def _retrieved(
         seen = np.full((len(items), 1), PADDING_ID)
         if config.exclude is not None:
             seen = np.asarray(batch.ids[config.exclude])
-        of_batch = to_host(vectors), items, seen
-        queries.append(tuple(array[positive] for array in of_batch))
+        arrays = to_host(vectors), items, seen
+        queries.append(tuple(array[positive] for array in arrays))
     users, items, seen = map(np.concatenate, zip(*queries, strict=True))
     ranks = Ranks(np.full(len(items), NEVER), np.zeros(len(items), np.int32))
     has_row = np.isin(items, keys[is_item])

@@ -24,15 +24,15 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
 from embark_jax.data import DataError
-from embark_jax.launch.agreement import of_process_0, total
+from embark_jax.launch.agreement import from_process_0, total
 from embark_jax.launch.processes import make_host_devices
-from embark_jax.launch.stopping import Stop, StoppedError, stopping
+from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.report.display import say, say_at_end, show_result
 from embark_jax.report.page import plan_html, run_page
 from embark_jax.report.summary import overview
 from embark_jax.run import experiment, initial
-from embark_jax.run.callbacks import Callback, Evaluation, Saving, StepLog
+from embark_jax.run.callbacks import Callback, Evaluation, Run, Saving, StepLog
 from embark_jax.run.evaluation import counts, last_window_metrics, on_test_set
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import PLAN, RunFolder
@@ -83,7 +83,7 @@ def train(
     folder = RunFolder(workdir)
     if jax.process_index() == 0:
         folder.open(resume)
-    first = of_process_0(initial.first_step(config, folder.files, resume))
+    first = from_process_0(initial.first_step(config, folder.files, resume))
     setup = experiment.build(config, plan_file, first_step=first)
     profile = StepProfile(folder.files, profile_steps, tell)
     profile.check(first, setup.steps)
@@ -108,12 +108,11 @@ def train(
             outputs(folder, setup, trainer.step) as log,
             stopping(functools.partial(say_at_end, console)) as stop,
         ):
-            loop = RunLoop(
-                setup, trainer, checkpoints, folder, log, console, stop, profile
-            )
+            run = Run(setup, trainer, checkpoints, folder, log, console, stop)
+            evaluation = Evaluation(run)
             try:
-                loop.run()
-                record = loop.test()
+                train_steps(run, evaluation, profile)
+                record = test(run, evaluation.improvement.best_step)
             except StoppedError:
                 where = folder.checkpoints / str(checkpoints.steps[-1])
                 tell(
@@ -125,110 +124,78 @@ def train(
     return None if stop.requested else record
 
 
-class RunLoop:
-    """The steps of a run, and its test.
+def train_steps(run: Run, evaluation: Evaluation, profile: StepProfile) -> None:
+    """Trains to the last step and saves a checkpoint there.
 
-    Args:
-      setup, trainer: the experiment, and the model that is trained.
-      checkpoints: gets checkpoints, and knows the evaluations so far.
-      folder: folder of the run.
-      log, console: get figures and evaluations.
-      stop: says when the run is asked to end.
-      profile: traces some of the steps.
+    Raises:
+      StoppedError: if the run is asked to end; there is a checkpoint of that step.
     """
+    trainer, improvement, steps = run.trainer, evaluation.improvement, run.setup.steps
+    step_log, saving = StepLog(run), Saving(run, improvement)
+    callbacks: list[Callback] = [profile, step_log, evaluation, saving]
+    if run.setup.windows is not None:
+        # A window's checkpoint is of before the evaluation on the next one.
+        callbacks[2:] = [saving, evaluation]
+    try:
+        with step_log.progress, profile:
+            evaluation.at_stop(trainer.step)  # a run that was stopped in one resumes it
+            while not improvement.ended and trainer.step < steps:
+                stops = [each.next_stop(trainer.step) for each in callbacks]
+                goal = min(filter(None, [steps, *stops]))
+                _train_to(goal, run, callbacks)
+    except StoppedError:
+        step_log.at_stop(trainer.step)
+        saving.save_once()
+        raise
+    except (DataError, StoreError):
+        # Of several processes, this one alone may know of the error.
+        if jax.process_count() == 1 and trainer.step and saving.save_once():
+            run.say(f"a checkpoint holds all {trainer.step:,} good steps")
+        raise
+    if improvement.ended:
+        run.say(f"{improvement}: training ends at step {trainer.step:,}")
 
-    def __init__(
-        self,
-        setup: Experiment,
-        trainer: Trainer,
-        checkpoints: Checkpointer,
-        folder: RunFolder,
-        log: MetricsLog,
-        console: Console,
-        stop: Stop,
-        profile: StepProfile,
-    ):
-        self._setup, self._trainer, self._checkpoints = setup, trainer, checkpoints
-        self._log, self._console, self._stop = log, console, stop
-        self._profile, self._step_log = profile, StepLog(setup, trainer, log, console)
-        show = self._step_log.progress.console
-        evaluation = Evaluation(setup, trainer, checkpoints, log, show, stop)
-        self._evaluation, self._improvement = evaluation, evaluation.improvement
-        self._saving = Saving(setup, trainer, checkpoints, folder, self._improvement)
-        reactions: list[Callback] = [evaluation, self._saving]
-        if setup.windows is not None:
-            # A window's checkpoint is of before the evaluation on the next one.
-            reactions.reverse()
-        self._callbacks = [profile, self._step_log, *reactions]
 
-    def run(self) -> None:
-        """Trains to the last step and saves a checkpoint there.
-
-        Raises:
-          StoppedError: if the run is asked to end; there is a checkpoint of that step.
-        """
-        trainer = self._trainer
-        try:
-            with self._step_log.progress, self._profile:
-                # A run that was stopped in an evaluation begins with it.
-                self._evaluation.at_stop(trainer.step)
-                while not self._improvement.ended and trainer.step < self._setup.steps:
-                    self._train_to_next_stop()
-        except StoppedError:
-            self._saving.save_once()
-            raise
-        except (DataError, StoreError):
-            # Of several processes, this one alone may know of the error.
-            if jax.process_count() == 1 and trainer.step and self._saving.save_once():
-                good = f"a checkpoint holds all {trainer.step:,} good steps"
-                say(self._console, good)
-            raise
-        if self._improvement.ended:
-            end = f"training ends at step {trainer.step:,}"
-            say(self._console, f"{self._improvement}: {end}")
-
-    def _train_to_next_stop(self) -> None:
-        setup, trainer, callbacks = self._setup, self._trainer, self._callbacks
-        stops = [callback.next_stop(trainer.step) for callback in callbacks]
-        goal = min(filter(None, [setup.steps, *stops]))
-        jax.block_until_ready(trainer.state)
+def _train_to(goal: int, run: Run, callbacks: list[Callback]) -> None:
+    """Trains up to a step, unless the run is asked to end before."""
+    trainer = run.trainer
+    jax.block_until_ready(trainer.state)
+    for callback in callbacks:
+        callback.begin(trainer.step)
+    for result in trainer.iterate(run.setup.training_data, goal, run.stop.before):
         for callback in callbacks:
-            callback.begin(trainer.step)
-        for result in trainer.iterate(setup.training_data, goal, self._stop.before):
-            for callback in callbacks:
-                callback.add(result)
-        jax.block_until_ready(trainer.state)
-        if trainer.step < goal:
-            self._step_log.at_stop(trainer.step)
-            raise StoppedError
-        for callback in callbacks:
-            callback.at_stop(goal)
+            callback.add(result)
+    jax.block_until_ready(trainer.state)
+    if trainer.step < goal:
+        raise StoppedError
+    for callback in callbacks:
+        callback.at_stop(goal)
 
-    def test(self) -> dict[str, Any]:
-        """Tests the best step, or the last, and returns and logs the last record.
 
-        Raises:
-          StoppedError: if the run is asked to end.
-        """
-        setup, trainer, last = self._setup, self._trainer, self._trainer.step
-        best = self._improvement.best_step
-        if best not in (None, last):
-            trainer.load(self._checkpoints, best)
-        if setup.windows is None:
-            metrics = on_test_set(setup, trainer, self._stop.during)
-        else:
-            metrics = last_window_metrics(self._checkpoints.evaluations)
-        record = {
-            "final": True,
-            **metrics,
-            "recompilations": trainer.recompilations,
-            **counts("bad_ids", total(trainer.check.bad_ids)),
-            **counts("missing_dense", setup.description.missing_dense),
-        }
-        if best is not None:
-            record["best_step"] = best
-        self._log.write(last, record)
-        return record
+def test(run: Run, best_step: int | None) -> dict[str, Any]:
+    """Tests the best step, or the last, and returns and logs the last record.
+
+    Raises:
+      StoppedError: if the run is asked to end.
+    """
+    setup, trainer, last = run.setup, run.trainer, run.trainer.step
+    if best_step not in (None, last):
+        trainer.load(run.checkpoints, best_step)
+    if setup.windows is None:
+        metrics = on_test_set(setup, trainer, run.stop.during)
+    else:
+        metrics = last_window_metrics(run.checkpoints.evaluations)
+    record = {
+        "final": True,
+        **metrics,
+        "recompilations": trainer.recompilations,
+        **counts("bad_ids", total(trainer.check.bad_ids)),
+        **counts("missing_dense", setup.description.missing_dense),
+    }
+    if best_step is not None:
+        record["best_step"] = best_step
+    run.log.write(last, record)
+    return record
 
 
 def _introduce(setup: Experiment, console: Console) -> None:
@@ -254,7 +221,7 @@ def _resumed(
     Raises:
       OtherExperimentError: if it is of another model, or of other data.
     """
-    if not of_process_0(checkpoints.steps):
+    if not from_process_0(checkpoints.steps):
         tell(
             f"no checkpoint yet: begins at step {setup.first_step:,} of {setup.steps:,}"
         )

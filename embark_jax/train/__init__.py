@@ -5,5 +5,7 @@
 - ``step``, ``gradients``, ``cuts``, ``state``: one step as one program, its
   micro-batches, and what it changes.
 - ``cached_rows``: rows of cached tables come into slots before their step.
+- ``absent``, ``collectives``: the step compiled for devices that are not here, and what
+  its collectives move.
 - ``step_model``, ``losses``: models and losses of a step.
 """

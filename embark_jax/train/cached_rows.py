@@ -212,7 +212,7 @@ class CachedRows:
             self._drop_loading()
             raise
         self._loading = None
-        if any(of_storage.unplaced for of_storage in counts.values()):
+        if any(demanded.unplaced for demanded in counts.values()):
             self._indexes = grow_directories(self._collection, self._indexes)
         # The devices waited for the rows if the tables, as the step before leaves them,
         # are ready.
@@ -450,13 +450,13 @@ def check_slots(counts: Mapping[str, Counts], storages: Mapping[str, Storage]) -
     tables that will soon grow do so, too."""
     wanted: dict[str, int] = {}
     must_grow = []
-    for name, of_storage in counts.items():
-        storage, needed = storages[name], of_storage.needed
+    for name, demanded in counts.items():
+        storage, needed = storages[name], demanded.needed
         named = ", ".join(table.name for table in storage.tables.values())
         limit = storage.table.max_slots
         if limit not in (None, storage.table.slots):
             slots = needed * storage.row_shards
-            soon = slots + BATCHES_AHEAD * of_storage.missing
+            soon = slots + BATCHES_AHEAD * demanded.missing
             wanted[named] = min(soon, MOST_AHEAD * slots)
             must_grow += [named] * (needed > storage.slots_per_device)
         elif needed > storage.slots_per_device:

@@ -105,7 +105,7 @@ class Trainer:
         model without state whose samples are independent. See ``StepOptions``.
       loss: loss of a sample, whose mean is minimized, unless the model has its own.
       seed: seed of the initial tables.
-      on_bad_id: rule for ids that are no row of a table; as in ``data.BatchChecker``.
+      on_bad_id: rule for ids out of range for their table; as in ``data.BatchChecker``.
       scratch: folder for rows of tier "disk"; None takes the one for temporary files.
 
     Attributes:

@@ -124,7 +124,7 @@ def test_batches_with_and_without_weights_do_not_mix():
 
 def test_a_model_for_other_labels_is_refused():
     with pytest.raises(UserError, match=r"logits of shape \(16,\), must be \(16, 2\)"):
-        tasks_trainer(Sum()).train([batch_of(0)])
+        list(tasks_trainer(Sum()).iterate_batches([batch_of(0)]))
     trainer = tasks_trainer(Sum())
     list(trainer.iterate_batches([SMALL_DATA.train_batch(0, SMALL_BATCH)]))
     with pytest.raises(DataError, match=r"labels: shape is \(16, 2\), must be \(16,\)"):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import pydantic
 from pydantic import NonNegativeInt, PositiveInt
 
 from embark_jax._base.config import Config
@@ -19,12 +18,11 @@ from embark_jax.plans.tables import FeatureSpec
 FILE_NAME = "model.json"
 VERSION = 6
 DENSE = "dense.safetensors"
-ONNX = "model.onnx"
-JAX = "dense.jax"
+CALL = "__call__"
 TOWERS = ("users", "items")
-"""Methods of a model of two towers: ``(dense, embeddings) -> vectors [batch, width]``;
-their graphs are files of these names."""
-MEND = "copy the export anew, or export the run again"
+"""Methods of a model of two towers: ``(dense, embeddings) -> vectors [batch, width]``.
+"""
+REMEDY = "copy the export anew, or export the run again"
 
 
 class ExportError(DataError):
@@ -47,12 +45,15 @@ class ExportedFeature(Config):
     weighted: bool
 
 
-class Description(ChecksummedFile):
+class ExportedModel(ChecksummedFile):
     """All that is known of an export.
 
     Attributes:
       name, step: of the run, and of its checkpoint.
       model: the ``model`` section of the run's config.
+      item: the item's feature, if the model compares vectors of users with vectors that
+        are made of an item's id alone.
+      ranks_items: whether scores order items, and are no log odds.
       dense_features: number of columns of the dense input.
       files: all other files.
     """
@@ -61,22 +62,12 @@ class Description(ChecksummedFile):
     name: str
     step: NonNegativeInt
     model: Mapping[str, Any]
+    item: str | None = None
+    ranks_items: bool = False
     dense_features: NonNegativeInt
     features: Mapping[str, ExportedFeature]
     tables: Mapping[str, ExportedTable]
     files: tuple[HashedFile, ...]
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Description:
-        """Raises ``ValueError`` if what it says does not fit together."""
-        for name, feature in self.features.items():
-            if feature.table not in self.tables:
-                raise ValueError(f"features.{name}: has no table {feature.table!r}")
-        listed = {file.file for file in self.files}
-        needed = {DENSE, JAX, *map(table_file, self.tables)}
-        if missing := sorted(needed - listed):
-            raise ValueError(f"files: lack {', '.join(missing)}")
-        return self
 
     def feature_specs(self) -> tuple[FeatureSpec, ...]:
         """Returns the features in their order."""
@@ -86,18 +77,28 @@ class Description(ChecksummedFile):
         )
 
 
+def onnx_file(method: str) -> str:
+    """Returns the path of a method's graph in an export."""
+    return f"{'model' if method == CALL else method}.onnx"
+
+
+def jax_file(method: str) -> str:
+    """Returns the path of a method as ``jax.export`` keeps it, in an export."""
+    return f"{'dense' if method == CALL else method}.jax"
+
+
 def table_file(name: str) -> str:
     """Returns the path of a table's rows in an export."""
     return f"tables/{name}.safetensors"
 
 
-def read_description(folder: Path) -> Description:
+def read_exported(folder: Path) -> ExportedModel:
     """Reads ``model.json``, and every file that it lists, to compare their checksums.
 
     Raises:
       DataError: if one is missing, damaged, or outside the folder.
     """
-    description = Description.of_file(folder / FILE_NAME, MEND)
-    for file in description.files:
-        file.verified(folder, MEND)
-    return description
+    exported = ExportedModel.of_file(folder / FILE_NAME, REMEDY)
+    for file in exported.files:
+        file.verified(folder, REMEDY)
+    return exported
