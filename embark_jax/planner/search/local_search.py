@@ -76,7 +76,9 @@ class LocalSearch:
             assignment.put(table, int(chosen[table]), np.asarray(owners))
         candidates = instance.candidates
         together = np.where(candidates.staged, candidates.row_shards, 0)
-        order = np.lexsort((-instance.mean_ms[chosen], -together[chosen]))
+        costs = {c: insertion.best(alone[c])[0] for c in set(chosen.tolist())}
+        cost = np.array([costs[c] for c in chosen.tolist()])
+        order = np.lexsort((np.arange(len(chosen)), -cost, -together[chosen]))
         for table in order[self.movable[order]].tolist():
             _, candidate, owners = insertion.best(alone[int(chosen[table])])
             insertion.put(table, candidate, owners)
