@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 from embark_jax._base.config import Config, each_section, kind_of, sections
 from embark_jax.cli import app
 from embark_jax.config import ExperimentConfig
+from embark_jax.config.table_lists import TableList
 from embark_jax.data.columns import Columns
-from embark_jax.planner.request.table_list import TableList
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from embark_jax.checkpoint import Checkpointer as Checkpointer
     from embark_jax.config import ExperimentConfig as ExperimentConfig
     from embark_jax.config.reading import load as load_config
+    from embark_jax.config.table_lists import load_table_list as load_table_list
+    from embark_jax.config.table_lists import read_table_list as read_table_list
     from embark_jax.data import Batch as Batch
     from embark_jax.data import BatchChecker as BatchChecker
     from embark_jax.data import Jagged as Jagged
@@ -40,16 +42,13 @@ if TYPE_CHECKING:
     from embark_jax.metrics.retrieval import ItemIndex as ItemIndex
     from embark_jax.models import FunctionModel as FunctionModel
     from embark_jax.models import ModelWithLoss as ModelWithLoss
-    from embark_jax.planner import load_table_list as load_table_list
     from embark_jax.planner import plan as plan
-    from embark_jax.planner import read_table_list as read_table_list
     from embark_jax.plans.fleet import Fleet as Fleet
     from embark_jax.plans.forced import ForcedPlacement as ForcedPlacement
     from embark_jax.plans.plan import Plan as Plan
     from embark_jax.plans.tables import FeatureSpec as FeatureSpec
     from embark_jax.plans.tables import TableSpec as TableSpec
     from embark_jax.plans.wire import Wire as Wire
-    from embark_jax.prepare.movielens import MovieLens100K as MovieLens100K
     from embark_jax.run.accesses import sample_accesses as sample_accesses
     from embark_jax.run.experiment import Experiment as Experiment
     from embark_jax.run.loading import load_run as load_run

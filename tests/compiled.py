@@ -1,16 +1,19 @@
 """Steps that are compiled from shapes alone."""
 
 import math
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import embark_jax as ej
+from embark_jax.cache import key_index
 from embark_jax.cache.key_index import Moves
 from embark_jax.cache.resolving import init_indexes, resolve_routes
-from embark_jax.cache.swaps import Incoming, make_put, make_take, row_words
+from embark_jax.cache.swaps import Incoming, make_gather, make_scatter, row_words
 from embark_jax.embedding.collection import BATCH
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
@@ -25,6 +28,8 @@ from embark_jax.train.step_model import FlaxModel
 from tests.builders import dlrm_dcnv2
 
 DENSE_FEATURES = 13
+ALIAS = re.compile(r"\{(\d+)\}: \((\d+), \{\}")
+"""An output of a compiled program that has the memory of an argument, by number."""
 
 
 def h100_mesh(nodes: int, gpus_per_node: int = 8) -> Mesh:
@@ -123,7 +128,8 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
     key = jax.eval_shape(lambda: jax.random.key(0))
     everywhere = NamedSharding(mesh, PartitionSpec())
     key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
-    take, put = make_take(collection, optimizer), make_put(collection, optimizer)
+    take = make_gather(collection, optimizer)
+    put = make_scatter(collection, optimizer)
     taken = take.lower(arrays, moves, incoming).compile().memory_analysis()
     new = put.lower(arrays, key, moves, incoming).compile().memory_analysis()
     assert new.alias_size_in_bytes >= slots // devices * values * 4
@@ -132,3 +138,27 @@ def check_swap(mesh: Mesh, width: int, slots: int) -> None:
         < 8 * moved * (values * 4)
         < slots // devices * values * 4 / 4
     )
+
+
+def check_index_in_place(device: jax.Device, slots: int = 2**20, asked: int = 4096):
+    """Compiles what a batch does to a key index, from shapes alone: each array of the
+    index must be in its argument's memory, and none may be copied."""
+    shapes = jax.eval_shape(
+        lambda: (
+            key_index.empty_index(slots),
+            jnp.zeros((asked, 2), jnp.uint32),
+            jnp.ones(asked, bool),
+        )
+    )
+    sharding = SingleDeviceSharding(device)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes
+    )
+    program = jax.jit(key_index.resolve, donate_argnums=0).lower(*shapes).compile()
+    header, *lines = program.as_text().splitlines()
+    arrays = range(len(jax.tree.leaves(shapes[0])))
+    aliases = header.partition("input_output_alias={")[2].partition("entry_comp")[0]
+    found = {int(out): int(into) for out, into in ALIAS.findall(aliases)}
+    assert found == {number: number for number in arrays}, header
+    whole = rf"= \w+\[({slots}|{2 * slots // 8}),?[^=]* copy\("
+    assert not [line for line in lines if re.search(whole, line)]

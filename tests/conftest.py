@@ -1,5 +1,6 @@
 """Eight CPU devices, strict numerics, cheap compilation, hypothesis without a clock."""
 
+import functools
 import gc
 import importlib.util
 import os
@@ -81,6 +82,22 @@ def movielens_folder(tmp_path_factory):
         return data.fetch_movielens_100k(tmp_path_factory.mktemp("data") / "ml-100k")
     except data.DataError as error:
         pytest.skip(f"MovieLens-100k is not in the cache, and {error}")
+
+
+@pytest.fixture(scope="session")
+def movielens(movielens_folder, tmp_path_factory):
+    """Returns a folder of MovieLens-100k, prepared by words after its name."""
+    from tests.runs import done
+
+    @functools.cache
+    def prepared(*words: str) -> Path:
+        out = tmp_path_factory.mktemp("movielens") / "prepared"
+        name, *others = words or ("movielens-100k",)
+        given = "--raw", movielens_folder, "--out", out
+        done("data", "prepare", name, *given, *others)
+        return out
+
+    return prepared
 
 
 @pytest.fixture

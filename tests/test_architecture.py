@@ -63,6 +63,18 @@ SHOWS_ITSELF = {
 }
 """Methods that may import ``report``, which is above: a plan shows itself."""
 
+UNDERSCORED = {"_replace", "_make", "_asdict", "_fields", "_exit"}
+"""Public attributes of Python's own, by its documentation."""
+
+MAY_IMPORT_PRIVATE = {
+    ("embark_jax/launch/agreement.py", "jax._src.distributed"),
+    (
+        "kernels/embark_kernels/_mosaic.py",
+        "jax._src.pallas.mosaic_gpu.interpret.params.InterpretGPUParams",
+    ),
+}
+"""What JAX 0.10 has no public name for."""
+
 TYPE_CHECKING = "TYPE_CHECKING"
 
 FOLDERS = {"embark_jax", "kernels", "configs", "experiments", "tests", "docs"}
@@ -117,6 +129,40 @@ def test_imports_point_down(layer):
             if name.startswith("embark_jax.") and (inner, function) not in SHOWS_ITSELF
         }
         assert imported <= allowed, inner
+
+
+def test_nothing_private_of_another_package_is_touched():
+    """No attribute with an underscore that is not defined here, and no such import."""
+    trees = {
+        path: ast.parse(path.read_text())
+        for folder in (PACKAGE, ROOT / "kernels")
+        for path in folder.rglob("*.py")
+    }
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    defined = set(UNDERSCORED)
+    for _, node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            defined |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    private = re.compile(r"_[^_]")
+    touched = [
+        f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path, node in nodes
+        if isinstance(node, ast.Attribute)
+        and private.match(node.attr)
+        and node.attr not in defined
+    ]
+    imported = {
+        (name_of(path), name)
+        for path in trees
+        for name, _ in imports(path)
+        if not name.startswith("embark_") and any(map(private.match, name.split(".")))
+    }
+    assert not touched
+    assert imported <= MAY_IMPORT_PRIVATE
 
 
 def test_every_room_has_its_place():

@@ -13,11 +13,11 @@ from fsspec.implementations.dirfs import DirFileSystem
 import embark_jax as ej
 from embark_jax._base import bucket_copy
 from embark_jax._base.bucket_copy import Upload, local_copy
-from embark_jax._base.storage import StorageError
+from embark_jax._base.object_store import StorageError
 from embark_jax.data import DataError
 from tests import runs
 from tests.buckets import denied, object_names, objects, s3_server
-from tests.data.prepare.raw_files import write_table
+from tests.prepare.raw_files import write_table
 from tests.runs import assert_refused, done, embark
 
 CONFIG = """\

@@ -21,8 +21,8 @@ from docs import pictures, site_reference
 from embark_jax import cli
 from embark_jax._base.config import each_section
 from embark_jax.config import ExperimentConfig, reading
+from embark_jax.config.table_lists import read_table_list
 from embark_jax.data.columns import Columns
-from embark_jax.planner import read_table_list
 from embark_jax.plans import fleet
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ import embark_jax as ej
 from embark_jax._base.bucket_copy import written
 from embark_jax._base.files import new_folder, replacing
 from embark_jax.data import DataError
-from tests.data.prepare.raw_files import prepared, write_table
+from tests.prepare.raw_files import prepared, write_table
 
 
 def test_a_folder_has_one_writer(tmp_path):

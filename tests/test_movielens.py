@@ -9,8 +9,7 @@ import scipy.sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from embark_jax.data import Batch
-from embark_jax.prepare.movielens import MovieLens100K
+from embark_jax.data import Batch, PreparedData
 from tests import runs
 
 pytestmark = pytest.mark.slow
@@ -18,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "configs" / "movielens_100k.yaml"
 
 
-def inputs(data: MovieLens100K, batches: Iterable[Batch]):
+def inputs(data: PreparedData, batches: Iterable[Batch]):
     """Dense features beside one column for each row of a table, and labels."""
     found, labels = [], []
     for batch in batches:
@@ -33,7 +32,7 @@ def inputs(data: MovieLens100K, batches: Iterable[Batch]):
     return scipy.sparse.vstack(found, format="csr"), np.concatenate(labels)
 
 
-def linear_auc(data: MovieLens100K) -> float:
+def linear_auc(data: PreparedData) -> float:
     """Test AUC of logistic regression."""
     train = inputs(data, [data.train_batch(0, data.train_samples)])
     model = LogisticRegression(C=0.3, max_iter=1000).fit(*train)
@@ -41,12 +40,12 @@ def linear_auc(data: MovieLens100K) -> float:
     return float(roc_auc_score(labels, model.decision_function(samples)))
 
 
-def test_deep_model_beats_logistic_regression(tmp_path, movielens_folder):
+def test_deep_model_beats_logistic_regression(tmp_path, movielens):
     workdir = tmp_path / "run"
-    command = "train", CONFIG, f"data.path={movielens_folder}", "--workdir", workdir
+    command = "train", CONFIG, f"data.path={movielens()}", "--workdir", workdir
     assert runs.start(*command).wait() == 0  # with devices of its own
     auc = runs.final(workdir)["test_auc"]
-    linear = linear_auc(MovieLens100K(movielens_folder))
+    linear = linear_auc(PreparedData(movielens()))
     assert 0.76 < linear < 0.78  # else it is not a baseline worth beating
     assert auc >= 0.775
     assert auc >= linear + 0.008

@@ -32,15 +32,17 @@ def plots(notebook) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_a_fresh_kernel(path, request):
-    environment = dict(os.environ)
+    environment, prepared = dict(os.environ), ""
     if path.stem.startswith("2_movielens"):
         folder = request.getfixturevalue("movielens_folder")
         environment["EMBARK_DATA"] = str(folder.parent)
+        prepared = str(request.getfixturevalue("movielens")())
     kept = nbformat.read(path, as_version=4)
     fresh = nbformat.read(path, as_version=4)
     for cell in fresh.cells:
         if cell.cell_type == "code":
             cell.outputs = []
+            cell.source = cell.source.replace("../../data/movielens_100k", prepared)
     client = NotebookClient(
         fresh, timeout=SECONDS, resources={"metadata": {"path": str(path.parent)}}
     )

@@ -9,7 +9,7 @@ import pytest
 
 import embark_jax as ej
 from tests import runs
-from tests.data.prepare.raw_files import write_table
+from tests.prepare.raw_files import write_table
 from tests.runs import done, embark
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 import embark_jax as ej
 from tests import runs
-from tests.data.prepare.raw_files import write_table
+from tests.prepare.raw_files import write_table
 from tests.runs import assert_refused, done, embark
 
 pytestmark = pytest.mark.slow
@@ -79,11 +79,12 @@ def trained(request, tmp_path_factory) -> Trained:
 
 
 def test_hits_are_those_of_the_run(trained, tmp_path):
-    """In each format, with a run and with an export, which has graphs alone."""
+    """In each format, with a run and with exports, which have no code of the model."""
     hides = trained.final.get("test_repeats", 0) > 0
-    done("export", trained.run, "--out", tmp_path / "export")
-    for folder, name in ((trained.run, "a.jsonl"), (tmp_path / "export", "b.jsonl")):
-        out = tmp_path / name
+    done("export", trained.run, "--out", tmp_path / "onnx")
+    done("export", trained.run, "--out", tmp_path / "jax", "--no-onnx")
+    for folder in (trained.run, tmp_path / "onnx", tmp_path / "jax"):
+        out = tmp_path / f"{folder.name}.jsonl"
         options = ("--exclude", "past") if hides else ()
         done("recommend", folder, "--in", trained.new, "--out", out, *options)
         found = [json.loads(line)["item"] for line in out.read_text().splitlines()]

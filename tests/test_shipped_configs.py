@@ -2,14 +2,15 @@
 
 import math
 import re
+import shlex
 from pathlib import Path
 
 import jax
 import pytest
 
-from embark_jax.config import ExperimentConfig, MovieLens100KConfig
+from embark_jax.config import ExperimentConfig
 from embark_jax.config.reading import load
-from embark_jax.planner import read_table_list
+from embark_jax.config.table_lists import read_table_list
 from embark_jax.run import experiment
 from tests.config_files import CONFIGS, YAML
 from tests.planner.published import GAPS
@@ -131,11 +132,18 @@ def test_every_experiment_plans_for_its_fleet_without_its_data(
     )
 
 
-def test_the_data_do_not_change_the_plan(movielens_folder, tmp_path):
+def preparation(path: Path) -> list[str]:
+    """The words after `embark data prepare` in the header of a config, but --out."""
+    words = shlex.split(header(path)["Needs"].partition("embark data prepare ")[2])
+    at = words.index("--out")
+    return words[:at] + words[at + 2 :]
+
+
+def test_the_data_do_not_change_the_plan(movielens, tmp_path):
     path = CONFIGS / "experiments" / "movielens_100k" / "din.yaml"
     plans = [
         experiment.plan_model(load(path, [f"data.path={folder}"]))
-        for folder in (movielens_folder, tmp_path / "absent")
+        for folder in (movielens(*preparation(path)), tmp_path / "absent")
     ]
     assert [planned.without_data for planned in plans] == [False, True]
     assert plans[0].plan == plans[1].plan
@@ -144,12 +152,12 @@ def test_the_data_do_not_change_the_plan(movielens_folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TRAINED, ids=name_of)
-def test_an_experiment_trains(path, movielens_folder):
+def test_an_experiment_trains(path, movielens):
     changes = stand_in(path)
     if load(path).data.kind == "synthetic":
         changes = ["scale=0.001"]
-    elif isinstance(load(path).data, MovieLens100KConfig):
-        changes = [f"data.path={movielens_folder}"]
+    elif "movielens" in str(path):
+        changes = [f"data.path={movielens(*preparation(path))}"]
     config = load(path)
     gpus = min(2, config.mesh.gpus_per_node)  # more of them say no more here
     narrow = [*NARROW.get(config.model.kind, []), f"mesh.gpus_per_node={gpus}"]

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import filelock
 
 from embark_jax._base.files import new_folder, write_json
-from embark_jax._base.storage import (
+from embark_jax._base.object_store import (
     StorageError,
     file_system_or_bucket,
     in_bucket,

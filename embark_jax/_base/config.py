@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict
 
 from embark_jax._base.errors import UserError
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 
 
 class ConfigError(UserError, ValueError):

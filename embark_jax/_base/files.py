@@ -15,18 +15,25 @@ import filelock
 import pyarrow as pa
 
 from embark_jax._base.errors import DataError
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path to write to, which becomes ``path`` when the block ends well."""
+def replacing(path: Path, exist_ok: bool = True) -> Iterator[Path]:
+    """Gives a path to write to, which becomes ``path`` when the block ends well.
+
+    Raises:
+      FileExistsError: if there is such a file by then, unless it may be replaced.
+    """
     path = local(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}.part")  # another's is his own
     try:
         yield scratch
-        scratch.replace(path)
+        if exist_ok:
+            scratch.replace(path)
+        else:
+            path.hardlink_to(scratch)
     except OSError as error:
         if error.filename is None:  # such as of a full disk: say which file it was for
             number, problem = error.errno or errno.EIO, error.strerror or str(error)
@@ -75,16 +82,16 @@ def new_folder(path: Path) -> Iterator[Path]:
         lock.release()
 
 
-def read_json(path: Path, mend: str) -> Any:
+def read_json(path: Path, remedy: str) -> Any:
     """Reads a JSON file.
 
     Raises:
-      DataError: if it is no JSON; the message ends with ``mend``, what to do about it.
+      DataError: if it is no JSON; the message ends with ``remedy``.
     """
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:  # of the JSON, or of its encoding
-        raise DataError(f"{path}: is damaged ({error}); {mend}") from None
+        raise DataError(f"{path}: is damaged ({error}); {remedy}") from None
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -31,7 +31,6 @@ def validated(
     data: Any,
     changes: Iterable[str],
     source: str,
-    context: Any = None,
 ) -> Section:
     """Makes a section of a config from a mapping and changes to it.
 
@@ -40,7 +39,6 @@ def validated(
       data: the mapping, as a parser gives it.
       changes: changes to it, each ``dotted.key=value``.
       source: says in messages where the mapping is from.
-      context: passed to the validators.
 
     Raises:
       ConfigError: with every problem, one a line.
@@ -56,7 +54,7 @@ def validated(
         except ConfigError as error:
             problems[change] = str(error)
     try:
-        section = schema.model_validate(data, context=context)
+        section = schema.model_validate(data)
     except pydantic.ValidationError as error:
         problems |= problems_of(error, data, schema)
     else:

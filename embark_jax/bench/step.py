@@ -18,7 +18,7 @@ from embark_jax.bench.timing import median_s
 from embark_jax.data import Batch
 from embark_jax.run.experiment import Experiment
 from embark_jax.train.device_batch import put_batch
-from embark_jax.train.loop import result_of
+from embark_jax.train.results import result_of
 from embark_jax.train.trainer import Trainer
 
 BATCHES = 8
@@ -69,7 +69,7 @@ def measure_step(
         )
     say("compiling the step")
     trainer = setup.trainer()
-    trainer.train(batches)  # compiles; capacities grow to hold them all
+    list(trainer.iterate_batches(batches))  # compiles; capacities grow to hold them all
     plan, mesh = trainer.embeddings.plan, trainer.embeddings.mesh
     on_devices = [put_batch(batch, plan, mesh) for batch in batches]
     rotated = [*on_devices[1:], on_devices[0]]

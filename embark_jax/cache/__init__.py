@@ -1,6 +1,5 @@
 """Tables with fewer slots than rows: cached ones and dynamic ones.
 
-- ``cached_rows``: the router of such tables: slots, indexes and stores in agreement.
 - ``key_index``, ``directory``, ``resolving``, ``swaps``: on the devices, which key lies
   in which slot, and how rows move.
 - ``stored_rows``, ``row_store``, ``row_log``: on the host, rows that have no slot, and

@@ -23,8 +23,8 @@ CHOICES = 2
 WAYS_PER_SLOT = 2
 EMPTY = np.uint32(0xFFFFFFFF)
 """Both words of an empty way. They are those of the id -1, which is padding."""
-NO_SLOT = -1
-"""Slot of a way that holds no key."""
+EMPTY_WAY = -1
+"""What a way that holds no key has as its slot."""
 SHARE_OF_FEW = 8
 LEAST_OF_FEW = 256
 
@@ -35,7 +35,7 @@ class Directory(NamedTuple):
     Attributes:
       keys: ``[buckets, WAYS, 2]`` uint32 key of each way; ``EMPTY`` where there is
         none.
-      slots: ``[buckets, WAYS]`` int32 slot of each; ``NO_SLOT`` where there is none.
+      slots: ``[buckets, WAYS]`` int32 slot of each; ``EMPTY_WAY`` where there is none.
     """
 
     keys: jax.Array
@@ -51,7 +51,7 @@ def empty_directory(buckets: int) -> Directory:
     """Returns a directory without keys."""
     return Directory(
         jnp.full((buckets, WAYS, WORDS), EMPTY),
-        jnp.full((buckets, WAYS), NO_SLOT, jnp.int32),
+        jnp.full((buckets, WAYS), EMPTY_WAY, jnp.int32),
     )
 
 
@@ -74,7 +74,7 @@ def insert(
 
     def insert_some(carried):
         directory, left, _ = carried
-        free = directory.slots[choices] == NO_SLOT  # [n, CHOICES, WAYS]
+        free = directory.slots[choices] == EMPTY_WAY  # [n, CHOICES, WAYS]
         choice = jnp.argmax(free.sum(axis=-1), axis=1)[:, None]
         bucket = jnp.take_along_axis(choices, choice, axis=1)[:, 0]
         free = jnp.take_along_axis(free, choice[:, :, None], axis=1)[:, 0]
@@ -135,7 +135,7 @@ def replace(
         bucket = jnp.where(present & some_leave & wanted, bucket, buckets)
         directory = Directory(
             directory.keys.at[bucket, way].set(EMPTY, mode="drop"),
-            directory.slots.at[bucket, way].set(NO_SLOT, mode="drop"),
+            directory.slots.at[bucket, way].set(EMPTY_WAY, mode="drop"),
         )
         directory, left = insert(
             directory, some_incoming, some_slots, some_come & wanted

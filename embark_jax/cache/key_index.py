@@ -11,8 +11,9 @@ device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +33,10 @@ from embark_jax.cache.directory import (
 from embark_jax.embedding.keys import WORDS, number_keys
 from embark_jax.plans.options import Evict
 
-NOWHERE = 2**31 - 1
-"""Slot where nothing moves or changes: no block has as many, nor will."""
+A = TypeVar("A", bound=tuple)
+
+NO_SLOT = 2**31 - 1
+"""Slot where nothing moves or changes: beyond any block, so that writes drop it."""
 WINDOW_PER_KEY = 2
 """Slots that are searched for victims, for each key that a batch may ask for."""
 
@@ -69,7 +72,7 @@ class Moves(NamedTuple):
     """Rows that come into slots, and the rows that leave them.
 
     Attributes:
-      slot: ``[n]`` int32 slots, each once; ``NOWHERE`` where nothing moves. Those where
+      slot: ``[n]`` int32 slots, each once; ``NO_SLOT`` where nothing moves. Those where
         something moves come first.
       incoming: ``[n, 2]`` uint32 keys of the rows that come.
       outgoing: ``[n, 2]`` uint32 keys of the rows that leave.
@@ -89,7 +92,7 @@ class Before(NamedTuple):
 
     Attributes:
       slot: ``[2 n]`` int32 slots of the keys that were asked for, each once;
-        ``NOWHERE`` elsewhere.
+        ``NO_SLOT`` elsewhere.
       used_at, times_used: ``[2 n]`` int32 what the index said of these slots.
       taken, hand: as in ``KeyIndex``.
     """
@@ -210,12 +213,9 @@ def resolve(
     asked, misses = (f.sum(dtype=jnp.int32)[None] for f in (present, missing))
     needed = asked if may_evict else taken + misses
     fits = needed <= slots
-    # All arrays are read before they are written, or else XLA copies them: what is
-    # written below depends on what is read here, as no use is negative. XLA drops an
-    # optimization_barrier too early for that.
-    used_slot = jnp.where(fits & (slot < slots), slot, NOWHERE)
+    used_slot = jnp.where(fits & (slot < slots), slot, NO_SLOT)
     used_at, times_used = _use_of(index, used_slot)
-    used_slot = jnp.where(used_at < 0, NOWHERE, used_slot)
+    used_slot = _after_reading(used_slot, used_at, times_used)
     batches = index.batches + 1
     index = index._replace(
         used_at=index.used_at.at[used_slot].set(batches[0], mode="drop"),
@@ -223,18 +223,15 @@ def resolve(
         batches=batches,
     )
     missing &= fits
-
-    def move(carried):
-        _, index, slot, *_ = carried
-        return False, *_give_slots(index, keys, slot, missing, evict, may_evict)
-
-    none, nowhere = jnp.zeros_like(keys), jnp.full(n, NOWHERE, jnp.int32)
-    moves = Moves(nowhere, none, none, misses * 0, jnp.zeros(n, bool))
-    # Many batches of a table whose rows all have slots move nothing. This is a loop of
-    # one pass or none, since XLA copies all of the index for a conditional.
-    moving = missing.any(), index, slot, moves, (nowhere, nowhere), misses * 0
-    _, index, slot, moves, use, unplaced = lax.while_loop(
-        lambda carried: carried[0], move, moving
+    none, no_slots = jnp.zeros_like(keys), jnp.full(n, NO_SLOT, jnp.int32)
+    moves = Moves(no_slots, none, none, misses * 0, jnp.zeros(n, bool))
+    # Many batches of a table whose rows all have slots move nothing.
+    index, slot, moves, use, unplaced = _apply_if(
+        missing.any(),
+        lambda index, slot, *_: _give_slots(
+            index, keys, slot, missing, evict, may_evict
+        ),
+        (index, slot, moves, (no_slots, no_slots), misses * 0),
     )
     before = Before(
         jnp.concatenate([used_slot, moves.slot]),
@@ -323,7 +320,7 @@ def _give_slots(
     if may_evict:
         victims, hand = _find_victims(index, n, evict, any_leaves)
     victim = victims.at[jnp.maximum(fresh - slots, 0)].get(mode="clip")
-    given = jnp.where(moves, jnp.where(fresh < slots, fresh, victim), NOWHERE)
+    given = jnp.where(moves, jnp.where(fresh < slots, fresh, victim), NO_SLOT)
     leaves = moves & (fresh >= slots)
 
     incoming = jnp.where(moves[:, None], keys[moving_key], 0)
@@ -332,14 +329,12 @@ def _give_slots(
         index.directory, outgoing, leaves, incoming, moves, given, count
     )
     use = _use_of(index, given)
-    # Never less than none: this makes all that is written depend on all that is read.
-    never = (unplaced < 0) & (use[0] < 0) & (use[1] < 0)
-    given = jnp.where(never & leaves, NOWHERE, given)
+    written = _after_reading(given, *use, jnp.broadcast_to(unplaced, n))
     index = index._replace(
         directory=directory,
-        slot_keys=index.slot_keys.at[given].set(incoming, mode="drop"),
-        used_at=index.used_at.at[given].set(index.batches[0], mode="drop"),
-        times_used=index.times_used.at[given].set(1, mode="drop"),
+        slot_keys=index.slot_keys.at[written].set(incoming, mode="drop"),
+        used_at=index.used_at.at[written].set(index.batches[0], mode="drop"),
+        times_used=index.times_used.at[written].set(1, mode="drop"),
         taken=jnp.minimum(index.taken + count, slots),
         hand=jnp.where(any_leaves, hand, index.hand),
     )
@@ -375,12 +370,36 @@ def _find_victims(
 def _use_of(index: KeyIndex, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns ``used_at`` and ``times_used`` of slots."""
     used_at = index.used_at.at[slot].get(mode="clip")
-    return used_at, index.times_used.at[slot].get(mode="clip")
+    times_used = index.times_used.at[slot].get(mode="clip")
+    # Else XLA for GPUs would read them again where they are used, from a copy.
+    return lax.optimization_barrier((used_at, times_used))
+
+
+def _after_reading(slot: jax.Array, *counts: jax.Array) -> jax.Array:
+    """Returns slots to write to, as they are, once counts were read from the arrays.
+
+    XLA copies an array unless what is written depends on what is read before. It cannot
+    know that no count is negative; an ``optimization_barrier`` it drops on CPU.
+    """
+    known = functools.reduce(jnp.minimum, counts) >= 0
+    return jnp.where(known, slot, NO_SLOT)
+
+
+def _apply_if(condition: jax.Array, function: Callable[..., A], arrays: A) -> A:
+    """Returns ``function(*arrays)``, of the same shapes, if a condition holds, or else
+    the arrays. It is a loop of one pass or none, which changes arrays in place: for
+    ``lax.cond`` XLA copies them on GPUs."""
+    _, arrays = lax.while_loop(
+        lambda carried: carried[0],
+        lambda carried: (False, function(*carried[1])),
+        (condition, arrays),
+    )
+    return arrays
 
 
 def undo(index: KeyIndex, demand: Demand) -> tuple[KeyIndex, jax.Array]:
-    """Takes back what ``resolve`` did for the last batch; since then the index may have
-    got a larger directory, or more slots.
+    """Undoes what ``resolve`` did for the last batch, also if the directory or the
+    slots have grown since.
 
     Returns:
       The index, and the ``[1]`` int32 number of keys that found no way in its

@@ -141,8 +141,8 @@ def resolve_routes(
             # Of a dynamic table rows leave once it has grown to its most.
             may_evict = to_score or table.max_slots in (None, table.slots)
             keys, present = routes[name].keys
-            of_slots = kind.evict, may_evict, cluster.group
-            found = resolve(indexes[name], keys, present, *of_slots)
+            options = kind.evict, may_evict, cluster.group
+            found = resolve(indexes[name], keys, present, *options)
             indexes[name] = found.index
             routes[name] = cluster.with_slots(routes[name], found.slot, found.touched)
             if kind.dtype != "float32":
@@ -154,15 +154,15 @@ def resolve_routes(
         counts = gather(jnp.stack(counts)[None])  # of all devices, by one collective
         maxima = counts[..., :MAXIMA].max(axis=0)
         counts = jnp.concatenate([maxima, counts[..., MAXIMA:].sum(axis=0)], axis=1)
-        for name, of_storage in zip(demands, counts, strict=True):
-            demands[name] = demands[name]._replace(counts=of_storage)
+        for name, storage_counts in zip(demands, counts, strict=True):
+            demands[name] = demands[name]._replace(counts=storage_counts)
         return indexes, routes, demands
 
     demand = Demand(BATCH, BATCH, PartitionSpec())  # pyright: ignore
     out_specs = BATCH, BATCH, dict.fromkeys(clusters, demand)
-    of_cached = {name: routes.storages[name] for name in clusters}
+    cached_routes = {name: routes.storages[name] for name in clusters}
     mapped = collection.map(resolve_all, (BATCH, BATCH), out_specs)
-    new_indexes, resolved, demands = mapped(dict(indexes), of_cached)
+    new_indexes, resolved, demands = mapped(dict(indexes), cached_routes)
     routes = routes._replace(storages={**routes.storages, **resolved})
     return new_indexes, routes, demands
 

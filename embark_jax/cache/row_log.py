@@ -34,7 +34,7 @@ ROWS_MOVED = 8192
 SORTED_BYTES = 256 << 20
 """Memory for a bucket of rows when they are put in order."""
 FLOAT32_BYTES = 4
-NOWHERE = -1
+NO_POSITION = -1
 
 
 class RowFile:
@@ -109,13 +109,13 @@ class RowLog:
         self._file = RowFile(self._room, values, folder)
         self._second = RowFile(self._room, values, folder)
         dtype = np.int32 if self._room < 1 << 31 else np.int64
-        self._position = np.full(rows, NOWHERE, dtype)  # of each row
+        self._position = np.full(rows, NO_POSITION, dtype)  # of each row
         self._number = np.zeros(self._room, dtype)  # of the row at each position
         self._end, self._free = 0, self._room  # free positions begin at the end
         self._pool = ThreadPoolExecutor(THREADS, "row-store")
 
     def holds(self, numbers):
-        return self._position[numbers] != NOWHERE
+        return self._position[numbers] != NO_POSITION
 
     def read(self, numbers):
         rows = np.empty((len(numbers), self._file.rows.shape[1]), np.float32)
@@ -129,7 +129,7 @@ class RowLog:
         return rows
 
     def write(self, numbers, rows):
-        self._position[numbers] = NOWHERE
+        self._position[numbers] = NO_POSITION
         for first in range(0, len(numbers), self._moved):
             at_once = slice(first, first + self._moved)
             while self._free < len(numbers[at_once]):
@@ -141,7 +141,7 @@ class RowLog:
         return self._file.in_order[: self.rows, columns]
 
     def hold(self, numbers):
-        self._position[:] = NOWHERE
+        self._position[:] = NO_POSITION
         self._position[numbers] = numbers
 
     def _append(self, numbers: np.ndarray, rows: np.ndarray) -> None:
@@ -174,10 +174,10 @@ class RowLog:
     def _put_in_order(self) -> None:
         """Moves each row to the position of its number."""
         numbers = np.arange(self.rows, dtype=self._position.dtype)
-        is_held = self._position != NOWHERE
-        if (is_held & (self._position != numbers)).any():
+        is_written = self._position != NO_POSITION
+        if (is_written & (self._position != numbers)).any():
             self._sort()
-        self._position = np.where(is_held, numbers, NOWHERE)
+        self._position = np.where(is_written, numbers, NO_POSITION)
         self._number[: self.rows] = numbers
         self._end, self._free = self.rows % self._room, self._room - self.rows
 
@@ -195,9 +195,9 @@ class RowLog:
             rows = source.read(first, end)
             bounds = np.searchsorted(sorted_numbers, range(0, self.rows + size, size))
             for bucket in range(len(numbers)):
-                of_bucket = slice(bounds[bucket], bounds[bucket + 1])
-                target.write(bucket * size + counts[bucket], rows[valid[of_bucket]])
-                numbers[bucket].append(sorted_numbers[of_bucket])
+                bucket_rows = slice(bounds[bucket], bounds[bucket + 1])
+                target.write(bucket * size + counts[bucket], rows[valid[bucket_rows]])
+                numbers[bucket].append(sorted_numbers[bucket_rows])
                 counts[bucket] += len(numbers[bucket][-1])
         for bucket in range(len(numbers)):
             first = bucket * size

@@ -77,24 +77,24 @@ class ArrayStore:
     def __init__(self, rows: int, values: int, folder: Path | None = None):
         self.rows = rows
         self._values = np.zeros((rows, values), np.float32)  # memory comes with writes
-        self._held = np.zeros(rows, bool)
+        self._written = np.zeros(rows, bool)
 
     def holds(self, numbers):
-        return self._held[numbers]
+        return self._written[numbers]
 
     def read(self, numbers):
         return np.take(self._values, numbers, 0, mode="clip")
 
     def write(self, numbers, rows):
         self._values[numbers] = rows
-        self._held[numbers] = True
+        self._written[numbers] = True
 
     def columns(self, columns):
         return self._values[:, columns]
 
     def hold(self, numbers):
-        self._held[:] = False
-        self._held[numbers] = True
+        self._written[:] = False
+        self._written[numbers] = True
 
 
 STORES: dict[Tier, Callable[[int, int, Path | None], RowStore]] = {
@@ -162,10 +162,10 @@ class KeyNumbers:
         left, cell = np.arange(len(keys)), self._first_cells(keys)
         while len(left):
             number = self._cells[cell]
-            held = number != UNKNOWN
-            left = left[held]
-            cell = cell[held]
-            number = number[held]
+            taken = number != UNKNOWN
+            left = left[taken]
+            cell = cell[taken]
+            number = number[taken]
             same = self._keys[number] == keys[left]
             numbers[left[same]] = number[same]
             left, cell = left[~same], self._next(cell[~same])

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from embark_jax.cache.key_index import NOWHERE, Demand, KeyIndex, Moves
+from embark_jax.cache.key_index import NO_SLOT, Demand, KeyIndex, Moves
 from embark_jax.cache.row_store import KeyedRows, make_store
 from embark_jax.cache.swaps import Incoming, Values, initial_values, to_words
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
@@ -91,7 +91,7 @@ class StoredArray:
 
 class StoredRows:
     """All rows of one cached storage, as described above. A checkpoint of a dynamic
-    table is restored by ``clear``, ``owned`` and ``take``.
+    table is restored by ``clear``, ``owned`` and ``import_rows``.
 
     Args:
       storage: the storage; replaced when its table has grown.
@@ -149,13 +149,13 @@ class StoredRows:
             rows = np.zeros((size, self._width), np.float32)
             fresh = np.arange(size) < len(keys)
             if not self.discards:
-                held = np.flatnonzero(block.holds(keys))
-                rows[held] = block.read(keys[held])
-                fresh[held] = False
+                known = np.flatnonzero(block.holds(keys))
+                rows[known] = block.read(keys[known])
+                fresh[known] = False
             by_device.append(Incoming(*jax.device_put((rows, fresh), device)))
         return self._joined(by_device)
 
-    def take_back(self, demand: Demand, rows: jax.Array) -> None:
+    def store_evicted(self, demand: Demand, rows: jax.Array) -> None:
         """Stores the rows that left slots, or forgets them."""
         if self.discards:
             return
@@ -166,7 +166,7 @@ class StoredRows:
                 left = np.asarray(on_device(device, rows))[: len(keys)][leaves]
                 block.write(keys[leaves], left)
 
-    def take_slots(self, index: KeyIndex, values: Values) -> None:
+    def store_resident(self, index: KeyIndex, values: Values) -> None:
         """Stores a copy of all rows that have a slot.
 
         Args:
@@ -271,13 +271,13 @@ class StoredRows:
         own = [row_shard for _, row_shard, _ in self._own_shards()]
         return np.isin(self._row_shard(keys), own)
 
-    def take(
+    def import_rows(
         self,
         keys: np.ndarray,
         used: np.ndarray,
         rows: Mapping[str, np.ndarray],
     ) -> None:
-        """Takes over those of ``[n]`` int64 keys of a checkpoint that are ``owned``.
+        """Stores those of ``[n]`` int64 keys of a checkpoint that are ``owned``.
 
         Args:
           keys: ``[n]`` int64 keys.
@@ -335,7 +335,7 @@ class StoredRows:
         for device, block in self._blocks.items():
             keys = keys_by_device.get(device, np.empty(0, np.int64))
             keys = keys[first : first + size]
-            slot = np.full(size, NOWHERE, np.int32)
+            slot = np.full(size, NO_SLOT, np.int32)
             slot[: len(keys)] = first + np.arange(len(keys))
             rows = np.zeros((size, self._width), np.float32)
             rows[: len(keys)] = block.read(keys)
@@ -369,8 +369,8 @@ class StoredRows:
         """Returns the device, row shard and column shard of each shard of a dynamic
         table that these devices have; some may have none."""
         shards, devices = self.storage.shards, self._mesh.devices.flat
-        of_shards = shards[["owner", "row_shard", "column_shard"]].tolist()
-        placed = [(devices[owner], row, column) for owner, row, column in of_shards]
+        fields = shards[["owner", "row_shard", "column_shard"]].tolist()
+        placed = [(devices[owner], row, column) for owner, row, column in fields]
         return [shard for shard in placed if shard[0] in self._blocks]
 
     def _row_shard(self, keys: np.ndarray) -> np.ndarray:

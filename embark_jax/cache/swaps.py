@@ -110,29 +110,29 @@ def initial_values(
     return values
 
 
-def make_take(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
+def make_gather(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
     """Makes a jitted ``(values, moves, incoming) -> rows`` that copies the rows that
     leave their slots; all are by the name of a cached storage.
 
-    To take rows and to put others into their place are two programs: in one that reads
-    and writes the same array, XLA copies all of the array on CPU.
+    To read rows and to write others into their place are two programs: in one that
+    reads and writes the same array, XLA copies all of the array on CPU.
     """
     cached = collection.cached
 
-    def take(values, moves, incoming):
+    def gather(values, moves, incoming):
         outgoing = {}
-        for name, of_storage in moves.items():
-            slot = of_storage.slot[: len(incoming[name].rows)]
+        for name, storage_moves in moves.items():
+            slot = storage_moves.slot[: len(incoming[name].rows)]
             words = row_words(optimizer, cached[name])
             outgoing[name] = jnp.concatenate(
                 [to_words(pick(values[name][value], slot)) for value in words], axis=1
             )
         return outgoing
 
-    return jax.jit(collection.map(take, (BATCH,) * 3, BATCH))
+    return jax.jit(collection.map(gather, (BATCH,) * 3, BATCH))
 
 
-def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
+def make_scatter(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
     """Makes a jitted ``(values, key, moves, incoming) -> values`` that puts rows into
     slots; the values are donated.
 
@@ -141,11 +141,11 @@ def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
     """
     cached = collection.cached
 
-    def put(values, key, moves, incoming):
-        for name, of_storage in moves.items():
+    def scatter(values, key, moves, incoming):
+        for name, storage_moves in moves.items():
             rows, fresh = incoming[name]
-            slot = of_storage.slot[: len(rows)]
-            keys = of_storage.incoming[: len(rows)]
+            slot = storage_moves.slot[: len(rows)]
+            keys = storage_moves.incoming[: len(rows)]
             initial = initial_values(cached[name], optimizer, key)
             rows = lax.cond(
                 fresh.any(),
@@ -163,7 +163,7 @@ def make_put(collection: EmbeddingCollection, optimizer: AnyRule) -> Callable:
                 values[name][value] = array.at[slot].set(new, mode="drop")
         return values
 
-    mapped = collection.map(put, (BATCH, PartitionSpec(), BATCH, BATCH), BATCH)
+    mapped = collection.map(scatter, (BATCH, PartitionSpec(), BATCH, BATCH), BATCH)
     shardings = {
         name: dict.fromkeys(row_words(optimizer, storage), collection.shardings[name])
         for name, storage in cached.items()

@@ -11,36 +11,44 @@ import contextlib
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
+import tensorstore as ts
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.agreement import differences, parts
-from embark_jax._base.storage import in_bucket
+from embark_jax._base.object_store import key_value_store
 from embark_jax.cache.stored_rows import StoredArray, StoredRows
-from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
+from embark_jax.checkpoint import digests
+from embark_jax.checkpoint.arrays import SavedArray, is_key, named_arrays, with_arrays
+from embark_jax.checkpoint.contents import (
+    ARRAYS,
+    FILE,
+    ORBAX_FILE,
+    CheckpointContents,
+    orbax_metadata,
+)
 from embark_jax.checkpoint.errors import (
     CheckpointError,
     OtherExperimentError,
     OverwrittenError,
     reason,
-    together,
+    run_on_all,
 )
 from embark_jax.checkpoint.folder import CheckpointFolder
-from embark_jax.checkpoint.layout import SavedArray, is_key, named_arrays, with_arrays
-from embark_jax.checkpoint.manager import Manager
 from embark_jax.checkpoint.reading import SavedCheckpoint
 from embark_jax.checkpoint.restoring import fill
-from embark_jax.checkpoint.writing import NonFiniteError, StateWriter
+from embark_jax.checkpoint.writing import NonFiniteError, start_writing
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import dynamic_blocks, table_shards
-from embark_jax.launch.agreement import of_process_0
+from embark_jax.launch.agreement import from_process_0
 from embark_jax.plans.layout import SHARD_FIELDS
 from embark_jax.train.state import TrainState
 
@@ -81,19 +89,14 @@ class Checkpointer(contextlib.AbstractContextManager):
         say: Callable[[str], None] = lambda line: None,
     ):
         self._folder = CheckpointFolder(folder)
-        self._identity = identity
+        self._identity, self._keep = identity, keep
+        self._memory_bytes, self._say = memory_bytes, say
         self.best_step: int | None = None
         self.evaluations: list[dict[str, Any]] = []
-        self._say = say
-        self._writer = StateWriter(memory_bytes)
-        self._saving: tuple[int, float] | None = None  # its step and when it began
-        self._manager: Manager | None = None
+        self._damaged: set[int] = set()  # cannot be read, and may be written anew
+        self._saving: tuple[int, Future[None]] | None = None  # a step, and its write
         if keep is not None:
-            main = jax.process_index() == 0
-            together(self._folder.prepare if main else lambda: None)
-            self._manager = Manager(
-                self._folder, self._writer, keep, lambda: self.best_step, self._written
-            )
+            run_on_all(self._by_process_0(self._folder.prepare))
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         # Of several processes the others may never come to here.
@@ -131,14 +134,13 @@ class Checkpointer(contextlib.AbstractContextManager):
           CheckpointError: if this checkpoint, or the one before it, could not be
             written.
         """
-        if self._manager is None:
+        if self._keep is None:
             raise ValueError(
                 "keep is None, must be a number for checkpoints to be saved"
             )
         check_whole(state, embeddings)
         self._finish()
-        self._saving = step, time.monotonic()
-        keys, arrays = {}, named_arrays(state)
+        begin, keys, arrays = time.monotonic(), {}, named_arrays(state)
         for name, array in arrays.items():
             if is_key(array):
                 keys[name] = str(jax.random.key_impl(array))
@@ -146,7 +148,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
         blocks = dynamic_blocks(embeddings, state.storages)
         shards = table_shards(embeddings.plan.storages, blocks)
-        description = Description(
+        contents = CheckpointContents(
             step=step,
             identity=self._identity,
             bad_ids=bad_ids,
@@ -157,22 +159,46 @@ class Checkpointer(contextlib.AbstractContextManager):
             storages=[storage.name for storage in embeddings.plan.storages],
             processes=jax.process_count(),
             tables={
-                name: {field: of_table[field].tolist() for field in SHARD_FIELDS}
-                for name, of_table in shards.items()
+                name: {field: fields[field].tolist() for field in SHARD_FIELDS}
+                for name, fields in shards.items()
             },
         ).to_json()
-        self._writer.checkpoint = description["checksum"]
-        items = {
-            ARRAYS: ocp.args.PyTreeSave(arrays),
-            DESCRIPTION: ocp.args.JsonSave(description),
-        }
+        folder = self._folder.unfinished(step)
         try:
-            # Its own barriers give up after minutes, this one does not. What is damaged
-            # is not there any more.
-            together(self._manager.reload)
-            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            run_on_all(self._by_process_0(self._folder.begin, step))
+            written = run_on_all(
+                lambda: start_writing(folder / ARRAYS, arrays, self._memory_bytes)
+            )
         except Exception as error:
-            raise self._failed(error) from None
+            raise self._failed(step, error) from None
+        copied_s = time.monotonic() - begin
+
+        def write_all() -> None:
+            for write in written.writes:
+                write.result()
+            files = ts.KvStore.open(key_value_store(folder)).result()
+            own = digests.digests_text(contents["checksum"], written.digests)
+            texts = {digests.NAME.format(jax.process_index()): own}
+            if jax.process_index() == 0:
+                texts |= {FILE: json.dumps(contents), ORBAX_FILE: orbax_metadata(saved)}
+            for name, text in texts.items():
+                files.write(name, text.encode()).result()
+
+        def commit() -> None:
+            self._folder.commit(step)
+            self._damaged.discard(step)
+            self._remove_old()
+            seconds, size = time.monotonic() - begin, written.size / GIGABYTE
+            self._say(
+                f"checkpoint {step}: {size:.2f} GB in {seconds:.1f} s, "
+                f"{size / seconds:.2f} GB/s; training waited {copied_s:.2f} s"
+            )
+
+        def finish() -> None:
+            run_on_all(write_all, "commit")
+            run_on_all(self._by_process_0(commit), "commit")
+
+        self._saving = step, in_background(finish)
 
     def restore(
         self,
@@ -196,25 +222,25 @@ class Checkpointer(contextlib.AbstractContextManager):
         """
         self._finish()
         # The other processes may not see yet what process 0 sees.
-        steps = of_process_0(self._folder.chosen_steps(step))
+        steps = from_process_0(self._folder.chosen_steps(step))
         check_whole(state, embeddings)
         jax.block_until_ready(state)  # else reading pays for initial tables
         arrays = named_arrays(state)
 
-        def read(folder: epath.Path) -> Description:
+        def read(folder: epath.Path) -> CheckpointContents:
             saved = SavedCheckpoint(folder)
-            theirs = parts(saved.description.identity, list(self._identity))
+            theirs = parts(saved.contents.identity, list(self._identity))
             if lines := differences(theirs, self._identity, "in the checkpoint"):
                 lines = ["belongs to another experiment:", *lines]
                 raise OtherExperimentError("\n  ".join(lines))
-            fill(saved, arrays, embeddings.plan, saved.description.table_rows)
-            return saved.description
+            fill(saved, arrays, embeddings.plan, saved.contents.table_rows)
+            return saved.contents
 
         problem, kind, begin = "", CheckpointError, time.monotonic()
         for number in steps:
-            folder = self._folder.of_step(number)
+            folder = self._folder.checkpoint(number)
             try:
-                description = together(functools.partial(read, folder))
+                contents = run_on_all(functools.partial(read, folder))
                 break
             except OtherExperimentError as error:
                 raise OtherExperimentError(f"{folder}: {error}") from None
@@ -230,14 +256,14 @@ class Checkpointer(contextlib.AbstractContextManager):
             raise kind(problem + rest)
         self._say(f"checkpoint {number}: read in {time.monotonic() - begin:.1f} s")
         # The run will come to these steps again.
-        self._folder.damaged = {*steps[: steps.index(number)]}
-        self.evaluations = [dict(record) for record in description.evaluations]
+        self._damaged = {*steps[: steps.index(number)]}
+        self.evaluations = [dict(record) for record in contents.evaluations]
         # device_put would compare the processes' values in a collective.
         sharding = NamedSharding(embeddings.mesh, PartitionSpec())
         put = jax.jit(lambda *values: values, out_shardings=sharding)
         at, halted = put(np.int32(number), np.bool_(False))
         restored = with_arrays(state, arrays)._replace(step=at, halted=halted)
-        return restored, dict(description.bad_ids)
+        return restored, dict(contents.bad_ids)
 
     def close(self) -> None:
         """Waits until everything is written.
@@ -248,44 +274,41 @@ class Checkpointer(contextlib.AbstractContextManager):
         try:
             self._finish()
         finally:
-            if self._manager is not None:
-                self._manager.close()
             self._folder.release()
 
     def _finish(self) -> None:
         """Waits for the checkpoint in the making; raises the reason if it failed."""
-        if self._manager is None or self._saving is None:
+        if self._saving is None:
             return
+        step, write = self._saving
         try:
-            self._manager.wait_until_finished()
+            write.result()
         except Exception as error:
-            raise self._failed(error) from None
+            raise self._failed(step, error) from None
         self._saving = None
 
-    def _written(self) -> None:
-        """Says what a checkpoint took, in process 0, when all files are written."""
-        if not in_bucket(self._folder.path):
-            # Orbax does not: what is older may go when the newest is on the disk.
-            for path in self._folder.unfinished():
-                _sync(path / DESCRIPTION / NAME)
-        assert self._saving is not None
-        step, begin = self._saving
-        seconds, size = time.monotonic() - begin, self._writer.size / GIGABYTE
-        self._say(
-            f"checkpoint {step}: {size:.2f} GB in {seconds:.1f} s, "
-            f"{size / seconds:.2f} GB/s; training waited {self._writer.copied_s:.2f} s"
-        )
+    def _remove_old(self) -> None:
+        """Deletes all checkpoints but the newest and the best; of those that are
+        damaged nobody counts on any."""
+        assert self._keep is not None
+        steps = [step for step in self._folder.steps() if step not in self._damaged]
+        old = [step for step in steps[: -self._keep] if step != self.best_step]
+        self._folder.remove(old)
 
-    def _failed(self, error: Exception) -> CheckpointError:
-        assert self._saving is not None
-        (step, _), self._saving, newest = self._saving, None, "there is none yet"
+    def _by_process_0(self, function: Callable, *arguments: Any) -> Callable[[], None]:
+        """Returns what calls a function in process 0, and does nothing in others."""
+        is_first = jax.process_index() == 0
+        return lambda: function(*arguments) if is_first else None
+
+    def _failed(self, step: int, error: Exception) -> CheckpointError:
+        self._saving, newest = None, "there is none yet"
         with contextlib.suppress(Exception):  # whatever a bucket's client raises
             if jax.process_index() == 0:
                 self._folder.clear()
             if steps := self._folder.steps():
                 newest = f"the newest is that of step {steps[-1]}"
         return CheckpointError(
-            f"{self._folder.of_step(step)}: the checkpoint could not be written "
+            f"{self._folder.checkpoint(step)}: the checkpoint could not be written "
             f"({reason(error)}); {newest}",
             may_pass=not isinstance(error, NonFiniteError),
         )
@@ -301,9 +324,15 @@ def check_whole(state: TrainState, embeddings: EmbeddingCollection) -> None:
             )
 
 
-def _sync(path: os.PathLike[str]) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def in_background(function: Callable[[], None]) -> Future[None]:
+    """Calls a function in a thread that does not outlive the program."""
+    future: Future[None] = Future()
+
+    def call():
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="checkpoint-commit", daemon=True).start()
+    return future

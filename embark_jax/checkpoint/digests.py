@@ -12,14 +12,13 @@ from collections.abc import Mapping
 import numpy as np
 import tensorstore as ts
 import xxhash
-from etils import epath
 
-from embark_jax._base.storage import key_value_store
+from embark_jax.checkpoint.contents import ARRAYS
 from embark_jax.checkpoint.errors import CheckpointError
 from embark_jax.data.hashed_file import checksum_of
 
-NAME = "digests.{}.json"
-"""Name of the list of a process, among the arrays."""
+NAME = f"{ARRAYS}/digests.{{}}.json"
+"""File of a process's list in a checkpoint."""
 Digests = dict[str, dict[str, str]]
 """XXH3 of chunks, by array and by place, such as "0/12", among its chunks; of a table
 that is the place of its rows."""
@@ -31,29 +30,24 @@ def digest(values: np.ndarray) -> str:
     return xxhash.xxh3_64_hexdigest(flat.view(np.uint8).data)
 
 
-def write_digests(
-    folder: epath.Path, process: int, checkpoint: str, digests: Mapping
-) -> None:
-    """Writes the list of a process.
+def digests_text(checkpoint: str, digests: Mapping) -> str:
+    """Returns the list of a process, in JSON.
 
     Args:
-      folder: folder of the arrays.
-      process: number of the process.
-      checkpoint: checksum of the description of the checkpoint.
+      checkpoint: checksum of the contents of the checkpoint.
       digests: digests of all chunks that the process wrote.
     """
     content = {"checkpoint": checkpoint, "chunks": digests}
-    text = json.dumps({"checksum": checksum_of(content), **content})
-    _store(folder).write(NAME.format(process), text.encode()).result()
+    return json.dumps({"checksum": checksum_of(content), **content})
 
 
-def read_digests(folder: epath.Path, processes: int, checkpoint: str) -> Digests:
-    """Returns the digests of all processes; arguments as in ``write_digests``.
+def read_digests(store: ts.KvStore, processes: int, checkpoint: str) -> Digests:
+    """Returns the digests that all processes listed in a checkpoint.
 
     Raises:
       CheckpointError: if a list is missing, damaged, or of another checkpoint.
     """
-    store, digests = _store(folder), Digests()
+    digests = Digests()
     names = [NAME.format(process) for process in range(processes)]
     for name, future in [(name, store.read(name)) for name in names]:
         try:
@@ -63,11 +57,7 @@ def read_digests(folder: epath.Path, processes: int, checkpoint: str) -> Digests
         except (ValueError, KeyError, TypeError):
             intact, content = False, {}
         if not intact:
-            raise CheckpointError(f"arrays/{name} is not as it was written")
+            raise CheckpointError(f"{name} is not as it was written")
         for array, chunks in content["chunks"].items():
             digests.setdefault(array, {}).update(chunks)
     return digests
-
-
-def _store(folder: epath.Path) -> ts.KvStore:
-    return ts.KvStore.open(key_value_store(folder)).result()

@@ -36,7 +36,7 @@ class OtherExperimentError(CheckpointError):
 
 
 def reason(error: Exception) -> str:
-    """Returns what an error of the file system, TensorStore or Orbax says."""
+    """Returns what an error of the file system or TensorStore says."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if number := re.search(r"os_error_code='(\d+)'", str(error)):
@@ -44,11 +44,11 @@ def reason(error: Exception) -> str:
     return str(error)
 
 
-def together(function: Callable[[], Result], topic: str = "checkpoint") -> Result:
+def run_on_all(function: Callable[[], Result], topic: str = "checkpoint") -> Result:
     """Calls a function and waits until all processes have called theirs.
 
     Args:
-      function: may raise whatever the file system, TensorStore and Orbax raise.
+      function: may raise whatever the file system and TensorStore raise.
       topic: name of a thread's calls; each thread has one of its own.
 
     Raises:

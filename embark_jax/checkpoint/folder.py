@@ -1,53 +1,46 @@
-"""The folder of a run's checkpoints: which are complete, and who may write.
+"""The folder of a run's checkpoints: which are complete, who may write, what is kept.
 
-Orbax writes a checkpoint under a temporary name, and gives it the name of its step when
-it is complete; in a bucket, where nothing can be renamed, it writes a file at last.
+A checkpoint is written under a temporary name, and gets the name of its step when it is
+complete. In a bucket, where nothing can be renamed, a last file says that it is. Names
+are those of Orbax, whose readers know by them what is complete.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
-import orbax.checkpoint as ocp
 from etils import epath
 
 from embark_jax._base.bucket_copy import bucket_folder, check_writable
-from embark_jax._base.storage import file_system_or_bucket, in_bucket, reached
-from embark_jax.checkpoint.description import ARRAYS
+from embark_jax._base.object_store import file_system_or_bucket, in_bucket, reached
+from embark_jax.checkpoint.contents import ARRAYS
 from embark_jax.checkpoint.errors import CheckpointError
 
 STEP = re.compile("0|[1-9][0-9]*")
-COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
+UNFINISHED = ".orbax-checkpoint-tmp"
+COMMITTED = "commit_success.txt"
 """File of a checkpoint in a bucket that says that it is complete."""
 
 
-class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
-    """The checkpoints in a folder by name, as Orbax's manager asks for them, and the
-    lock of its writer.
+class CheckpointFolder:
+    """The checkpoints in a folder, and the lock of its writer.
 
     Args:
       path: path of the folder.
 
     Attributes:
       path: path of the folder, absolute if on a file system.
-      temporary: Orbax's class of checkpoints in the making; None is its own choice.
-      damaged: steps of checkpoints that are there and cannot be read: Orbax may write
-        them anew.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        is_local = not in_bucket(path)
+        self._is_bucket = in_bucket(path)
         path = file_system_or_bucket(path)
-        self.path = epath.Path(Path(path).absolute() if is_local else path)
-        self.damaged: set[int] = set()
+        self.path = epath.Path(path if self._is_bucket else Path(path).absolute())
         self._lock: filelock.BaseFileLock | None = None
-        classes = ocp.path.atomicity
-        # Orbax knows of Google's buckets alone.
-        self.temporary = None if is_local else classes.CommitFileTemporaryPath
 
     def prepare(self) -> None:
         """Makes the folder, keeps other writers out, and clears what was left. Nothing
@@ -57,7 +50,7 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
           CheckpointError: if another program writes there.
           OSError, StorageError: if the folder cannot be written.
         """
-        if in_bucket(self.path):
+        if self._is_bucket:
             check_writable(self.path)
         else:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -69,8 +62,7 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
                     f"{self.path}: another run writes its checkpoints here; stop it, "
                     "or use another --workdir"
                 ) from None
-        with reached(self.path):
-            self.clear()
+        self.clear()
 
     def release(self) -> None:
         """Lets other writers in."""
@@ -79,11 +71,9 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, in order."""
-        complete = f"{{}}/{COMMITTED}" if in_bucket(self.path) else f"{{}}/{ARRAYS}"
+        complete = f"{{}}/{COMMITTED if self._is_bucket else ARRAYS}"
         with reached(self.path):
-            # What another process wrote is unknown to who has listed it before.
-            files = bucket_folder(self.path)
-            names = files.ls("", detail=False) if files.exists("") else ()
+            files, names = self._listed()
             return sorted(
                 int(name)
                 for name in names
@@ -107,29 +97,61 @@ class CheckpointFolder(ocp.step.NameFormat[ocp.step.Metadata]):
             )
         return steps[::-1] if step is None else [step]
 
-    def of_step(self, step: int) -> epath.Path:
+    def checkpoint(self, step: int) -> epath.Path:
         """Returns the folder of a checkpoint."""
         return self.path / str(step)
 
-    def unfinished(self) -> list[epath.Path]:
-        """Returns the folders of checkpoints in the making, or of killed writes."""
-        paths = ocp.step.all_temporary_paths(
-            self.path, temporary_path_cls=self.temporary
-        )
-        return [path.get() for path in paths]
+    def unfinished(self, step: int) -> epath.Path:
+        """Returns the folder of a checkpoint until it is complete."""
+        name = str(step) if self._is_bucket else f"{step}{UNFINISHED}"
+        return self.path / name
+
+    def begin(self, step: int) -> None:
+        """Makes the folder of a checkpoint that will be written, without what is left
+        of others."""
+        self.clear()
+        if self._is_bucket:
+            self.remove([step])
+        else:
+            (self.unfinished(step) / ARRAYS).mkdir(parents=True)
+
+    def commit(self, step: int) -> None:
+        """Says that a checkpoint is complete. It takes the place of one that is there,
+        as that is damaged."""
+        if self._is_bucket:
+            (self.unfinished(step) / COMMITTED).write_text("")
+            return
+        self.remove([step])
+        self.unfinished(step).rename(self.checkpoint(step))
+
+    def remove(self, steps: list[int]) -> None:
+        """Deletes checkpoints."""
+        with reached(self.path):
+            files, names = self._listed()
+            for name in {str(step) for step in steps} & names:
+                if self._is_bucket:  # without this file it is none any more
+                    if files.exists(f"{name}/{COMMITTED}"):
+                        files.rm_file(f"{name}/{COMMITTED}")
+                else:
+                    left = self.path / f"{name}{UNFINISHED}.old"
+                    name = (self.path / name).rename(left).name
+                files.rm(name, recursive=True)
 
     def clear(self) -> None:
         """Deletes what is left of writes that were killed or failed."""
-        for left in self.unfinished():
-            left.rmtree(missing_ok=True)
+        with reached(self.path):
+            files, names = self._listed()
+            for name in names:
+                if self._is_bucket:
+                    is_left = STEP.fullmatch(name)
+                    is_left = is_left and not files.exists(f"{name}/{COMMITTED}")
+                else:
+                    is_left = UNFINISHED in name
+                if is_left:
+                    files.rm(name, recursive=True)
 
-    def build_name(self, step: int) -> str:
-        return str(step)
-
-    def find_all(self, base_path: epath.PathLike) -> Iterator[ocp.step.Metadata]:
-        for step in self.steps():
-            if step not in self.damaged:
-                yield ocp.step.Metadata(step, self.of_step(step))
-
-    def find_step(self, base_path: epath.PathLike, step: int) -> ocp.step.Metadata:
-        return ocp.step.Metadata(step, self.of_step(step))
+    def _listed(self) -> tuple[Any, set[str]]:
+        """Returns the folder as a file system, and the names in it; what was listed
+        before may have been changed by another process."""
+        files = bucket_folder(self.path)
+        return files, {*files.ls("", detail=False)} if files.exists("") else set()

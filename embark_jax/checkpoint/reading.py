@@ -10,16 +10,17 @@ import numpy as np
 import tensorstore as ts
 from etils import epath
 
-from embark_jax.checkpoint.description import ARRAYS, DESCRIPTION, NAME, Description
+from embark_jax._base.object_store import key_value_store
+from embark_jax.checkpoint.arrays import open_array
+from embark_jax.checkpoint.contents import ARRAYS, FILE, NAME, CheckpointContents
 from embark_jax.checkpoint.digests import digest, read_digests
 from embark_jax.checkpoint.errors import CheckpointError, reason
-from embark_jax.checkpoint.layout import open_array
 from embark_jax.data.pipeline import in_order
 from embark_jax.embedding.logical import pieces
 
 CACHED_BYTES = 64 << 20
 """Memory for chunks of which other rows are read soon."""
-EXTENT_BYTES = 8 << 20
+ROW_CHUNK_BYTES = 8 << 20
 """Bytes of a table that are read at a time, by each of the threads."""
 READING_THREADS = 4
 Item = TypeVar("Item")
@@ -34,32 +35,32 @@ class SavedCheckpoint:
 
     Attributes:
       folder: as given.
-      description: description of the checkpoint.
+      contents: contents of the checkpoint.
 
     Raises:
-      CheckpointError: if something is missing or the description is damaged.
+      CheckpointError: if something is missing, or damaged as far as it is read.
     """
 
     def __init__(self, folder: epath.Path):
         self.folder = folder
         try:
-            text = (folder / DESCRIPTION / NAME).read_bytes()
+            text = (folder / FILE).read_bytes()
         except FileNotFoundError:
             raise CheckpointError(f"{NAME} is missing") from None
-        self.description = Description.from_json(text)
-        self._digests = read_digests(
-            folder / ARRAYS, self.description.processes, json.loads(text)["checksum"]
-        )
+        self.contents = CheckpointContents.from_json(text)
+        files = ts.KvStore.open(key_value_store(folder)).result()
+        checksum = json.loads(text)["checksum"]
+        self._digests = read_digests(files, self.contents.processes, checksum)
         self._verified: set[tuple[str, str]] = set()
         context = ts.Context({"cache_pool": {"total_bytes_limit": CACHED_BYTES}})
         opening = {
             name: open_array(folder / ARRAYS, name, context)
-            for name in self.description.arrays
+            for name in self.contents.arrays
         }
         self._stores = {name: _result(future) for name, future in opening.items()}
         for name, store in self._stores.items():
             shape = str(store.dtype.numpy_dtype), store.shape
-            if shape != self.description.arrays[name]:
+            if shape != self.contents.arrays[name]:
                 raise CheckpointError(f"{name}/zarr.json differs from {NAME}")
 
     def array(self, name: str) -> np.ndarray:
@@ -95,7 +96,7 @@ class SavedCheckpoint:
         Raises:
           CheckpointError: if they are damaged.
         """
-        shards, storages = self.description.shards[table], self.description.storages
+        shards, storages = self.contents.shards[table], self.contents.storages
         stores = {
             storage: self._store(array.format(storages[storage]))
             for storage in np.unique(shards["storage"]).tolist()
@@ -156,9 +157,9 @@ def in_threads(
     return in_order(function, items, workers=READING_THREADS, depth=READING_THREADS + 2)
 
 
-def extents(end: int, row_bytes: int) -> Iterator[range]:
-    """Yields the numbers of a table's rows, ``EXTENT_BYTES`` of them at a time."""
-    step = 1 << max(1, EXTENT_BYTES // row_bytes).bit_length() - 1
+def row_chunks(end: int, row_bytes: int) -> Iterator[range]:
+    """Yields the numbers of a table's rows, ``ROW_CHUNK_BYTES`` of them at a time."""
+    step = 1 << max(1, ROW_CHUNK_BYTES // row_bytes).bit_length() - 1
     return (range(i, min(i + step, end)) for i in range(0, end, step))
 
 

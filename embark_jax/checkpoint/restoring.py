@@ -18,9 +18,14 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax.cache.stored_rows import KEY, NO_ROW, USED, StoredArray, StoredRows
+from embark_jax.checkpoint.arrays import (
+    is_key,
+    is_of_table,
+    named_arrays,
+    with_arrays,
+)
 from embark_jax.checkpoint.errors import CheckpointError, OverwrittenError, reason
-from embark_jax.checkpoint.layout import is_key, named_arrays, of_table, with_arrays
-from embark_jax.checkpoint.reading import SavedCheckpoint, extents, in_threads
+from embark_jax.checkpoint.reading import SavedCheckpoint, in_threads, row_chunks
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import rows_and_dim, table_shards
 from embark_jax.plans.layout import Storage
@@ -57,10 +62,10 @@ def fill(
       CheckpointError: if the checkpoint is damaged, or lacks an array of this shape;
         ``OverwrittenError`` if some rows are overwritten by then.
     """
-    of_tables = {name: array for name, array in arrays.items() if of_table(name)}
-    for name in arrays.keys() - of_tables.keys():
+    tables = {name: array for name, array in arrays.items() if is_of_table(name)}
+    for name in arrays.keys() - tables.keys():
         arrays[name] = _whole_array(saved, name, arrays[name])
-    for name, array in of_tables.items():
+    for name, array in tables.items():
         try:
             if not isinstance(array, StoredRows):
                 blocks = Blocks(array)
@@ -68,7 +73,7 @@ def fill(
                     _overwrite(saved, blocks, name, plan, counts)
                 finally:
                     arrays[name] = blocks.array()
-            elif array.table in saved.description.tables:
+            elif array.table in saved.contents.tables:
                 _fill_by_key(saved, array)
         except (CheckpointError, OSError) as error:
             raise OverwrittenError(reason(error)) from None
@@ -108,7 +113,7 @@ def warm_state(
     if not keep_optimizer:
         return state
     replicated = NamedSharding(embeddings.mesh, PartitionSpec())
-    step = np.int32(saved.description.step)
+    step = np.int32(saved.contents.step)
     return state._replace(step=jax.jit(lambda: step, out_shardings=replicated)())
 
 
@@ -119,7 +124,7 @@ def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
     values = {
         name: state(name) if name else "storages.{}" for name in rows_by_key.words
     }
-    room, dim = rows_and_dim(saved.description.shards[table])
+    room, dim = rows_and_dim(saved.contents.shards[table])
 
     def read(numbers: range):
         keys, used = (
@@ -135,9 +140,9 @@ def _fill_by_key(saved: SavedCheckpoint, rows_by_key: StoredRows) -> None:
         }
         return keys[own], used[own], rows
 
-    for taken in in_threads(read, extents(room, ROW_VALUES * dim)):
+    for taken in in_threads(read, row_chunks(room, ROW_VALUES * dim)):
         if taken is not None:
-            rows_by_key.take(*taken)
+            rows_by_key.import_rows(*taken)
 
 
 def _whole_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Array:
@@ -154,7 +159,7 @@ def _whole_array(saved: SavedCheckpoint, name: str, like: jax.Array) -> jax.Arra
     )
     if not is_key(like):
         return array
-    implementation = saved.description.keys[name]
+    implementation = saved.contents.keys[name]
     wrap = functools.partial(jax.random.wrap_key_data, impl=implementation)
     return jax.jit(wrap, out_shardings=like.sharding)(array)
 
@@ -200,7 +205,7 @@ def _needed(
         begin, stride = shards[["first_row", "stride"]][0].item()
         end = min(begin + rows, counts.get(table, 0))
         row_bytes = blocks.row_bytes * (dim // storage.width)
-        for part in extents(end - begin, row_bytes) if own else ():
+        for part in row_chunks(end - begin, row_bytes) if own else ():
             for slot, first_row, row_shard, column, width in own:
                 first, stop = (
                     -(-(row - row_shard) // stride) for row in (part.start, part.stop)

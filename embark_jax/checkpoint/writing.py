@@ -10,136 +10,101 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 from jax import lax
 
-from embark_jax._base.storage import in_bucket
+from embark_jax._base.object_store import in_bucket
 from embark_jax.cache.stored_rows import StoredArray
-from embark_jax.checkpoint.digests import Digests, digest, write_digests
-from embark_jax.checkpoint.errors import CheckpointError, together
-from embark_jax.checkpoint.layout import FILE_BYTES, SavedArray, of_table
+from embark_jax.checkpoint.arrays import FILE_BYTES, SavedArray, is_of_table
+from embark_jax.checkpoint.digests import Digests, digest
+from embark_jax.checkpoint.errors import CheckpointError
 
 WRITING_THREADS = 8
 COPYING_THREADS = min(8, os.cpu_count() or 1)
 Arrays = Mapping[str, jax.Array | StoredArray]
 
 
-class StateWriter(ocp.type_handlers.TypeHandler):
-    """Writes this process's part of the arrays that Orbax saves.
-
-    Args:
-      memory_bytes: most memory for what is copied and not yet written; None is a
-        quarter of what this process writes.
+class StateWrite(NamedTuple):
+    """The write of this process's part of a state, which goes on in the background.
 
     Attributes:
-      checkpoint: checksum of the description of the checkpoint that is written next.
-      size: bytes that this process wrote last.
-      copied_s: seconds that copying them took, for which training waited.
+      writes: the writes of all files.
+      digests: digests of what is written; complete when the writes are.
+      size: bytes.
     """
 
-    _array_metadata_store = None  # Orbax looks for it; zarr.json says the same
+    writes: list[Future[None]]
+    digests: Digests
+    size: int
 
-    def __init__(self, memory_bytes: int | None):
-        self._memory_bytes = memory_bytes
-        self.checkpoint = ""
-        self.size = 0
-        self.copied_s = 0.0
 
-    def typestr(self) -> str:
-        """Returns the type as which plain Orbax reads the arrays."""
-        return "np.ndarray"
+def start_writing(
+    folder: epath.Path, arrays: Arrays, memory_bytes: int | None
+) -> StateWrite:
+    """Copies all parts of this process, and starts to write them.
 
-    async def serialize(
-        self, values: Sequence[Any], infos: Sequence[Any], args: Any = None
-    ) -> list[Future]:
-        """Copies arrays; the result ends when all processes have written theirs."""
-        begin, folder = time.monotonic(), infos[0].parent_dir
-        arrays = {info.name: value for info, value in zip(infos, values, strict=True)}
-        # Without waiting here the others' next step would wait for a slow disk.
-        digests: Digests = {name: {} for name in arrays}
-        writes = together(lambda: self._start(folder, arrays, digests))
-        self.copied_s = time.monotonic() - begin
-        checkpoint = self.checkpoint
+    Args:
+      folder: folder of the arrays.
+      arrays: arrays of the state, by name.
+      memory_bytes: most memory for what is copied and not yet written; None is a
+        quarter of what this process writes.
+    """
+    saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
+    opening = {name: saved[name].create(folder, name) for name in arrays}
+    stores = {name: future.result() for name, future in opening.items()}
+    digests: Digests = {name: {} for name in arrays}
+    parts = [p for name in arrays for p in _parts(name, arrays[name], saved[name])]
+    # Copies from all devices at a time, each from the beginning.
+    parts.sort(key=lambda part: part.rows.start if part.rows else 0)
+    size = sum(part.nbytes for part in parts)
+    files = (memory_bytes or size // 4) // FILE_BYTES
+    # What is being written is in memory twice: as it was and encoded.
+    count = max(2, files // 2, files - WRITING_THREADS)
+    buffers: queue.LifoQueue[np.ndarray] = queue.LifoQueue()
+    for _ in range(min(count, len(parts))):
+        buffers.put(np.empty(FILE_BYTES, np.uint8))
 
-        def commit():
-            for write in writes:
-                write.result()
-            write_digests(folder, jax.process_index(), checkpoint, digests)
-
-        def finish():
-            together(commit, "commit")
-
-        return [_in_thread(finish)]
-
-    async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
-        raise NotImplementedError
-
-    async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Any:
-        raise NotImplementedError
-
-    def _start(
-        self, folder: epath.Path, arrays: Arrays, digests: Digests
-    ) -> list[Future[None]]:
-        """Copies all parts of this process, and returns their writes, which list the
-        digests."""
-        saved = {name: SavedArray.of(name, array) for name, array in arrays.items()}
-        opening = {name: saved[name].create(folder, name) for name in arrays}
-        stores = {name: future.result() for name, future in opening.items()}
-        parts = [p for name in arrays for p in _parts(name, arrays[name], saved[name])]
-        # Copies from all devices at a time, each from the beginning.
-        parts.sort(key=lambda part: part.rows.start if part.rows else 0)
-        self.size = sum(part.nbytes for part in parts)
-        files = (self._memory_bytes or self.size // 4) // FILE_BYTES
-        # What is being written is in memory twice: as it was and encoded.
-        count = max(2, files // 2, files - WRITING_THREADS)
-        buffers: queue.LifoQueue[np.ndarray] = queue.LifoQueue()
-        for _ in range(min(count, len(parts))):
-            buffers.put(np.empty(FILE_BYTES, np.uint8))
-
-        def copy(part: Part) -> Future[None]:
-            buffer = buffers.get()
-            try:
-                return writers.submit(write, part, part.copied(buffer), buffer)
-            except BaseException:
-                buffers.put(buffer)
-                raise
-
-        def write(part: Part, values: np.ndarray, buffer: np.ndarray) -> None:
-            try:
-                if failures:  # a bucket that is gone is asked for a minute a part
-                    raise failures[0]
-                _check_finite(part, values)
-                digests[part.name] |= part.digests(values, saved[part.name].chunk)
-                # Nobody reads the array: it needs the copy until it is written.
-                stores[part.name][part.index].write(
-                    values, can_reference_source_data_indefinitely=True
-                ).result()
-            except BaseException as error:
-                failures.append(error)
-                raise
-            finally:
-                buffers.put(buffer)
-            if part.file and not in_bucket(folder):
-                _write_back(folder / part.name / part.file)
-
-        failures: list[BaseException] = []
-        writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
-        copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
+    def copy(part: Part) -> Future[None]:
+        buffer = buffers.get()
         try:
-            with copiers:
-                return list(copiers.map(copy, parts))
+            return writers.submit(write, part, part.copied(buffer), buffer)
+        except BaseException:
+            buffers.put(buffer)
+            raise
+
+    def write(part: Part, values: np.ndarray, buffer: np.ndarray) -> None:
+        try:
+            if failures:  # a bucket that is gone is asked for a minute a part
+                raise failures[0]
+            _check_finite(part, values)
+            digests[part.name] |= part.digests(values, saved[part.name].chunk)
+            # Nobody reads the array: it needs the copy until it is written.
+            stores[part.name][part.index].write(
+                values, can_reference_source_data_indefinitely=True
+            ).result()
+        except BaseException as error:
+            failures.append(error)
+            raise
         finally:
-            writers.shutdown(wait=False)  # when all are written
+            buffers.put(buffer)
+        if part.file and not in_bucket(folder):
+            _write_back(folder / part.name / part.file)
+
+    failures: list[BaseException] = []
+    writers = ThreadPoolExecutor(WRITING_THREADS, "checkpoint-write")
+    copiers = ThreadPoolExecutor(COPYING_THREADS, "checkpoint-copy")
+    try:
+        with copiers:
+            return StateWrite(list(copiers.map(copy, parts)), digests, size)
+    finally:
+        writers.shutdown(wait=False)  # when all are written
 
 
 class Part(NamedTuple):
@@ -206,7 +171,7 @@ def _parts(
     """Yields what this process writes of an array. Devices that hold the same rows of a
     table write them in turn."""
     for shard in array.addressable_shards:
-        if not of_table(name):
+        if not is_of_table(name):
             if shard.replica_id == 0:
                 yield Part(name, shard.index, shard.data)
             continue
@@ -226,18 +191,3 @@ def _write_back(path: epath.Path) -> None:
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _in_thread(function: Callable[[], None]) -> Future:
-    """Calls a function in a thread that does not outlive the program."""
-    future: Future = Future()
-
-    def call():
-        with contextlib.suppress(InvalidStateError):  # it was cancelled
-            try:
-                future.set_result(function())
-            except Exception as error:
-                future.set_exception(error)
-
-    threading.Thread(target=call, name="checkpoint-commit", daemon=True).start()
-    return future

@@ -16,7 +16,7 @@ def doctor() -> None:
 
     versions = Table("package", "version", title="Versions")
     versions.add_row("python", platform.python_version())
-    for package in ("embark_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
+    for package in ("embark_jax", "jax", "jaxlib", "flax", "optax", "tensorstore"):
         versions.add_row(package, importlib.metadata.version(package))
     console.print(versions)
 

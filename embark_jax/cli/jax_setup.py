@@ -40,10 +40,8 @@ def set_up_jax(say: Callable[[str], None]) -> None:
         os.environ["XLA_FLAGS"] = xla_flags()
     else:
         keep_freed_memory()
-    import absl.logging
     import jax
 
-    absl.logging.set_verbosity(absl.logging.ERROR)  # Orbax logs each of its steps
     settings: Any = jax.config  # type checkers do not know its attributes
     if settings.jax_compilation_cache_dir is None:
         folder = program_folder()

@@ -53,10 +53,10 @@ def plan(
     """
     from embark_jax._base.config import ConfigError, read_text
     from embark_jax.config import reading
-    from embark_jax.run.listed import plan_described
+    from embark_jax.run.experiment import plan_model
     from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
-    config, listed = reading.load_with_list(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     check_outputs([config_file, config.fleet, stats], out=out, html=html)
     for path in (out, html):  # before a long search
         if path is not None and not path.absolute().parent.is_dir():
@@ -71,7 +71,7 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"{stats}: {error}") from None
     start = time.perf_counter()
-    _, planned, without_data = plan_described(config, listed, statistics, advice)
+    _, planned, without_data = plan_model(config, statistics, advice)
     seconds = time.perf_counter() - start
     name = f"{config.name} on {config.fleet or 'this machine'}"
     if out is not None:

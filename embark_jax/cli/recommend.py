@@ -72,7 +72,7 @@ def recommend(
     step: Step = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Find the K best of all items for each row, with a two_tower or next_item."""
+    """Find the K best of all items for each row, with a model that ranks items."""
     check_outputs([rows, seen], out=out)
     end_like_ctrl_c(context)
     from embark_jax._base.config import ConfigError
@@ -97,10 +97,10 @@ def recommend(
 def _seen_by(scorer: Scorer, path: Path, user: Any, users: Any) -> list[list[Any]]:
     """Returns the items that a file has of the user of each row."""
     table = scorer.kept(path, [user, scorer.item])
-    of_user = defaultdict(list)
+    items_of_user = defaultdict(list)
     for name, item in zip(*(each.to_pylist() for each in table.columns), strict=True):
-        of_user[str(name)].append(item)
-    return [of_user[str(name)] for name in users]
+        items_of_user[str(name)].append(item)
+    return [items_of_user[str(name)] for name in users]
 
 
 def _table(
@@ -114,8 +114,8 @@ def _table(
     table = pa.table({name: pa.array([*names]), "item": items, "score": products})
     if suffix == ".jsonl":
         return table
-    places = [row for row, of_row in enumerate(items) for _ in of_row]
+    places = [row for row, row_items in enumerate(items) for _ in row_items]
     lists = {each: table[each].combine_chunks() for each in ("item", "score")}
-    flat = {each: of_rows.flatten() for each, of_rows in lists.items()}
-    ranks = [rank for of_row in items for rank in range(1, len(of_row) + 1)]
+    flat = {each: flattened.flatten() for each, flattened in lists.items()}
+    ranks = [rank for row_items in items for rank in range(1, len(row_items) + 1)]
     return pa.table({name: table[name].take(places), "rank": ranks, **flat})

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from embark_jax.simulator import Simulation
 
 EMBEDDINGS_ALONE = (
-    "the list has no dense section: these are the embeddings alone, and a step with "
-    "dense layers takes longer"
+    "there is no model: these are the embeddings alone, and a step with dense layers "
+    "takes longer"
 )
 
 
@@ -54,14 +54,14 @@ def simulate(
     from embark_jax._base.config import ConfigError
     from embark_jax.config import reading
     from embark_jax.report.summary import PLACEHOLDERS, assumptions
-    from embark_jax.run.listed import plan_described
+    from embark_jax.run.experiment import plan_model
 
-    config, listed = reading.load_with_list(config_file, overrides or ())
+    config = reading.load(config_file, overrides or ())
     check_outputs([config_file, config.fleet], trace=trace)
     notes = []
     with Console(stderr=True).status("planning"):
-        workload, plan, without_data = plan_described(config, listed)
-        if listed is not None and not workload.dense.parameters:
+        workload, plan, without_data = plan_model(config)
+        if not workload.dense.parameters:
             notes.append(EMBEDDINGS_ALONE)
         if without_data:
             notes.append(WITHOUT_DATA)

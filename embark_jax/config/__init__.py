@@ -1,7 +1,6 @@
 """Experiment configs: their schema, section by section."""
 
 from embark_jax.config.data import SOURCES as SOURCES
-from embark_jax.config.data import MovieLens100KConfig as MovieLens100KConfig
 from embark_jax.config.data import OwnDataConfig as OwnDataConfig
 from embark_jax.config.data import PreparedConfig as PreparedConfig
 from embark_jax.config.data import SyntheticConfig as SyntheticConfig
@@ -10,6 +9,7 @@ from embark_jax.config.embedding import EmbeddingConfig as EmbeddingConfig
 from embark_jax.config.embedding import FeatureConfig as FeatureConfig
 from embark_jax.config.embedding import TableConfig as TableConfig
 from embark_jax.config.models import ModelConfig as ModelConfig
+from embark_jax.config.models import NoModelConfig as NoModelConfig
 from embark_jax.config.models import OwnModelConfig as OwnModelConfig
 from embark_jax.config.models import items_of as items_of
 from embark_jax.config.models import negatives_of as negatives_of

@@ -23,7 +23,7 @@ from embark_jax._base.config import (
     given,
     nearest,
 )
-from embark_jax._base.storage import LocalPath
+from embark_jax._base.object_store import LocalPath
 from embark_jax.config.optimizers import (
     ROW_RULES,
     EmbeddingOptimizerConfig,
@@ -44,6 +44,7 @@ from embark_jax.plans.options import (
     WireFormat,
 )
 from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec, TableSpec
+from embark_jax.statistics.accesses import NO_STATISTICS, FeatureAccess, Statistics
 
 _OF_PLACEMENT = {field.name for field in dataclasses.fields(ForcedPlacement)}
 _SHARED = "dim", "init_scale", "initializer", "dtype"
@@ -124,6 +125,13 @@ class FeatureConfig(Config):
     sequence."""
     weighted: bool | None = None
     """Whether each id comes with a weight; for synthetic data only."""
+    mean_hotness: NonNegativeFloat | None = None
+    """Mean number of ids in a bag, for plans without statistics; None is full bags."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The fields of ``FeatureSpec`` that are given."""
+        return {k: v for k, v in given(self).items() if k != "mean_hotness"}
 
 
 class WireConfig(Config):
@@ -235,6 +243,15 @@ class EmbeddingConfig(Config):
             )
         return TableSpec(name, **fields)
 
+    def mean_lengths(self) -> Statistics:
+        """Returns what the features say of the lengths of bags."""
+        lengths = {
+            name: FeatureAccess(feature.mean_hotness, feature.hotness or 1, ids_seen=0)
+            for name, feature in self.features.items()
+            if feature.mean_hotness is not None
+        }
+        return Statistics(features=lengths) if lengths else NO_STATISTICS
+
     def declared(self, need: str) -> tuple[dict[str, int], tuple[FeatureSpec, ...]]:
         """Returns the rows of each table, and the features, that this section declares.
 
@@ -261,6 +278,5 @@ class EmbeddingConfig(Config):
         features = self.features or dict.fromkeys(self.tables, FeatureConfig())
         with config_error_at("embedding"):
             return table_rows, tuple(
-                FeatureSpec(name, **given(feature))
-                for name, feature in features.items()
+                FeatureSpec(name, **feature.spec) for name, feature in features.items()
             )

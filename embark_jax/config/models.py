@@ -9,7 +9,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_type_hints
 
-from pydantic import ConfigDict, Field, ValidationInfo, create_model, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    create_model,
+    model_validator,
+)
 
 from embark_jax._base.config import DESCRIBED, Config
 from embark_jax.config.own import OWN_KIND, OwnConfig
@@ -32,32 +38,27 @@ MODELS = {
 }
 """The registry of models: the class of each ``kind``, imported when a config names
 it."""
-
-
-WITHOUT_MODEL = "without model"
-"""Context of a validation that reads no key of ``model`` but its kind: they need JAX,
-and plans of a table list do not."""
+NO_MODEL = "none"
 
 
 class ModelConfig(Config):
-    """The dense model. Its keys are the arguments of the class that ``kind`` names; an
-    instance of this class itself has none of them read."""
+    """The dense model. Its keys are the arguments of the class that ``kind`` names."""
 
     kind: str = "dlrm_dcnv2"
 
     @model_validator(mode="wrap")
     @classmethod
-    def _of_its_kind(cls, given: Any, handler: Any, info: ValidationInfo) -> Any:
+    def _of_its_kind(cls, given: Any, handler: Any) -> Any:
         if cls is not ModelConfig or not isinstance(given, Mapping):
             return handler(given)
         kind = str(given.get("kind", "dlrm_dcnv2"))
         if ":" in kind:
             return OwnModelConfig.model_validate(given)
+        if kind == NO_MODEL:
+            return NoModelConfig.model_validate(given)
         if kind not in MODELS:
-            kinds = ", ".join([*MODELS, OWN_KIND])
+            kinds = ", ".join([*MODELS, NO_MODEL, OWN_KIND])
             raise ValueError(f"kind is {kind!r}, must be one of {kinds}")
-        if info.context == WITHOUT_MODEL:
-            return handler({"kind": kind})
         return section_of(kind).model_validate(given)
 
     @classmethod
@@ -71,7 +72,18 @@ class ModelConfig(Config):
     def of_all_kinds(cls):
         if cls is not ModelConfig:
             return [cls]
-        return [*map(section_of, MODELS), OwnModelConfig]
+        return [*map(section_of, MODELS), NoModelConfig, OwnModelConfig]
+
+
+class NoModelConfig(ModelConfig):
+    """No model: tables alone, which are planned and simulated below dense layers of
+    which only two numbers are known, and are not trained."""
+
+    kind: str = NO_MODEL
+    parameters: NonNegativeInt = 0
+    """Parameters of the dense layers."""
+    kept_bytes: NonNegativeInt = 0
+    """Bytes a sample that their backward needs from forward."""
 
 
 class OwnModelConfig(OwnConfig, ModelConfig):

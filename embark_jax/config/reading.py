@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embark_jax._base import yaml_text
 from embark_jax._base.config import ConfigError, nearest
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 from embark_jax._base.validation import listed, short, validated
-from embark_jax.config import ExperimentConfig, SyntheticConfig, gin_files
-from embark_jax.config.models import WITHOUT_MODEL
-
-if TYPE_CHECKING:
-    from embark_jax.planner import TableList
+from embark_jax.config import ExperimentConfig, gin_files
+from embark_jax.config.table_lists import experiment_of, read_table_list
 
 SHIPPED = Path(__file__).parents[1] / "config_files"
 """``configs``: a link in a checkout, a folder in a built package."""
@@ -52,26 +49,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         and rule, one a line. Rules between several keys are checked once each key is
         right by itself.
     """
-    return _load(path, overrides)[0]
-
-
-def load_with_list(
-    path: str | Path, overrides: Sequence[str] = ()
-) -> tuple[ExperimentConfig, TableList | None]:
-    """Reads as ``load`` does. Returns the config, and the table list that it is of;
-    None if it is of none, or for other data or a model with other layers. The model of
-    a list is left unread, ``WITHOUT_MODEL``, unless something of it changes."""
-    of_model = ("model", "data=", "data.kind", "data.dense_features")
-    is_changed = any(each.startswith(of_model) for each in overrides)
-    return _load(path, overrides, None if is_changed else WITHOUT_MODEL)
-
-
-def _load(
-    path: str | Path, overrides: Sequence[str], context_of_list: Any = None
-) -> tuple[ExperimentConfig, TableList | None]:
     path = _file(path)
     try:
-        data, tables = _read(path)
+        data = _read(path)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -80,22 +60,19 @@ def _load(
     source = f"{path} with {', '.join(overrides)}" if overrides else str(path)
     scales = [change for change in overrides if change.startswith("scale=")]
     others = [change for change in overrides if change not in scales]
-    context = None if tables is None else context_of_list
-    config = validated(ExperimentConfig, data, others, source, context)
+    config = validated(ExperimentConfig, data, others, source)
     if config.fleet is not None and "gpus_per_node" not in config.mesh.model_fields_set:
         from embark_jax.plans import fleet as fleets
 
         gpus = fleets.load(config.fleet).gpus_per_node
         others.append(f"mesh.gpus_per_node={gpus}")
-        config = validated(ExperimentConfig, data, others, source, context)
+        config = validated(ExperimentConfig, data, others, source)
     if scales:
         try:
             config = config.shrunk(yaml_text.parse(scales[-1].removeprefix("scale=")))
         except ConfigError as error:
             raise listed(source, {"scale": str(error)}) from None
-    is_known = config.model.kind in ("dlrm", "dlrm_dcnv2")
-    is_of_list = is_known and isinstance(config.data, SyntheticConfig)
-    return config, tables if is_of_list else None
+    return config
 
 
 def _file(source: str | Path) -> Path:
@@ -126,22 +103,17 @@ def save(config: ExperimentConfig, path: str | Path) -> None:
     local(path).write_text(yaml_text.dump(data), "utf-8")
 
 
-def _read(path: Path) -> tuple[dict[str, Any], TableList | None]:
-    """Returns a file's mapping, and the table list that it is."""
+def _read(path: Path) -> dict[str, Any]:
+    """Returns a file's mapping; of a table list the one that it stands for."""
     if path.suffix == ".gin":
-        return gin_files.read(path), None
+        return gin_files.read(path)
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"{path}: must end in .yaml, .yml, .json, .gin")
     text = path.read_text("utf-8")
     try:
         data = [] if path.suffix == ".json" else yaml_text.parse(text)
         if isinstance(data, list) or (isinstance(data, dict) and "tables" in data):
-            # The planner takes a second to import, and most configs need it later.
-            from embark_jax.config.table_lists import experiment_of
-            from embark_jax.planner import read_table_list
-
-            tables = read_table_list(text)
-            return {"name": path.stem, **experiment_of(tables)}, tables
+            return {"name": path.stem, **experiment_of(read_table_list(text))}
     except ConfigError as error:
         raise ConfigError(f"{path}, {error}") from None
     if data is None:
@@ -151,4 +123,4 @@ def _read(path: Path) -> tuple[dict[str, Any], TableList | None]:
             f"{path}: {short(data)} given, must be a mapping of sections (data, …), or "
             "a list of tables"
         )
-    return data, None
+    return data

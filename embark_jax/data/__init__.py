@@ -4,7 +4,6 @@
   opens; ``synthetic``, ``prepared`` and ``windows`` are sources.
 - ``batch``, ``layout``, ``jagged``, ``checks``: samples as arrays and as matrices, in
   one form from files to devices; sequences without padding; their rules.
-- ``leave_one_out``: users' histories, whose last events are held out.
 - ``hot_batches``, ``negatives``, ``pipeline``: batches in another order, with items
   drawn at random, and ahead of time.
 - ``row_order``: numbers rows by how often they are looked up.
@@ -24,7 +23,6 @@ from embark_jax.data.download import movielens_100k_folder as movielens_100k_fol
 from embark_jax.data.hot_batches import WINDOW_BATCHES as WINDOW_BATCHES
 from embark_jax.data.hot_batches import HotBatches as HotBatches
 from embark_jax.data.jagged import Jagged as Jagged
-from embark_jax.data.leave_one_out import LeaveOneOut as LeaveOneOut
 from embark_jax.data.negatives import WithUniformNegatives as WithUniformNegatives
 from embark_jax.data.negatives import uniform_negatives as uniform_negatives
 from embark_jax.data.pipeline import prefetch as prefetch

@@ -138,9 +138,10 @@ class Batch:
         return layout, matrices
 
     def take(self, samples: np.ndarray) -> Batch:
-        """Returns a copy of some samples of a batch without ``Jagged`` sequences."""
+        """Returns a copy of the samples of these numbers, in this order."""
         layout, matrices = self.matrices()
-        return Batch.of(layout, {name: m[samples] for name, m in matrices.items()})
+        taken = Batch.of(layout, {name: m[samples] for name, m in matrices.items()})
+        return self._with_sequences(taken, lambda jagged: jagged.take(samples))
 
     def part(self, first: int, stop: int) -> Batch:
         """Returns neighbouring samples; those beyond the last have no ids, and numbers
@@ -157,21 +158,25 @@ class Batch:
             {name: matrix[first:stop] for name, matrix in matrices.items()},
             lambda sample: self.locate(first + sample),
         )
+        return self._with_sequences(part, lambda jagged: jagged.samples(first, stop))
+
+    def _with_sequences(
+        self, samples: Batch, select: Callable[[Jagged], Jagged]
+    ) -> Batch:
+        """Returns some samples with what is selected of each ``Jagged`` column."""
         if not self.sequences:
-            return part
+            return samples
         ids, weights = (
             {
-                name: column.samples(first, stop)
-                if isinstance(column, Jagged)
-                else of_part[name]
+                name: select(column) if isinstance(column, Jagged) else of_samples[name]
                 for name, column in columns.items()
             }
-            for columns, of_part in (
-                (self.ids, part.ids),
-                (self.weights, part.weights),
+            for columns, of_samples in (
+                (self.ids, samples.ids),
+                (self.weights, samples.weights),
             )
         )
-        return dataclasses.replace(part, ids=ids, weights=weights)
+        return dataclasses.replace(samples, ids=ids, weights=weights)
 
 
 def feature_statistics(batch: Batch) -> list[str]:

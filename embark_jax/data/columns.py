@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+import numpy as np
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from embark_jax._base.config import Config, nearest
 from embark_jax.data.batch import DataError
@@ -64,6 +71,36 @@ class CategoryColumn(Config):
     first."""
 
 
+class Pools(Config):
+    """Events by the values of a column, of each of which a history has the latest."""
+
+    column: str
+    """A column of histories whose values are row numbers."""
+    count: PositiveInt
+    """Number of pools, which are the first rows; each has an equal share of the longest
+    history."""
+
+
+class AgeBuckets(Config):
+    """Buckets of how long each event was before the last one, which stand for its time:
+    the square root of minutes, as in MLPerf's DLRMv4."""
+
+    column: str
+    """A column of histories with seconds."""
+    most: PositiveInt = 2048
+    """The last bucket."""
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows of their table."""
+        return self.most + 1
+
+    def of(self, seconds: np.ndarray) -> np.ndarray:
+        """Returns the bucket of each age, int32."""
+        roots = np.sqrt(np.maximum(0, seconds) / 60)
+        return np.minimum(roots, self.most).astype(np.int32)
+
+
 class HistoryColumns(Config):
     """What each sample has of the earlier events of its user: for each column a
     sequence ``past_COLUMN``, the latest last, which reads the column's table."""
@@ -77,6 +114,19 @@ class HistoryColumns(Config):
     files."""
     positive: bool = False
     """Whether only lines whose label is 1 are events of histories."""
+    least: NonNegativeInt = 0
+    """Lines before which their user has fewer others are no samples, but events of
+    later ones."""
+    every: PositiveInt = 1
+    """Every so many training lines of a user are a sample, counted from the last one;
+    the others are events alone. One more than ``longest`` trains on each event once
+    with ``model.every_position``."""
+    scan: PositiveInt | None = None
+    """A history is of so many latest events; None looks at all."""
+    pools: Pools | None = None
+    """Takes the latest events of each pool; None takes the latest of all."""
+    ages: AgeBuckets | None = None
+    """Gives events ages in place of times."""
     separator: Annotated[str, Field(min_length=1)] = ";"
     """The separator between events in text that is scored later, whose histories the
     columns ``past_COLUMN`` have."""
@@ -87,15 +137,25 @@ class HistoryColumns(Config):
         return {f"{PAST}{name}": name for name in self.columns}
 
 
+class LabelColumn(Config):
+    """One of several labels."""
+
+    column: str | None = None
+    """Its column; None is the one of its name."""
+    positive_from: float | None = None
+    """See ``positive_from`` of all; this one wins."""
+
+
 class Columns(Config):
     """The columns of a user's own files."""
 
     label: str | None = "label"
     """The column of the label, a number from 0 to 1; ``null`` says that there is none:
     each line is an event that happened, label 1."""
-    labels: tuple[str, ...] = ()
-    """The columns of the labels, if samples have several, in place of ``label``. A
-    sample that lacks one has no loss for this task."""
+    labels: Mapping[str, LabelColumn] = {}
+    """The labels, if samples have several, in place of ``label``: a list of columns, or
+    by name, such as ``love: {column: stars, positive_from: 5}``. A sample that lacks
+    one has no loss for this task."""
     positive_from: float | None = None
     """If set, a label may be any number; it becomes 1 from this one on, otherwise 0."""
     weight: str | None = None
@@ -113,6 +173,9 @@ class Columns(Config):
     Parquet also with lists."""
     ignore: tuple[str, ...] = ()
     """Columns to leave out."""
+    join: Mapping[str, str] = {}
+    """Files beside the log, each with the column by which its lines, such as those of
+    items, are joined: ``items.csv: item``. What a file says nothing of is missing."""
     user: str | None = None
     """The column of the user of each line, for histories and for splits by user; it
     may be a feature, too, or ignored."""
@@ -136,6 +199,11 @@ class Columns(Config):
     separator: Separator | None = None
     """The separator between columns of text, one ASCII character; None takes a tab in
     .tsv files, and a comma in others."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _from_names(cls, value: Any) -> Any:
+        return {n: {} for n in value} if isinstance(value, list | tuple) else value
 
     @model_validator(mode="after")
     def _check_history(self) -> Columns:
@@ -171,7 +239,22 @@ class Columns(Config):
     @property
     def targets(self) -> tuple[str, ...]:
         """Returns the columns of the label or the labels."""
-        return self.labels or tuple(filter(None, [self.label]))
+        return tuple(dict.fromkeys(column for column, _ in self.marks.values()))
+
+    @property
+    def marks(self) -> dict[str, tuple[str, float | None]]:
+        """Returns the column of each label, and from which number on it is 1."""
+        if not self.labels:
+            return {self.label: (self.label, self.positive_from)} if self.label else {}
+        return {
+            name: (
+                label.column or name,
+                self.positive_from
+                if label.positive_from is None
+                else label.positive_from,
+            )
+            for name, label in self.labels.items()
+        }
 
     @property
     def inputs(self) -> tuple[str, ...]:

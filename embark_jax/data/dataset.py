@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import abc
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Protocol
-
-import numpy as np
 
 from embark_jax.data.batch import Batch
 from embark_jax.plans.tables import FeatureSpec
@@ -103,44 +100,3 @@ class FromStep(DatasetView):
         return self._dataset.train_batch(
             step - self._first_sample // batch_size, batch_size
         )
-
-
-class InMemory(abc.ABC):
-    """A ``Dataset`` of numbered samples in memory, of which a subclass makes batches.
-
-    Args:
-      train, validation, test: ``[samples]`` numbers of the samples of each set.
-      seed: determines the order of the training samples, anew in each epoch.
-    """
-
-    def __init__(
-        self, train: np.ndarray, validation: np.ndarray, test: np.ndarray, seed: int
-    ):
-        self._train, self._validation, self._test = train, validation, test
-        self._seed = seed
-        self.train_samples = len(train)
-        # An epoch is shuffled once, not at each of its batches.
-        self._epoch = functools.lru_cache(maxsize=1)(self._shuffled)
-
-    def train_batch(self, step: int, batch_size: int) -> Batch:
-        positions = np.arange(step * batch_size, (step + 1) * batch_size)
-        epochs, samples = np.divmod(positions, self.train_samples)
-        numbers = [self._epoch(e)[samples[epochs == e]] for e in np.unique(epochs)]
-        return self._batch(np.concatenate(numbers))
-
-    def validation_batches(self, batch_size: int) -> Iterator[Batch]:
-        return self._in_order(self._validation, batch_size)
-
-    def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        return self._in_order(self._test, batch_size)
-
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, epoch]).permutation(self._train)
-
-    def _in_order(self, numbers: np.ndarray, batch_size: int) -> Iterator[Batch]:
-        for start in range(0, len(numbers), batch_size):
-            yield self._batch(numbers[start : start + batch_size])
-
-    @abc.abstractmethod
-    def _batch(self, numbers: np.ndarray) -> Batch:
-        """Returns the samples of these numbers."""

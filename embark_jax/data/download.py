@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from embark_jax._base.bucket_copy import cache_folder
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 from embark_jax.data.batch import DataError
 
 # This wheel contains the whole of MovieLens-100k as an example.

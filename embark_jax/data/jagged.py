@@ -77,6 +77,16 @@ class Jagged:
             begin=np.pad(self.begin[start:stop], (0, missing)),
         )
 
+    def take(self, samples: np.ndarray) -> Jagged:
+        """Returns the samples of these numbers, in this order."""
+        length = self.length[samples]
+        first = (np.cumsum(self.length) - self.length)[samples]
+        shift = np.repeat(first - (np.cumsum(length) - length), length)
+        values = self.values[np.arange(len(shift)) + shift]
+        return dataclasses.replace(
+            self, values=values, length=length, begin=self.begin[samples]
+        )
+
     def checked(
         self, what: str, batch: int, longest: int, locate: Callable[[int], str]
     ) -> Jagged:

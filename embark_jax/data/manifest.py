@@ -263,6 +263,10 @@ class Manifest(ChecksummedFile):
         [None] if the data are not cut into windows."""
         return list(dict.fromkeys(file.window for file in self.files[SPLITS[0]]))
 
+    def table_of(self, feature: str) -> Table:
+        """Returns the table that a feature reads."""
+        return self.tables[self.features[feature].table]
+
     def of_window(self, window: int | None) -> Manifest:
         """Returns the manifest of the training samples of one time window alone."""
         files = tuple(f for f in self.files[SPLITS[0]] if f.window == window)

@@ -16,7 +16,7 @@ import numpy as np
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import in_bucket
+from embark_jax._base.object_store import in_bucket
 from embark_jax.config import EmbeddingConfig, PreparedConfig, WindowsConfig
 from embark_jax.data import encoding
 from embark_jax.data import manifest as manifests

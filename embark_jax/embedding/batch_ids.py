@@ -39,6 +39,10 @@ class DeviceBatch:
       events: matrices of ``[devices]`` rows: the events of each device's samples.
       layout_of_events: their columns; those of a sequence are as many as there is room
         for.
+      cuts: number of cuts of each device's samples, one after the other, among which
+        these are dealt so that all have about as many events.
+      place: ``[batch]`` int32 place of each sample of the batch among those of its
+        device, if they were dealt.
     """
 
     samples: Matrices
@@ -48,6 +52,8 @@ class DeviceBatch:
     layout_of_events: Layout = dataclasses.field(
         default=Layout(labels=0), metadata={"static": True}
     )
+    cuts: int = dataclasses.field(default=1, metadata={"static": True})
+    place: jax.Array | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.samples.values())))
@@ -57,6 +63,7 @@ class DeviceBatch:
         Those of sequences are packed, ``[total]``."""
         columns = _columns_of(self.samples, self.layout)
         events = _columns_of(self.events, self.layout_of_events)
+        devices = len(next(iter(self.events.values()))) if self.events else 1
         with jax.enable_x64(True):
             ids, weights = (
                 {name: x.reshape(-1) for name, x in of_kind.items()}
@@ -66,7 +73,7 @@ class DeviceBatch:
             ids={**columns.ids, **ids},
             weights={**columns.weights, **weights},
             spans={
-                name: Spans(*jnp.unstack(spans, axis=1))
+                name: Spans.of(spans[:, 0], spans[:, 1], devices)
                 for name, spans in columns.spans.items()
             },
         )

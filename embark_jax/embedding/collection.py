@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, choose
+from embark_kernels.packing import pack, unpack
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -31,7 +32,7 @@ from embark_jax.embedding.lookups import (
 from embark_jax.embedding.reduction import ReductionBased
 from embark_jax.embedding.row_updates import update_block
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
-from embark_jax.embedding.sequences import Spans, pack, unpack
+from embark_jax.embedding.sequences import Spans, events_needed
 from embark_jax.embedding.unique import UniqueBased
 from embark_jax.plans import options
 from embark_jax.plans.capacities import events_of, rows_of
@@ -158,6 +159,7 @@ class EmbeddingCollection:
         }
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
+        self._hotness = {f.name: f.hotness for f in plan.features}
         self._pooled = pooled_features(plan)
         storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
         self.route_specs: Any = Routes(
@@ -285,7 +287,9 @@ class EmbeddingCollection:
                 storages[name], of_clusters[name] = cluster.route(requests)
             for name, of_sequence in batch.layout.columns(samples).spans.items():
                 if events_of(name) in self.plan.capacities:
-                    own[events_of(name)] = of_sequence[:, 1].sum(dtype=jnp.int32)
+                    own[events_of(name)] = events_needed(
+                        of_sequence[:, 1], batch.cuts, self._hotness[name]
+                    )
             mean_factors = ids.mean_factors(self._pooled)
             largest_weights = Lookups(*ids.largest_weights(self._pooled))
             # One collective for all of them; ids may have 64 bits.
@@ -374,19 +378,18 @@ class EmbeddingCollection:
         return largest
 
     def padded(
-        self,
-        columns: Mapping[str, jax.Array],
-        spans: Mapping[str, Spans],
-        fill: float = 0,
+        self, columns: Mapping[str, jax.Array], spans: Mapping[str, Spans]
     ) -> dict[str, jax.Array]:
         """Returns arrays by feature, in which sequences, ``[total, …]``, are padded:
-        ``[batch, hotness, …]``, with ``fill`` where there is no event."""
-        hotness = {f.name: f.hotness for f in self.plan.features}
+        ``[batch, hotness, …]``; where there is no event, ids are -1, and floats 0."""
 
-        def lookup(columns, spans):
-            return {n: unpack(columns[n], spans[n], hotness[n], fill) for n in columns}
+        def pad(columns, spans):
+            return {
+                n: unpack(column, self._hotness[n], *spans[n])
+                for n, column in columns.items()
+            }
 
-        return self._map_sequences(lookup, columns, spans)
+        return self._map_sequences(pad, columns, spans)
 
     def packed(
         self,
@@ -397,10 +400,10 @@ class EmbeddingCollection:
         """Inverts ``padded``; ``fill`` is where there is room for other events."""
         room = self.plan.events
 
-        def gradients(columns, spans):
-            return {n: pack(columns[n], spans[n], room[n], fill) for n in columns}
+        def gather_events(columns, spans):
+            return {n: pack(columns[n], room[n], *spans[n], fill=fill) for n in columns}
 
-        return self._map_sequences(gradients, columns, spans)
+        return self._map_sequences(gather_events, columns, spans)
 
     def _map_sequences(
         self,

@@ -54,7 +54,7 @@ def join_columns(
         for name, _ in layout.weights:
             parts.setdefault(NUMBERS, []).append(weights[name].reshape(rows, -1))
         for name in sequences:
-            parts.setdefault(IDS, []).append(jnp.stack(spans[name], axis=1))
+            parts.setdefault(IDS, []).append(jnp.stack(spans[name][:2], axis=1))
         joined = {n: jnp.concatenate(each, axis=1) for n, each in parts.items()}
         return layout, joined
 

@@ -4,8 +4,8 @@ From the host to the model, and back to the rows, sequences are *packed*: the ev
 all samples of a device lie behind each other, in an array that has room for as many as
 the plan says. A *padded* sequence has as many places as the longest may have; its
 events lie from the first that is one to the last. If 4 places hold ``[-1, 7, 8, -1]``
-and ``[5, -1, -1, -1]``, the events are ``[7, 8, 5, …]``, and the spans begin at 1 and 0
-and have lengths 2 and 1.
+and ``[5, -1, -1, -1]``, the events are ``[7, 8, 5, …]``, and the spans begin at 1 and
+0, have lengths 2 and 1, and their first events are the packed ones 0 and 2.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ import jax.numpy as jnp
 
 
 class Spans(NamedTuple):
-    """The places of events in padded sequences.
+    """The places of events in padded sequences, and among the packed ones.
 
     Attributes:
       begin: ``[batch]`` int32 place of the first event of each sample.
       length: ``[batch]`` int32 places from there to the last event.
+      first: ``[batch]`` int32 index of each sample's first event among those of its
+        device.
     """
 
     begin: jax.Array
     length: jax.Array
+    first: jax.Array
 
-    @property
-    def first(self) -> jax.Array:
-        """``[batch]`` index of each sample's first event among the packed ones."""
-        return jnp.cumsum(self.length) - self.length
-
-
-def pack(padded: jax.Array, spans: Spans, events: int, fill: float = 0) -> jax.Array:
-    """Packs ``[batch, longest, ...]`` into ``[events, ...]``, with ``fill`` where there
-    is no event; events beyond the room are left out."""
-    with jax.enable_x64(padded.dtype.itemsize == 8):
-        ends = jnp.zeros(events, jnp.int32)
-        ends = ends.at[spans.first + spans.length].add(1, mode="drop")
-        sample = jnp.cumsum(ends, dtype=jnp.int32)  # that have ended; the last is none
-        shift = spans.begin - spans.first
-        position = jnp.arange(events, dtype=jnp.int32) + shift.at[sample].get(
-            mode="clip"
-        )
-        return padded.at[sample, position].get(mode="fill", fill_value=fill)
+    @classmethod
+    def of(cls, begin: jax.Array, length: jax.Array, devices: int = 1) -> Spans:
+        """Returns spans of the samples of so many devices, one after the other."""
+        by_device = length.reshape(devices, -1)
+        first = jnp.cumsum(by_device, axis=1, dtype=jnp.int32) - by_device
+        return cls(begin, length, first.reshape(-1))
 
 
-def places(spans: Spans, longest: int, events: int) -> jax.Array:
-    """Returns ``[batch, longest]`` int32 index of each place's event among the packed
-    ones, of which there are so many; that number where there is no event."""
-    position = jnp.arange(longest, dtype=jnp.int32)[None] - spans.begin[:, None]
-    inside = (position >= 0) & (position < spans.length[:, None])
-    return jnp.where(inside, spans.first[:, None] + position, events)
+def events_of_cut(events: int, samples: int, longest: int, cuts: int) -> int:
+    """Returns the events that a cut of a device's samples has room for.
+
+    Args:
+      events: those that a device has room for.
+      samples: samples of a cut.
+      longest: largest number of events of a sample.
+      cuts: number of cuts among which samples are dealt evenly; see ``deal``.
+    """
+    dealt = -(-events // cuts) + longest if cuts > 1 else events
+    return min(events, samples * longest, dealt)
 
 
-def unpack(packed: jax.Array, spans: Spans, longest: int, fill: float = 0) -> jax.Array:
-    """Inverts ``pack``, with ``fill`` where there is no event."""
-    place = places(spans, longest, len(packed))
-    with jax.enable_x64(packed.dtype.itemsize == 8):
-        return packed.at[place].get(mode="fill", fill_value=fill)
+def events_needed(length: jax.Array, cuts: int, longest: int) -> jax.Array:
+    """Returns the ``[]`` int32 events that a device must have room for, so that all of
+    them, and those of each cut, find room there; arguments as in ``events_of_cut``."""
+    needed = length.sum(dtype=jnp.int32)
+    if cuts == 1:
+        return needed
+    fullest = length.reshape(cuts, -1).sum(axis=1, dtype=jnp.int32).max()
+    return jnp.maximum(needed, (fullest - longest) * cuts)

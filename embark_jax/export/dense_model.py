@@ -12,12 +12,13 @@ from flax import nnx
 from jax.extend.core import Var
 
 from embark_jax import models
-from embark_jax.checkpoint.layout import array_name
+from embark_jax.checkpoint.arrays import array_name
 from embark_jax.config import ModelConfig
-from embark_jax.export.description import TOWERS
+from embark_jax.export.exported import CALL, TOWERS
 from embark_jax.models.interface import Masked
+from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_shapes
-from embark_jax.train.step_model import CALL, step_model
+from embark_jax.train.step_model import step_model
 
 
 class DenseModel:
@@ -31,6 +32,8 @@ class DenseModel:
     Attributes:
       arrays: shapes of the parameters and other variables that scoring reads.
       methods: the call, and towers if the model has them.
+      item, ranks_items: as in ``ExportedModel``; an ``item`` of a model of the user's
+        own is its attribute of that name.
       embedding_shapes: each feature's embedding shape per sample.
       lengths: number of places of each sequence.
     """
@@ -54,6 +57,11 @@ class DenseModel:
         )
         has_towers = all(callable(getattr(model, tower, None)) for tower in TOWERS)
         self.methods = (CALL, *TOWERS) if has_towers else (CALL,)
+        item = getattr(model, "item", None) if has_towers else None
+        is_alone = getattr(model, "item_features", (item,)) == (item,)
+        is_feature = isinstance(item, str) and item in self.embedding_shapes
+        self.item = item if is_feature and is_alone else None
+        self.ranks_items = isinstance(model, RetrievalModel)
         self._model = step_model(model)
         variables = self._model.params, self._model.state
         leaves, self._structure = jax.tree.flatten_with_path(variables)
@@ -80,7 +88,7 @@ class DenseModel:
         leaves = [arrays.get(name, leaf) for name, leaf in self._variables.items()]
         params, state = self._structure.unflatten(leaves)
         inputs: dict[str, Any] = dict(embeddings)
-        if self._model.masked:
+        if self._model.masked or self._model.packed:
             inputs |= {n: Masked(inputs[n], places) for n, places in valid.items()}
         return self._model.score(params, state, dense, inputs, method)
 

@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import ConfigError, nearest
-from embark_jax.config import items_of
 from embark_jax.data import Batch, BatchChecker, DataError, Jagged
-from embark_jax.export.description import (
+from embark_jax.export.exported import (
+    CALL,
     DENSE,
     FILE_NAME,
-    JAX,
-    ONNX,
     TOWERS,
-    read_description,
+    jax_file,
+    onnx_file,
+    read_exported,
     table_file,
 )
-from embark_jax.export.lookup import LookupTable, pooled, read_arrays
+from embark_jax.export.lookup import LookupTable, pooled
 from embark_jax.export.onnx_layers import BATCH, DenseLayers, onnx_layers
 from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES, FeatureSpec
 
@@ -59,7 +60,8 @@ class IdScorer:
       ranks_items: whether scores order items, and are no log odds.
 
     Attributes:
-      tables, step, towers, ranks_items: as given.
+      tables, step, ranks_items: as given.
+      dense_names: names of the columns of its dense input, for messages.
     """
 
     def __init__(
@@ -72,11 +74,10 @@ class IdScorer:
         towers: Towers | None = None,
         ranks_items: bool = False,
     ):
-        self.step, self.tables = step, tables
-        self.towers, self.ranks_items = towers, ranks_items
-        self._features, self._layers = tuple(features), layers
+        self.step, self.tables, self.ranks_items = step, tables, ranks_items
+        self._features, self._layers, self._towers = tuple(features), layers, towers
         self._table_names = {f.name: f.table for f in features}
-        self._dense_features = dense_features
+        self.dense_names = [f"column {number}" for number in range(dense_features)]
         ids = {name: table.ids for name, table in tables.items()}
         self._check = BatchChecker(self._features, ids, dense_features, tasks=0)
 
@@ -99,13 +100,7 @@ class IdScorer:
           DataError: if arrays are missing, unknown, or break these rules, or log odds
             are not finite.
         """
-        columns = [f"column {number}" for number in range(self._dense_features)]
-        return self.logits_of(Batch(dense, ids, np.empty(0), weights or {}), columns)
-
-    def logits_of(self, batch: Batch, columns: Sequence[str]) -> np.ndarray:
-        """Returns the same of a batch, whose labels do not count; ``columns`` are names
-        of its dense columns, for messages."""
-        return self._computed(batch, self._layers, columns)
+        return self.score(Batch(dense, ids, np.empty(0), weights or {}))
 
     def user_vectors(
         self,
@@ -121,13 +116,8 @@ class IdScorer:
           ConfigError: if the model does not rank items.
           DataError: as ``logits``.
         """
-        columns = [f"column {number}" for number in range(self._dense_features)]
         batch = Batch(dense, ids, np.empty(0), weights or {})
-        return self.user_vectors_of(batch, columns)
-
-    def user_vectors_of(self, batch: Batch, columns: Sequence[str]) -> np.ndarray:
-        """Returns the same of a batch; see ``logits_of``."""
-        return self._computed(batch, self._ranks().users, columns)
+        return self.score(batch, self.towers.users)
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of all rows of the item's table, or its keys, int64
@@ -137,27 +127,24 @@ class IdScorer:
         Raises:
           ConfigError: if the model does not rank items.
         """
-        towers = self._ranks()
-        table = self.table_of(towers.item)
-        rows, keys = table.rows, table.keys
-        blocks = [
-            towers.items(
-                np.zeros((len(block), self._dense_features), np.float32),
-                {towers.item: block},
-                {},
-            )
-            for block in (rows[i : i + BATCH] for i in range(0, len(rows), BATCH))
-        ]
-        return np.arange(len(rows)) if keys is None else keys, np.concatenate(blocks)
+        item, table = self.towers.item, self.table_of(self.towers.item)
+        ids = np.arange(len(table.rows)) if table.keys is None else table.keys
+
+        def vectors(some: np.ndarray) -> np.ndarray:
+            absent = {
+                f.name: np.full((len(some), f.hotness), PADDING_ID)
+                for f in self._features
+            }
+            dense = np.zeros((len(some), len(self.dense_names)), np.float32)
+            batch = Batch(dense, absent | {item: some[:, None]}, np.empty(0))
+            return self._computed(batch, self.towers.items)
+
+        starts = range(0, len(ids), BATCH)
+        return ids, np.concatenate([vectors(ids[i : i + BATCH]) for i in starts])
 
     def table_of(self, feature: str) -> LookupTable:
         """Returns the table that a feature reads."""
         return self.tables[self._table_names[feature]]
-
-    @property
-    def item(self) -> str:
-        """The item's feature; raises as ``item_vectors``."""
-        return self._ranks().item
 
     def ids_of_items(self, batch: Batch, feature: str) -> np.ndarray:
         """Returns the ids of a feature of items, ``[samples, hotness]``.
@@ -165,30 +152,39 @@ class IdScorer:
         Raises:
           DataError: if it is none.
         """
-        table = self._table_names[self.item]
-        of_items = [name for name, t in self._table_names.items() if t == table]
-        of_items = [name for name in of_items if name in batch.ids]
-        if feature not in of_items:
+        table = self._table_names[self.towers.item]
+        names = [n for n, t in self._table_names.items() if t == table]
+        names = [name for name in names if name in batch.ids]
+        if feature not in names:
             raise DataError(
-                f"{feature}: is no feature of items; {nearest(feature, of_items)}"
+                f"{feature}: is no feature of items; {nearest(feature, names)}"
             )
         return np.asarray(batch.ids[feature])
 
-    def _ranks(self) -> Towers:
-        """Returns the towers of a model that ranks items, by the item's id alone."""
-        if self.towers is None:
+    @property
+    def towers(self) -> Towers:
+        """What makes the vectors of a model that ranks items, by the item's id alone.
+
+        Raises:
+          ConfigError: if the model does not.
+        """
+        if self._towers is None:
             raise ConfigError(
                 "the model makes no vector of an item's id alone, as two_tower (of one "
-                "feature of the item) and next_item do: `embark predict` scores rows"
+                "feature of the item), next_item, and models of your own with an item "
+                "do: `embark predict` scores rows"
             )
-        return self.towers
+        return self._towers
 
-    def _computed(
-        self, batch: Batch, layers: DenseLayers, columns: Sequence[str]
-    ) -> np.ndarray:
-        """Returns what layers compute of a batch."""
+    def score(self, batch: Batch, layers: DenseLayers | None = None) -> np.ndarray:
+        """Returns what layers, such as ``towers.users``, compute of a batch, whose
+        labels do not count; by default logits.
+
+        Raises:
+          DataError: as ``logits``.
+        """
         count = len(batch.dense)
-        optional = {UNIFORM_NEGATIVES} | ({self.towers.item} if self.towers else set())
+        optional = {UNIFORM_NEGATIVES, self._towers.item if self._towers else None}
         absent = {
             f.name: np.full((count, f.hotness), PADDING_ID)
             for f in self._features
@@ -197,16 +193,18 @@ class IdScorer:
         batch = dataclasses.replace(
             batch, ids={**batch.ids, **absent}, labels=np.zeros(count, np.float32)
         )
-        batch = self._check(batch)
-        blocks = [
-            self._block(batch, layers, slice(start, start + BATCH))
-            for start in range(0, max(1, count), BATCH)
-        ]
-        results = np.concatenate(blocks)
-        _check_finite(batch, results, columns)
+        batch, layers = self._check(batch), layers or self._layers
+        starts = range(0, max(1, count), BATCH)
+        results = np.concatenate(
+            [self._computed(batch, layers, slice(i, i + BATCH)) for i in starts]
+        )
+        self._check_finite(batch, results)
         return results
 
-    def _block(self, batch: Batch, layers: DenseLayers, block: slice) -> np.ndarray:
+    def _computed(
+        self, batch: Batch, layers: DenseLayers, block: slice = slice(None)
+    ) -> np.ndarray:
+        """Returns what layers compute of a block of samples."""
         embeddings: dict[str, np.ndarray] = {}
         valid: dict[str, np.ndarray] = {}
         for f in self._features:
@@ -217,22 +215,22 @@ class IdScorer:
                 valid[f.name] = ids != PADDING_ID
         return layers(batch.dense[block], embeddings, valid)
 
-
-def _check_finite(batch: Batch, logits: np.ndarray, columns: Sequence[str]) -> None:
-    """Raises ``DataError`` for the first sample whose score is not finite, and names
-    its largest number, which is the likely cause."""
-    bad = ~np.isfinite(logits).all(axis=tuple(range(1, logits.ndim)))
-    if not bad.any():
-        return
-    sample, largest = int(bad.argmax()), ""
-    if columns:
-        numbers = batch.dense[sample]
-        column = int(np.abs(numbers).argmax())
-        largest = f"; its largest number is {numbers[column]:g}, of {columns[column]}"
-    raise DataError(
-        f"{batch.locate(sample)}: the score is {logits[sample]}, must be finite"
-        f"{largest} ({int(bad.sum())} such samples)"
-    )
+    def _check_finite(self, batch: Batch, scores: np.ndarray) -> None:
+        """Raises ``DataError`` for the first sample whose score is not finite, and
+        names its largest number, which is the likely cause."""
+        bad = ~np.isfinite(scores).all(axis=tuple(range(1, scores.ndim)))
+        if not bad.any():
+            return
+        sample, largest = int(bad.argmax()), ""
+        if self.dense_names:
+            numbers = batch.dense[sample]
+            column = int(np.abs(numbers).argmax())
+            name = self.dense_names[column]
+            largest = f"; its largest number is {numbers[column]:g}, of {name}"
+        raise DataError(
+            f"{batch.locate(sample)}: the score is {scores[sample]}, must be finite"
+            f"{largest} ({int(bad.sum())} such samples)"
+        )
 
 
 def load_id_scorer(
@@ -255,53 +253,53 @@ def load_id_scorer(
       ExportError: if onnxruntime is not installed.
     """
     files = files_of(folder)
-    if not (files / FILE_NAME).exists():
-        from embark_jax.export.jax_layers import jax_layers
-        from embark_jax.export.trained import TrainedModel
-
-        model = TrainedModel(folder, step, trust_code)
-        towers, items = None, items_of(model.run.config.model.model_dump())
-        if len(items) == 1:
-            users, of_items = (
-                jax_layers(functools.partial(model.dense, method=tower), model.params)
-                for tower in TOWERS
+    if (files / FILE_NAME).exists():
+        if step is not None:
+            raise ConfigError(
+                f"{folder}: is an export, which has one step: leave out --step"
             )
-            towers = Towers(items[0], users, of_items)
-        return IdScorer(
-            model.features,
-            model.dense_features,
-            {table.name: model.table(table) for table in model.tables},
-            jax_layers(model.dense, model.params),
-            model.step,
-            towers,
-            ranks_items=bool(items),
-        )
-    if step is not None:
-        raise ConfigError(
-            f"{folder}: is an export, which has one step: leave out --step"
-        )
-    description = read_description(files)
-    if ONNX in {file.file for file in description.files}:
-        layers = onnx_layers(files / ONNX)
-    else:
+        return _exported_scorer(files)
+    from embark_jax.export.jax_layers import jax_layers
+    from embark_jax.export.trained import TrainedModel
+
+    model = TrainedModel(folder, step, trust_code)
+    dense = model.dense
+
+    def layers(method: str) -> DenseLayers:
+        return jax_layers(functools.partial(dense, method=method), model.params)
+
+    return IdScorer(
+        model.features,
+        model.dense_features,
+        {table.name: model.table(table) for table in model.tables},
+        layers(CALL),
+        model.step,
+        dense.item and Towers(dense.item, *map(layers, TOWERS)),
+        dense.ranks_items,
+    )
+
+
+def _exported_scorer(files: Path) -> IdScorer:
+    """Loads the model of an export."""
+    model = read_exported(files)
+    listed = {file.file for file in model.files}
+
+    def layers(method: str) -> DenseLayers:
+        if onnx_file(method) in listed:
+            return onnx_layers(files / onnx_file(method))
         from embark_jax.export.jax_layers import jax_layers, read_serialized
 
-        layers = jax_layers(read_serialized(files / JAX), read_arrays(files / DENSE))
-    towers, paths = None, [files / f"{tower}.onnx" for tower in TOWERS]
-    items = items_of(description.model)
-    if len(items) == 1 and all(path.exists() for path in paths):
-        towers = Towers(items[0], *map(onnx_layers, paths))
+        call = read_serialized(files / jax_file(method))
+        return jax_layers(call, load_file(files / DENSE))
+
     return IdScorer(
-        description.feature_specs(),
-        description.dense_features,
-        {
-            name: LookupTable.read(files / table_file(name), table)
-            for name, table in description.tables.items()
-        },
-        layers,
-        description.step,
-        towers,
-        ranks_items=bool(items),
+        model.feature_specs(),
+        model.dense_features,
+        {name: LookupTable.read(files / table_file(name)) for name in model.tables},
+        layers(CALL),
+        model.step,
+        model.item and Towers(model.item, *map(layers, TOWERS)),
+        model.ranks_items,
     )
 
 

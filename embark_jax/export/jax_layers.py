@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from jax import export
 
 from embark_jax.export.dense_model import DenseModel
-from embark_jax.export.description import JAX, MEND, ExportError
+from embark_jax.export.exported import CALL, REMEDY, ExportError, jax_file
 from embark_jax.export.onnx_layers import BATCH, Arrays, DenseLayers
 from embark_jax.train.step import MATMUL_PRECISION
 
@@ -43,21 +44,22 @@ def jax_layers(model: Callable[..., jax.Array], params: Arrays) -> DenseLayers:
     return layers
 
 
-def serialized(model: DenseModel) -> bytes:
-    """Serializes ``(params, dense, embeddings, valid) -> logits`` by ``jax.export``,
-    for any batch size, on CPU and CUDA.
+def serialized(model: DenseModel, method: str = CALL) -> bytes:
+    """Serializes ``(params, dense, embeddings, valid) -> logits``, or vectors of a
+    tower, by ``jax.export``, for any batch size, on CPU and CUDA.
 
     Raises:
       ExportError: if an operation has no serialized form.
     """
     shapes = model.shapes(export.symbolic_shape("batch")[0])
-    exported = export.export(jax.jit(model), platforms=PLATFORMS)
+    call = jax.jit(functools.partial(model, method=method))
+    exported = export.export(call, platforms=PLATFORMS)
     try:
         return bytes(exported(model.arrays, *shapes).serialize())
     except Exception as error:  # of any class: there are shapes, effects, platforms
         raise ExportError(
-            f"{JAX}: jax.export cannot serialize it: {error}; compute it otherwise, or "
-            "score with the run itself"
+            f"{jax_file(method)}: jax.export cannot serialize it: {error}; compute it "
+            "otherwise, or score with the run itself"
         ) from error
 
 
@@ -65,23 +67,12 @@ def read_serialized(path: Path) -> Callable[..., jax.Array]:
     """Reads what ``serialized`` made.
 
     Raises:
-      ExportError: if it is something else; the function, if arrays have other shapes
-        than those of the model.
+      ExportError: if this version of JAX does not take it.
     """
-
-    def refused(error: Exception) -> ExportError:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        return ExportError(f"{path}: jax.export does not take it ({first}); {MEND}")
-
     try:
-        call = export.deserialize(bytearray(path.read_bytes())).call
+        return export.deserialize(bytearray(path.read_bytes())).call
     except Exception as error:  # of any class, as bytes make flatbuffers fail
-        raise refused(error) from error
-
-    def layers(*arrays):
-        try:
-            return call(*arrays)
-        except (TypeError, ValueError) as error:  # of other shapes than it was made for
-            raise refused(error) from error
-
-    return layers
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise ExportError(
+            f"{path}: jax.export does not take it ({first}); {REMEDY}"
+        ) from error

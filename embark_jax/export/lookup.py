@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from embark_jax.export.description import MEND, ExportedTable, ExportError
 from embark_jax.plans.options import Pooling
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID
 
@@ -52,32 +50,10 @@ class LookupTable:
         )
 
     @classmethod
-    def read(cls, path: Path, table: ExportedTable) -> LookupTable:
-        """Reads what ``write`` wrote.
-
-        Raises:
-          ExportError: if the file has other arrays than those of such a table.
-        """
-        arrays, count = read_arrays(path), table.rows
-        expected: dict[str, tuple[str, tuple[int, ...]]] = {}
-        if count is None:
-            count = np.size(arrays.get("rows", ())) // table.dim
-            expected["keys"] = "int64", (count,)
-        expected["rows"] = "float32", (count, table.dim)
-        for name, (dtype, shape) in expected.items():
-            found = arrays.get(name)
-            actual = (
-                "missing" if found is None else f"{found.dtype} {list(found.shape)}"
-            )
-            if actual != f"{dtype} {list(shape)}":
-                raise ExportError(
-                    f"{path}: array {name!r} is {actual}, must be {dtype} "
-                    f"{list(shape)}; {MEND}"
-                )
-        keys = arrays["keys"] if table.rows is None else None
-        if keys is not None and not (keys[1:] > keys[:-1]).all():
-            raise ExportError(f"{path}: keys must be ascending")
-        return cls(arrays["rows"], keys)
+    def read(cls, path: Path) -> LookupTable:
+        """Reads what ``write`` wrote."""
+        arrays = load_file(path)
+        return cls(arrays["rows"], arrays.get("keys"))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -86,20 +62,6 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     mode = path.stat().st_mode
     save_file({name: np.asarray(a, order="C") for name, a in arrays.items()}, path)
     path.chmod(mode)  # the library makes the file readable to its owner only
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of a safetensors file.
-
-    Raises:
-      ExportError: if the file is no such file, or arrays reach beyond it.
-    """
-    try:
-        return load_file(path)
-    except (SafetensorError, KeyError) as error:  # KeyError: of numbers NumPy lacks
-        raise ExportError(
-            f"{path}: safetensors does not take it ({error}); {MEND}"
-        ) from None
 
 
 def pooled(

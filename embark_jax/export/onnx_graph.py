@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from embark_jax.export.dense_model import DenseModel
-from embark_jax.export.description import ONNX, ExportError
+from embark_jax.export.exported import CALL, ExportError, onnx_file
 from embark_jax.export.onnx_layers import EMBEDDING, EXTRA, VALID, Arrays, onnx_layers
 from embark_jax.train.step import MATMUL_PRECISION
-from embark_jax.train.step_model import CALL
 
 OTHERWISE = "or leave the graph out with --no-onnx: dense.jax takes any model"
 SAMPLES = 3
@@ -33,7 +32,8 @@ def require_jax2onnx() -> None:
         import onnxruntime as onnxruntime
     except ImportError as error:
         raise ExportError(
-            f"{ONNX}: {error.name} is needed to write it; {EXTRA}, {OTHERWISE}"
+            f"{onnx_file(CALL)}: {error.name} is needed to write it; {EXTRA}, "
+            f"{OTHERWISE}"
         ) from None
 
 
@@ -56,7 +56,7 @@ def write_graphs(folder: Path, model: DenseModel, arrays: Arrays) -> None:
     """
     model = model.in_float32()  # onnxruntime has few operations in bfloat16 on CPUs
     for method in model.methods:
-        path = folder / (ONNX if method == CALL else f"{method}.onnx")
+        path = folder / onnx_file(method)
         path.write_bytes(_graph(path, model, method, arrays))
         _compare(path, model, method, arrays)
 

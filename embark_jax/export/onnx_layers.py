@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embark_jax.export.description import MEND, ExportError
+from embark_jax.export.exported import REMEDY, ExportError
 
 Arrays = Mapping[str, np.ndarray]
 DenseLayers = Callable[[np.ndarray, Arrays, Arrays], np.ndarray]
@@ -49,7 +49,7 @@ def onnx_layers(path: Path) -> DenseLayers:
         )
     except Exception as error:  # onnxruntime's errors have no class of their own
         raise ExportError(
-            f"{path}: onnxruntime does not take it ({error}); {MEND}"
+            f"{path}: onnxruntime does not take it ({error}); {REMEDY}"
         ) from error
     names = [graph_input.name for graph_input in session.get_inputs()]
 
@@ -57,12 +57,7 @@ def onnx_layers(path: Path) -> DenseLayers:
         inputs = {EMBEDDING + name: array for name, array in embeddings.items()}
         inputs |= {VALID + name: array for name, array in valid.items()}
         inputs["dense"] = dense
-        try:
-            (results,) = session.run(None, {name: inputs.get(name) for name in names})
-        except Exception as error:  # of shapes or names that are not the graph's
-            raise ExportError(
-                f"{path}: onnxruntime cannot compute it ({error}); {MEND}"
-            ) from error
+        (results,) = session.run(None, {name: inputs.get(name) for name in names})
         return np.asarray(results)
 
     return layers

@@ -45,11 +45,12 @@ class Scorer:
         self.tasks, self.step = rows.labels, model.step
         self.ranks_items = model.ranks_items
         self._rows, self._model = rows, model
+        model.dense_names = rows.dense
 
     @property
     def item(self) -> str:
         """The item's feature; raises as ``item_vectors``."""
-        return self._model.item
+        return self._model.towers.item
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns probabilities of label 1, float64 ``[rows]`` in the order of the
@@ -109,9 +110,9 @@ class Scorer:
     def _items(self) -> tuple[dict[int, Any], np.ndarray, np.ndarray]:
         """The values of items by id, and the ids and vectors in the same order."""
         ids, vectors = self._model.item_vectors()
-        of_values, values = self._rows.values(self._model.item)
-        known = np.isin(ids, of_values)
-        value_of = dict(zip(of_values.tolist(), values, strict=True))
+        known_ids, values = self._rows.values(self.item)
+        known = np.isin(ids, known_ids)
+        value_of = dict(zip(known_ids.tolist(), values, strict=True))
         by_id = {i: value_of[i] for i in ids[known].tolist()}
         return by_id, ids[known], vectors[known]
 
@@ -171,13 +172,13 @@ class Scorer:
         flat = [value for values in lists for value in values]
         if flat:
             mask = np.arange(ids.shape[1]) < np.array(lengths)[:, None]
-            ids[mask] = self._rows.ids(self._model.item, flat)
+            ids[mask] = self._rows.ids(self.item, flat)
         return ids
 
     def _users(self, rows: Any) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yields vectors of users, and their batch."""
-        for batch, _ in self._rows.batches(rows, [self._model.item]):
-            yield self._model.user_vectors_of(batch, self._rows.dense), batch
+        for batch, _ in self._rows.batches(rows, [self.item]):
+            yield self._model.score(batch, self._model.towers.users), batch
 
     def vectors(
         self, feature: str, values: Sequence[Any]
@@ -209,7 +210,7 @@ class Scorer:
         for batch, has_labels in self._rows.batches(rows):
             batches.append((batch, has_labels))
             if len(batch):
-                logits.append(self._model.logits_of(batch, self._rows.dense))
+                logits.append(self._model.score(batch))
         return np.concatenate(logits), batches
 
     def kept(self, rows: str | Path, names: Sequence[str]) -> pa.Table:

@@ -9,7 +9,7 @@ from os import PathLike
 import numpy as np
 
 from embark_jax.cache.stored_rows import KEY, NO_ROW, USED
-from embark_jax.checkpoint.reading import extents, in_threads
+from embark_jax.checkpoint.reading import in_threads, row_chunks
 from embark_jax.config import trusted
 from embark_jax.export.dense_model import DenseModel
 from embark_jax.export.lookup import LookupTable
@@ -44,16 +44,16 @@ class TrainedModel:
         model = self.run.config.model
         trusted(self.run.folder, model.kind, trust_code)
         self._saved = self.run.checkpoint()
-        description = self._saved.description
-        self.step = description.step
-        self.dense_features: int = description.identity["dense_features"]
-        plan = Plan.from_json(json.dumps(description.plan))
+        contents = self._saved.contents
+        self.step = contents.step
+        self.dense_features: int = contents.identity["dense_features"]
+        plan = Plan.from_json(json.dumps(contents.plan))
         self.tables, self.features = plan.tables, plan.features
         self.dense = DenseModel(model, self.tables, self.features, self.dense_features)
         # By dotted path in the model, such as "top.layers.0.w".
         names = {
             name.partition(".")[2]: name
-            for name in description.arrays
+            for name in contents.arrays
             if name.startswith(("params.", "model_state."))
         }
         with undamaged(self._saved.folder):
@@ -77,7 +77,7 @@ class TrainedModel:
 
     def _read(self, table: TableSpec, array: str, dtype: type, width: int):
         """Returns what arrays of storages have of all rows, or slots, of a table."""
-        count = self._saved.description.table_rows[table.name]
+        count = self._saved.contents.table_rows[table.name]
         rows = np.empty((count, width), dtype)
 
         def read(numbers: range) -> None:
@@ -85,6 +85,6 @@ class TrainedModel:
             part[:] = self._saved.rows(table.name, array, numbers, range(width))
 
         with undamaged(self._saved.folder):
-            for _ in in_threads(read, extents(count, rows.itemsize * width)):
+            for _ in in_threads(read, row_chunks(count, rows.itemsize * width)):
                 pass
         return rows

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from embark_jax._base.bucket_copy import written
-from embark_jax._base.storage import file_system_or_bucket
+from embark_jax._base.object_store import file_system_or_bucket
 from embark_jax.data.encoding import copy_encoding
 from embark_jax.data.hashed_file import HashedFile
-from embark_jax.export.description import (
+from embark_jax.export.exported import (
     DENSE,
     FILE_NAME,
-    JAX,
-    Description,
     ExportedFeature,
+    ExportedModel,
     ExportedTable,
+    jax_file,
     table_file,
 )
 from embark_jax.export.jax_layers import serialized
@@ -40,9 +40,9 @@ def export_run(
     in ascending order. ``dense.safetensors`` holds the other parameters by dotted path.
     ``model.onnx`` is the graph of the dense layers with these parameters, from
     embeddings to logits; ``dense.jax`` is the same, as ``jax.export`` serializes it,
-    with the parameters as arguments. ``model.json`` describes all, with the checksum of
-    every file, and is written last, so that an export that has it is complete. Nothing
-    of an export is code of the user's own.
+    with the parameters as arguments. Towers have files of their names. ``model.json``
+    describes all, with the checksum of every file, and is written last, so that an
+    export that has it is complete. Nothing of an export is code of the user's own.
 
     One table at a time is in host memory; a dynamic one, twice. Neither mesh nor data
     are needed.
@@ -76,14 +76,17 @@ def export_run(
         write_arrays(folder / DENSE, model.params)
         if onnx:
             write_graphs(folder, model.dense, model.params)
-        (folder / JAX).write_bytes(serialized(model.dense))
+        for method in model.dense.methods:
+            (folder / jax_file(method)).write_bytes(serialized(model.dense, method))
         copy_encoding(model.run.folder, folder)
         for table in progress(model.tables):
             model.table(table).write(folder / table_file(table.name))
-        Description(
+        ExportedModel(
             name=model.run.config.name,
             step=model.step,
             model=model.run.config.model.model_dump(mode="json"),
+            item=model.dense.item,
+            ranks_items=model.dense.ranks_items,
             dense_features=model.dense_features,
             features={f.name: ExportedFeature(**f.reading) for f in model.features},
             tables={

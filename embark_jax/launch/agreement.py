@@ -40,7 +40,12 @@ def tell_all(value: Any, topic: str = "checkpoint") -> list[Any]:
     return values
 
 
-def of_process_0(value: Any) -> Any:
+def processes_of_run() -> int:
+    """Returns the number of processes, also before JAX has devices."""
+    return distributed.global_state.num_processes
+
+
+def from_process_0(value: Any) -> Any:
     """Returns, in all processes, the JSON-like value that process 0 gave."""
     first = jax.process_index() == 0
     return tell_all(value if first else None, "process 0")[0]
@@ -48,5 +53,5 @@ def of_process_0(value: Any) -> Any:
 
 def total(counts: Mapping[str, int]) -> dict[str, int]:
     """Sums counts with the same names over all processes."""
-    of_processes = tell_all(dict(counts), "counts")
-    return {name: sum(own[name] for own in of_processes) for name in counts}
+    all_counts = tell_all(dict(counts), "counts")
+    return {name: sum(each[name] for each in all_counts) for name in counts}

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 
 import jax
-from jax._src import distributed  # JAX has no public name for its service
 
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError
 from embark_jax._base.errors import UserError
 from embark_jax.config import ExperimentConfig
-from embark_jax.launch.agreement import of_process_0
+from embark_jax.launch.agreement import from_process_0, processes_of_run
 from embark_jax.launch.one_host import LOST, exit_status
 
 HEARTBEAT_S = 30
@@ -81,7 +80,7 @@ def join(
             "span them all"
         )
     own = config.model_dump(mode="json")
-    if conflicts := differences(of_process_0(own), own, "for process 0"):
+    if conflicts := differences(from_process_0(own), own, "for process 0"):
         raise ConfigError(
             "\n".join(["all processes must have one config:", *conflicts])
         )
@@ -91,7 +90,7 @@ def make_host_devices(devices: int) -> None:
     """Makes this process's share of a mesh of CPU devices. Other platforms stay as they
     are, and so does a process that has used JAX already."""
     if devices > 1:
-        share = max(1, devices // distributed.global_state.num_processes)
+        share = max(1, devices // processes_of_run())
         with contextlib.suppress(RuntimeError):  # JAX was used already
             jax.config.update("jax_num_cpu_devices", share)
 

@@ -13,6 +13,8 @@ from embark_jax.models.function import FunctionModel as FunctionModel
 from embark_jax.models.function import ModelWithLoss as ModelWithLoss
 from embark_jax.models.interface import Masked as Masked
 from embark_jax.models.interface import MaskedModel as MaskedModel
+from embark_jax.models.interface import Packed as Packed
+from embark_jax.models.interface import PackedModel as PackedModel
 
 _CLASSES = {path.partition(":")[2]: path for path in MODELS.values()}
 

@@ -13,6 +13,7 @@ from embark_jax.config import call_named
 from embark_jax.config.models import (
     MODELS,
     ModelConfig,
+    NoModelConfig,
     OwnModelConfig,
     negatives_of,
 )
@@ -42,6 +43,11 @@ def build(
     """
     if isinstance(config, OwnModelConfig):
         return _own(config, embedding_shapes, dense_features, rngs)
+    if isinstance(config, NoModelConfig):
+        raise ValueError(
+            f"kind is {config.kind!r}: tables alone can be planned and simulated; "
+            "choose a model, such as model.kind=dlrm_dcnv2"
+        )
     model = pkgutil.resolve_name(MODELS[config.kind])
     arguments = config.model_dump(exclude={"kind"})
     if negatives := negatives_of(config):

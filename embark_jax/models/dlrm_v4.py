@@ -7,21 +7,20 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.typing import DTypeLike
 from pydantic import Field, PositiveInt
 
+from embark_jax.models.events import Sequences
 from embark_jax.models.interface import (
     Embeddings,
-    MaskedModel,
+    PackedModel,
     Shapes,
     check_embeddings,
     history_length,
-    unmasked,
 )
 from embark_jax.models.layers import Linear
 from embark_jax.models.options import ComputeDtype, Dropout, Features, History, Layers
-from embark_jax.models.sequence import STU, apply_layers, project
+from embark_jax.models.sequence import STU, project
 
 
 class NormedMLP(nnx.Module):
@@ -45,14 +44,14 @@ class NormedMLP(nnx.Module):
         self.norm = nnx.LayerNorm(outputs, rngs=rngs) if normed else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        apply = project if x.ndim == 3 else lambda layer, x: layer(x)
-        hidden = apply(self.inner, x)
-        hidden = hidden * nnx.sigmoid(self.inner_norm(hidden))
-        outer = apply(self.outer, hidden)
+        hidden = project(self.inner.rounded, x)
+        wide = hidden.astype(jnp.float32)
+        hidden = (wide * nnx.sigmoid(self.inner_norm(wide))).astype(hidden.dtype)
+        outer = project(self.outer.rounded, hidden).astype(jnp.float32)
         return outer if self.norm is None else self.norm(outer)
 
 
-class DLRMv4(MaskedModel):
+class DLRMv4(PackedModel):
     """The model of MLPerf Training's DLRMv4 benchmark.
 
     A sequence begins with an event of each feature of the context; then come the events
@@ -163,32 +162,29 @@ class DLRMv4(MaskedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        embeddings, events_at = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)
-        whole = {
-            name: jnp.concatenate([embeddings[name], embeddings[now][:, None]], axis=1)
+        sequences = Sequences(
+            embeddings[self.content], context=len(self.context), candidate=True
+        )
+        rows = {
+            name: sequences.rows(embeddings[name], embeddings[now])
             for name, now in self.history
         }
-        events = self.content_mlp(whole[self.content])
+        x = self.content_mlp(rows[self.content])
         if self.others_mlp is not None:
-            others = jnp.concatenate([whole[name] for name in self.others], axis=-1)
-            events = events + self.others_mlp(others)
+            others = jnp.concatenate([rows[name] for name in self.others], axis=-1)
+            x = x + self.others_mlp(others)
         pairs = zip(self.context, self.context_projections, strict=True)
-        context = [layer(embeddings[name])[:, None] for name, layer in pairs]
-        x = jnp.concatenate([*context, events], axis=1)
-        has_event = events_at[self.content]
-        always = jnp.ones_like(has_event[:, :1])
-        valid = jnp.concatenate([*[always for _ in context], has_event, always], axis=1)
-        # Padding lies between the last event and the candidate, and has no place.
-        position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
+        if context := [layer(embeddings[name]) for name, layer in pairs]:
+            x = sequences.with_context(x, jnp.stack(context, axis=1))
         x = x * x.shape[-1] ** 0.5
-        vectors = jnp.asarray(self.position_vectors[...])
-        x = x + vectors[position[:, -1:] - position]
+        x = x + jnp.asarray(self.position_vectors[...])[sequences.distance]
         for name in self.encodings:
-            x = x + jnp.pad(whole[name], ((0, 0), (len(context), 0), (0, 0)))
+            x = x + rows[name]
         x = self.input_dropout(x) if self.input_dropout else x
-        x = apply_layers(self.layers, x, position, valid)
-        user = self.combine(jnp.concatenate([x[:, -1], dense], axis=-1))
+        for layer in self.layers:
+            x = layer(x, sequences)
+        user = self.combine(jnp.concatenate([sequences.last(x), dense], axis=-1))
         now = dict(self.history)
         names = (self.content, *self.others)
         rows = jnp.concatenate([embeddings[now[name]] for name in names], axis=-1)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from pydantic import PositiveInt
 
+from embark_jax.models.events import Sequences
 from embark_jax.models.interface import (
     Embeddings,
-    MaskedModel,
+    PackedModel,
     Shapes,
     check_embeddings,
     history_length,
-    unmasked,
 )
 from embark_jax.models.layers import MLP, Linear
 from embark_jax.models.options import (
@@ -30,7 +30,7 @@ from embark_jax.models.options import (
 from embark_jax.models.sequence import SequenceEncoder, project
 
 
-class HSTU(MaskedModel):
+class HSTU(PackedModel):
     """Hierarchical sequential transduction units over context, history and candidate.
 
     A sequence begins with one event of the context, which is the sum of projections of
@@ -103,7 +103,6 @@ class HSTU(MaskedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        embeddings, events_at = unmasked(embeddings)
         check_embeddings(embeddings, self.shapes)
         start = jnp.broadcast_to(
             self.start[...], (dense.shape[0], len(self.start[...]))
@@ -112,16 +111,16 @@ class HSTU(MaskedModel):
             start = start + layer(embeddings[name])
         if self.dense is not None:
             start = start + self.dense(dense)
-        layers = zip(self.history, self.event_projections, strict=True)
-        past, candidate = jnp.zeros(()), jnp.zeros(())
-        for (name, now), layer in layers:
-            past = past + project(layer, embeddings[name])
-            candidate = candidate + layer(embeddings[now])
-        held = events_at[self.history[0][0]]
-        events = jnp.concatenate([start[:, None], past, candidate[:, None]], axis=1)
-        one = jnp.ones_like(held[:, :1])
-        valid = jnp.concatenate([one, held, one], axis=1)
-        # Padding lies between the last event and the candidate, and has no place.
-        position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
-        seen = self.encoder(events, position, valid)
-        return self.top(seen[:, -1])[:, 0]
+        history = embeddings[self.history[0][0]]
+        sequences = Sequences(history, context=1, candidate=True)
+        pairs = zip(self.history, self.event_projections, strict=True)
+        events = functools.reduce(
+            jnp.add,
+            (
+                project(layer, sequences.rows(embeddings[name], embeddings[now]))
+                for (name, now), layer in pairs
+            ),
+        )
+        events = sequences.with_context(events, start[:, None])
+        seen = self.encoder(events, sequences)
+        return self.top(sequences.last(seen))[:, 0]

@@ -8,19 +8,25 @@ random streams ``params`` and ``dropout``. Features are taken sorted by name. It
 
 It is called as ``model(dense, embeddings)`` with ``dense`` ``[batch, dense_features]``
 float32 and ``embeddings`` ``{feature: [batch, *shape]}`` in any order; models that read
-histories also take ``models.Masked`` ones, and all places of others are events. It
-returns logits ``[batch]`` float32, or ``[batch, tasks]`` if a sample has several
-labels, and raises ``ValueError`` if a feature is missing, unknown or of another shape.
+histories also take ``models.Masked`` ones, and some ``models.Packed`` ones; all places
+of others are events. It returns logits ``[batch]`` float32, or ``[batch, tasks]`` if a
+sample has several labels, and raises ``ValueError`` if a feature is missing, unknown or
+of another shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from embark_kernels.packing import unpack
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from embark_jax.plans.tables import PADDING_ID
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Each feature's embedding shape per sample."""
@@ -45,6 +51,74 @@ class MaskedModel(nnx.Module):
     has no mask, all places hold an event."""
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """The embeddings of a packed sequence: on each device the events of its samples,
+    one after the other, and room for others.
+
+    Attributes:
+      values: ``[total, dim]``.
+      ids: ``[total]`` int32 or int64; -1 where there is no event.
+      begin: ``[batch]`` int32 place that the first event of each sample would have in a
+        padded sequence.
+      length: ``[batch]`` int32 places from there to the last event.
+      first: ``[batch]`` int32 index of the first event among those of its device.
+      longest: number of places of a padded sequence.
+      mesh: mesh of the devices, if they are several.
+    """
+
+    values: jax.Array
+    ids: jax.Array
+    begin: jax.Array
+    length: jax.Array
+    first: jax.Array
+    longest: int = dataclasses.field(metadata={"static": True})
+    mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def padded(self) -> Masked:
+        """Returns the sequence with padding."""
+
+        def pad(values, ids, begin, length, first):
+            spans = begin, length, first
+            values, ids = (unpack(x, self.longest, *spans) for x in (values, ids))
+            with jax.enable_x64(ids.dtype.itemsize == 8):
+                return values, ids != PADDING_ID
+
+        arrays = self.values, self.ids, self.begin, self.length, self.first
+        return Masked(*on_devices(self.mesh, pad)(*arrays))
+
+
+class PackedModel(nnx.Module):
+    """A Flax module whose embeddings of sequences are ``Packed``; it takes ``Masked``
+    ones and arrays as ``MaskedModel`` does."""
+
+
+Embedding = jax.Array | Masked | Packed
+"""The embeddings of a sequence."""
+
+
+def on_devices(mesh: Mesh | None, function: Callable, everywhere: int = 0) -> Callable:
+    """Turns a function of one device's samples and events into one of whole arrays;
+    without a mesh it is that already. The last arguments, so many, are the same on all
+    devices."""
+    if mesh is None:
+        return function
+    by_device = PartitionSpec(mesh.axis_names)
+
+    def mapped(*arrays):
+        specs = [by_device] * (len(arrays) - everywhere)
+        return jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=(*specs, *[PartitionSpec()] * everywhere),
+            out_specs=by_device,
+            check_vma=False,
+        )(*arrays)
+
+    return mapped
+
+
 def unmasked(
     embeddings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
@@ -52,6 +126,8 @@ def unmasked(
     event."""
     arrays, valid = dict(embeddings), {}
     for name, embedding in embeddings.items():
+        if isinstance(embedding, Packed):
+            embedding = embedding.padded()
         if isinstance(embedding, Masked):
             arrays[name], valid[name] = embedding
         elif embedding.ndim == 3:
@@ -172,7 +248,7 @@ def check_embeddings(
       shapes: each feature's shape per sample.
     """
     expected = {name: _batch_of(shape) for name, shape in shapes}
-    actual = {name: _batch_of(array.shape[1:]) for name, array in embeddings.items()}
+    actual = {name: _batch_of(_shape(array)) for name, array in embeddings.items()}
     wrong = [
         f"feature {name!r} is {actual.get(name, 'missing')}, "
         f"must be {expected.get(name, 'absent: the model was built without it')}"
@@ -181,6 +257,13 @@ def check_embeddings(
     ]
     if wrong:
         raise ValueError("; ".join(wrong))
+
+
+def _shape(embedding: Any) -> tuple[int, ...]:
+    """Returns the shape of an embedding of a sample."""
+    if isinstance(embedding, Packed):
+        return embedding.longest, embedding.values.shape[1]
+    return getattr(embedding, "values", embedding).shape[1:]
 
 
 def _batch_of(shape: Sequence[int]) -> str:

@@ -112,6 +112,23 @@ _made_once = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
 _made_once.defvjp(lambda x, dtype: (_as_held(x, dtype), None), _made_once_backward)
 
 
+@jax.custom_vjp
+def _linear(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns ``x @ w + b`` in the dtype of ``x``; sums, and gradients of the float32
+    ``w`` and ``b``, are float32."""
+    return (_contract(x, w.astype(x.dtype), 1, 0) + b[None]).astype(x.dtype)
+
+
+def _linear_backward(operands, gradient):
+    x, w = operands
+    x_gradient = _contract(gradient, w.astype(x.dtype), 1, 1).astype(x.dtype)
+    b_gradient = gradient.sum(axis=0, dtype=jnp.float32)
+    return x_gradient, _contract(x, gradient, 0, 0), b_gradient
+
+
+_linear.defvjp(lambda x, w, b: (_linear(x, w, b), (x, w)), _linear_backward)
+
+
 class Linear(nnx.Module):
     """``x @ w + b``, from ``[batch, inputs]`` to ``[batch, outputs]``, both float32.
 
@@ -147,6 +164,14 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return matmul(x, self.w[...], self.compute_dtype) + self.b[...][None]
+
+    def rounded(self, x: jax.Array) -> jax.Array:
+        """Returns the same in ``compute_dtype``: the only arrays of its outputs, and of
+        their gradients, are of that type. Sums are float32."""
+        if self.compute_dtype == jnp.float32:
+            return self(x)
+        x = x.astype(self.compute_dtype)
+        return _linear(x, self.w[...], self.b[...])
 
 
 class MLP(nnx.Module):

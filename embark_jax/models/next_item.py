@@ -7,30 +7,29 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from embark_jax.models.events import Sequences
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import (
     Embeddings,
-    MaskedModel,
+    PackedModel,
     Shapes,
     check_history,
-    unmasked,
 )
 from embark_jax.models.layers import Linear, unit
 from embark_jax.models.options import ComputeDtype, Dropout, History, Layers
 from embark_jax.models.retrieval import (
     Queries,
     RetrievalModel,
+    one_each,
     wide,
     without_negatives,
 )
 from embark_jax.models.sequence import SequenceEncoder
-from embark_jax.plans.tables import PADDING_ID
 
 
-class NextItem(RetrievalModel, MaskedModel):
+class NextItem(RetrievalModel, PackedModel):
     """SASRec (https://arxiv.org/abs/1808.09781) or HSTU (https://arxiv.org/abs/2402.17152)
     over the items of a history, trained by a softmax over sampled items.
 
@@ -106,45 +105,54 @@ class NextItem(RetrievalModel, MaskedModel):
         )
 
     def users(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
-        seen, position, valid = self._encoded(dense, embeddings)
-        is_last = valid & (position == position[:, -1:])
-        return unit(jnp.sum(jnp.where(is_last[..., None], seen, 0), axis=1))
+        seen, sequences = self._encoded(dense, embeddings)
+        return unit(sequences.last(seen))
 
     def items(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         return unit(embeddings[self.item])
 
     def queries(self, embeddings: Embeddings, batch: Samples) -> Queries:
-        arrays, _ = unmasked(embeddings)
-        items, ids = arrays[self.item][:, None], batch.ids[self.item]
+        items, ids = embeddings[self.item], batch.ids[self.item]
         if not self.every_position:
-            users = self.users(batch.dense, embeddings)[:, None]
-            return Queries(users, unit(items), ids, batch.labels[:, None])
-        past_ids = batch.ids[self.history]
-        seen, _, valid = self._encoded(batch.dense, embeddings)
-        index = jnp.arange(valid.shape[1])
-        latest = lax.cummax(jnp.where(valid, index, 0), axis=1)  # before each target
-        users = unit(jnp.take_along_axis(seen, latest[..., None], axis=1))
-        targets = unit(jnp.concatenate([arrays[self.history], items], axis=1))
-        with wide(past_ids):
-            target_ids = jnp.concatenate([past_ids, ids], axis=1)
-            is_met = (past_ids != PADDING_ID).astype(jnp.float32)
-        weights = jnp.concatenate([is_met, batch.labels[:, None]], axis=1)
-        events = is_met.sum() + len(ids)
-        return Queries(users, targets, target_ids, weights * (len(ids) / events))
+            users = self.users(batch.dense, embeddings)
+            return one_each(users, unit(items), ids[:, 0], batch.labels)
+        seen, sequences = self._encoded(batch.dense, embeddings)
+        latest = unit(sequences.last(seen))
+        # Each event's target is the next one, and the last event's the item: they lie
+        # as a history without context does, with a candidate.
+        past = embeddings[self.history]
+        targets = Sequences(past, candidate=True)
+        target_ids = targets.ids(batch.ids[self.history], ids[:, 0])
+        labels = targets.by_event(batch.labels)
+        is_last, is_event = targets.is_last(), targets.is_event()
+        weights = jnp.where(is_last, labels, is_event.astype(jnp.float32))
+        weights = weights * (len(ids) / is_event.sum(dtype=jnp.float32))
+        users, vectors = unit(seen), unit(targets.rows(past, items))
+
+        def grouped(array):
+            return array.reshape(targets.groups, -1, *array.shape[1:])
+
+        with wide(target_ids):
+            target_ids = grouped(target_ids)
+        return Queries(
+            grouped(users),
+            grouped(vectors),
+            target_ids,
+            lambda losses: targets.sums(losses.reshape(weights.shape) * weights),
+            latest,
+        )
 
     def _encoded(
         self, dense: jax.Array, embeddings: Embeddings
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns what each event has seen, ``[batch, 1 + length, dim]``; its position;
-        and whether there is an event."""
-        embeddings, events_at = unmasked(embeddings)
+    ) -> tuple[jax.Array, Sequences]:
+        """Returns what each event has seen, ``[…, dim]``, and where events lie: one of
+        the context, and those of the history."""
         past = embeddings[self.history]
-        start = jnp.broadcast_to(self.start[...], (past.shape[0], past.shape[-1]))
+        sequences = Sequences(past, context=1)
+        start = jnp.broadcast_to(self.start[...], embeddings[self.item].shape)
         for name, layer in zip(self.context, self.projections, strict=True):
             start = start + layer(embeddings[name])
         if self.dense is not None:
             start = start + self.dense(dense)
-        valid = jnp.pad(events_at[self.history], ((0, 0), (1, 0)), constant_values=True)
-        position = lax.cumsum(valid.astype(jnp.int32), axis=1) - 1
-        events = jnp.concatenate([start[:, None], past], axis=1)
-        return self.encoder(events, position, valid), position, valid
+        events = sequences.with_context(sequences.rows(past), start[:, None])
+        return self.encoder(events, sequences), sequences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from embark_jax.plans.tables import PADDING_ID, UNIFORM_NEGATIVES
 COUNTERS = 2**18
 """Number of counters; if there are more items, they share counters by a hash."""
 POSITIONS_AT_ONCE = 8
-"""Positions whose scores are in memory at once: 1 GiB of 2,048 samples of a device and
-16,384 negatives, where those of 200 positions would be 25 GiB."""
+"""Positions of a sample whose scores are in memory at once: 1 GiB of 2,048 samples of a
+device and 16,384 negatives, where those of 200 positions would be 25 GiB."""
 _GOLDEN = 0x9E3779B1  # 2^32 / φ: Knuth's multiplicative hash
 _NEVER = -1e9
 
@@ -33,15 +33,35 @@ class Queries(NamedTuple):
     """Vectors of users, and the item that each should find.
 
     Attributes:
-      users, items: ``[batch, positions, dim]`` vectors of length one.
-      ids: ``[batch, positions]`` ids of the items.
-      weights: ``[batch, positions]`` factors of the losses.
+      users, items: ``[groups, positions, dim]`` vectors of length one; samples, or the
+        devices that hold them, are groups.
+      ids: ``[groups, positions]`` ids of the items.
+      sample_losses: gives each sample's loss, ``[batch]``, of those of the queries,
+        ``[groups, positions]``.
+      latest: ``[batch, dim]`` vector of each sample's user in the end.
     """
 
     users: jax.Array
     items: jax.Array
     ids: jax.Array
-    weights: jax.Array
+    sample_losses: Callable[[jax.Array], jax.Array]
+    latest: jax.Array
+
+
+def one_each(
+    users: jax.Array, items: jax.Array, ids: jax.Array, weights: jax.Array
+) -> Queries:
+    """Returns one query of each sample: vectors ``[batch, dim]``, ids and factors of
+    the losses ``[batch]``."""
+    with wide(ids):
+        ids = ids[:, None]
+    return Queries(
+        users[:, None],
+        items[:, None],
+        ids,
+        lambda losses: losses[:, 0] * weights,
+        users,
+    )
 
 
 class RetrievalModel(ModelWithLoss):
@@ -128,7 +148,9 @@ class RetrievalModel(ModelWithLoss):
         self, embeddings: Embeddings, batch: Samples
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the softmax cross entropy of each sample's queries, and logits."""
-        users, targets, target_ids, weights = self.queries(embeddings, batch)
+        users, targets, target_ids, sample_losses, latest = self.queries(
+            embeddings, batch
+        )
         items = self.items(batch.dense, embeddings)
         ids = batch.ids[self.item][:, 0]
         negatives = [(items, ids)] if self.in_batch else []
@@ -168,10 +190,10 @@ class RetrievalModel(ModelWithLoss):
         queries = jax.tree.map(
             lambda array: jnp.moveaxis(array, 1, 0), (users, target_ids, own)
         )
-        total = lax.map(total_at, queries, batch_size=POSITIONS_AT_ONCE).T
-        losses = jnp.sum((total - own) * weights, axis=1)
-        logits = jnp.sum(users[:, -1] * items, axis=1) / self.temperature
-        return losses, logits
+        at_once = POSITIONS_AT_ONCE * len(latest) // len(users)
+        total = lax.map(total_at, queries, batch_size=at_once).T
+        logits = jnp.sum(latest * items, axis=1) / self.temperature
+        return sample_losses(total - own), logits
 
 
 def without_negatives(embedding_shapes: Shapes) -> dict[str, tuple[int, ...]]:

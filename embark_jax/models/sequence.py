@@ -1,28 +1,32 @@
 """Layers that read sequences of events: HSTU's and SASRec's.
 
-A sequence lies in ``[batch, length, width]``; ``valid`` ``[batch, length]`` says which
-places hold an event. An event attends to itself and to those before it. Attention goes
-through the queries block by block, forward and backward, so that no array of ``[batch,
-heads, length, length]`` is ever in memory.
+An event attends to itself and to those before it. Layers apply to the events of all
+samples, ``[…, width]``; ``events`` says where those of a sample lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from embark_kernels.attention import EVENTS_OF_TILE, QUERIES_AT_ONCE, attend
 from flax import nnx
 from jax.typing import DTypeLike
 
+from embark_jax.models.events import Sequences
 from embark_jax.models.layers import Linear
 
 
-def project(layer: Linear, x: jax.Array) -> jax.Array:
-    """Applies a layer to each event of ``[batch, length, width]``."""
-    return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:2], -1)
+def project(layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Applies a layer of ``[batch, width]`` to each event of ``[…, width]``."""
+    return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+
+
+def _in_float32(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Returns what a function makes of arrays in float32, in their own dtype."""
+    result = function(*(array.astype(jnp.float32) for array in arrays))
+    return result.astype(arrays[0].dtype)
 
 
 class STU(nnx.Module):
@@ -39,7 +43,8 @@ class STU(nnx.Module):
       qk_dim, v_dim: widths of queries and keys, and of values, of a head.
       distances: distances of events that have a bias of their own; 0 makes no bias.
       variant: ``paper``, or ``dlrm_v4`` for MLPerf's.
-      compute_dtype: dtype of the operands of products with weights.
+      compute_dtype: dtype of the operands of products, and of the arrays between them;
+        what is added up from layer to layer is float32.
       dropout: share of the gated values that training sets to zero.
       rngs: its ``params`` stream draws the weights, its ``dropout`` stream the masks.
     """
@@ -68,30 +73,29 @@ class STU(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(distances)) if distances else None
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(
-        self, x: jax.Array, position: jax.Array, valid: jax.Array, length: int
-    ) -> jax.Array:
-        made = project(self.uvqk, self.norm(x))
+    def __call__(self, x: jax.Array, sequences: Sequences) -> jax.Array:
+        made = project(self.uvqk.rounded, self.norm(x))
         if self.variant == "paper":
-            made = nnx.silu(made)
+            made = _in_float32(nnx.silu, made)
         gate, *heads = jnp.split(made, self.edges, axis=-1)
         value, query, key = (
-            array.reshape(*array.shape[:2], self.heads, -1).astype(
-                self.uvqk.compute_dtype
-            )
-            for array in heads
+            array.reshape(*array.shape[:-1], self.heads, -1) for array in heads
         )
         bias = None if self.bias is None else self.bias[...]
-        total = attend(query, key, value, position, valid, "silu", bias, divisor=length)
-        total = total.reshape(gate.shape).astype(gate.dtype)
+        total = sequences.attend(query, key, value, "silu", bias)
+        total = total.reshape(gate.shape)
+
+        def gated_by(gate, total):
+            return gate * self.gated_norm(total)
+
         if self.variant == "paper":
-            gated = gate * self.gated_norm(total)
+            gated = _in_float32(gated_by, gate, total)
         else:
-            gate = nnx.silu(gate)
-            gated = [gate, total, gate * self.gated_norm(total)]
+            gate = _in_float32(nnx.silu, gate)
+            gated = [gate, total, _in_float32(gated_by, gate, total)]
             gated = jnp.concatenate(gated, axis=-1)
         gated = self.dropout(gated) if self.dropout else gated
-        return x + project(self.output, gated)
+        return x + project(self.output.rounded, gated).astype(x.dtype)
 
 
 class TransformerLayer(nnx.Module):
@@ -118,40 +122,20 @@ class TransformerLayer(nnx.Module):
         self.outer = Linear(width, width, **shared)
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(
-        self, x: jax.Array, position: jax.Array, valid: jax.Array, length: int
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, sequences: Sequences) -> jax.Array:
+        made = project(self.qkv.rounded, self.norm(x))
         query, key, value = (
-            array.reshape(*array.shape[:2], self.heads, -1)
-            for array in jnp.split(project(self.qkv, self.norm(x)), 3, axis=-1)
+            array.reshape(*array.shape[:-1], self.heads, -1)
+            for array in jnp.split(made, 3, axis=-1)
         )
-        total = attend(query, key, value, position, valid, "softmax")
-        x = x + self._dropped(project(self.output, total.reshape(x.shape)))
-        hidden = nnx.relu(project(self.inner, self.inner_norm(x)))
-        return x + self._dropped(project(self.outer, hidden))
+        total = sequences.attend(query, key, value, "softmax").reshape(x.shape)
+        x = x + self._dropped(project(self.output.rounded, total)).astype(x.dtype)
+        hidden = nnx.relu(project(self.inner.rounded, self.inner_norm(x)))
+        hidden = self._dropped(project(self.outer.rounded, hidden))
+        return x + hidden.astype(x.dtype)
 
     def _dropped(self, x: jax.Array) -> jax.Array:
         return self.dropout(x) if self.dropout else x
-
-
-def apply_layers(
-    layers: Iterable[STU | TransformerLayer],
-    x: jax.Array,
-    position: jax.Array,
-    valid: jax.Array,
-) -> jax.Array:
-    """Returns what layers make of sequences, as if one that is longer than a block
-    were not padded; arguments as in ``attend``."""
-    length = x.shape[1]
-    padding = -length % EVENTS_OF_TILE if length > QUERIES_AT_ONCE else 0
-    if padding:
-        x, position, valid = (
-            jnp.pad(array, [(0, 0), (0, padding)] + [(0, 0)] * (array.ndim - 2))
-            for array in (x, position, valid)
-        )
-    for layer in layers:
-        x = layer(x, position, valid, length)
-    return x[:, :length]
 
 
 class SequenceEncoder(nnx.Module):
@@ -197,16 +181,15 @@ class SequenceEncoder(nnx.Module):
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
-    def __call__(
-        self, events: jax.Array, position: jax.Array, valid: jax.Array
-    ) -> jax.Array:
-        """Returns ``[batch, length, width]``, of each event what it has seen.
+    def __call__(self, events: jax.Array, sequences: Sequences) -> jax.Array:
+        """Returns ``[…, width]``, of each event what it has seen.
 
         Args:
-          events: ``[batch, length, width]``.
-          position: ``[batch, length]`` int32 place of each event in its sequence.
-          valid: ``[batch, length]`` whether there is an event.
+          events: ``[…, width]``.
+          sequences: where the events of a sample lie.
         """
-        x = events + jnp.asarray(self.position_vectors[...])[position]
+        x = events + jnp.asarray(self.position_vectors[...])[sequences.position]
         x = self.dropout(x) if self.dropout else x
-        return self.norm(apply_layers(self.layers, x, position, valid))
+        for layer in self.layers:
+            x = layer(x, sequences)
+        return self.norm(x)

@@ -16,6 +16,7 @@ from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Features
 from embark_jax.models.retrieval import (
     Queries,
     RetrievalModel,
+    one_each,
     without_negatives,
 )
 
@@ -85,6 +86,6 @@ class TwoTower(RetrievalModel):
         return unit(self.item_tower(jnp.concatenate(inputs, axis=1)))
 
     def queries(self, embeddings: Embeddings, batch: Samples) -> Queries:
-        users = self.users(batch.dense, embeddings)[:, None]
-        items = self.items(batch.dense, embeddings)[:, None]
-        return Queries(users, items, batch.ids[self.item], batch.labels[:, None])
+        users = self.users(batch.dense, embeddings)
+        items = self.items(batch.dense, embeddings)
+        return one_each(users, items, batch.ids[self.item][:, 0], batch.labels)

@@ -9,9 +9,6 @@ page.
 from embark_jax.planner.cost.pricing import PricedPlan as PricedPlan
 from embark_jax.planner.cost.pricing import WorkItem as WorkItem
 from embark_jax.planner.cost.pricing import price as price
-from embark_jax.planner.request.table_list import TableList as TableList
-from embark_jax.planner.request.table_list import load_table_list as load_table_list
-from embark_jax.planner.request.table_list import read_table_list as read_table_list
 from embark_jax.planner.request.workload import Workload as Workload
 from embark_jax.planner.search.planning import plan as plan
 from embark_jax.planner.search.planning import plan_for as plan_for

@@ -4,21 +4,30 @@ later go through the same."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch
-from embark_jax.data.manifest import LABEL, SPLITS, Manifest, SampleFile, SplitFacts
+from embark_jax.data.manifest import (
+    LABEL,
+    SPLITS,
+    Manifest,
+    PreparedFeature,
+    SampleFile,
+    SplitFacts,
+)
 from embark_jax.data.numbers import FittedNumber
 from embark_jax.data.vocabulary import MISSING_ID, RARE_ID
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.prepare import sql
 from embark_jax.prepare.recipe import (
+    ALONE,
     IN_FILE,
+    IS_SAMPLE,
     ROW,
     SPLIT,
     TRAIN,
@@ -30,20 +39,14 @@ from embark_jax.prepare.samples import Samples
 
 CHUNK_ROWS = 2**18
 """How many samples are encoded together, and are in a file at most."""
+Lookup = Callable[[str, pa.Array, np.ndarray, np.ndarray], np.ndarray]
+"""Returns the ids of a feature's values, which a vocabulary has, given the number of
+the sample of each, and its place in the bag."""
 
 
 def vocabulary_table(table: str) -> str:
     """Returns the table of a database that has the values of a table, and their ids."""
     return sql.name(f"values of {table.encode().hex()}")  # DuckDB takes A for a
-
-
-class Found(NamedTuple):
-    """The values of a feature of some samples: the number of the sample, the place in
-    its bag, and the id, or PADDING_ID of what is left out."""
-
-    sample: np.ndarray
-    place: np.ndarray
-    id: np.ndarray
 
 
 class SampleEncoder:
@@ -66,43 +69,101 @@ class SampleEncoder:
         }
         self.cut = dict.fromkeys(manifest.features, 0)
 
-    def batch(self, facts: pa.Table, found: Callable[[str], Found]) -> Batch:
+    def columns(self, types: Mapping[str, str]) -> list[str]:
+        """Returns SQL of the columns of samples that a batch is made of: of categories
+        ids, or the values that a vocabulary has.
+
+        Args:
+          types: the types of columns of samples, in DuckDB's words.
+        """
+        manifest = self._manifest
+        numbers = [*manifest.dense, *manifest.numbers.keys() & manifest.features]
+        made = [sql.name(n) for n in (*numbers, LABEL, WEIGHT) if n in types]
+        for name, (_, table) in self.categories.items():
+            id_ = column = sql.name(name)
+            if table.kind != "values":
+                id_ = id_of(table, column)
+                if types[name].endswith("]"):
+                    each = f"lambda key: {id_of(table, 'key')}"
+                    id_ = f"list_transform({column}, {each})"
+            made.append(f"{id_} AS {column}")
+        return made
+
+    def batch(self, samples: pa.Table, lookup: Lookup) -> Batch:
         """Returns samples as a batch. A missing label is NaN, a missing weight 1.
 
         Args:
-          facts: all columns of the samples but categories.
-          found: returns the values of a category.
+          samples: what ``columns`` gives.
+          lookup: returns ids of values.
         """
-        manifest, count = self._manifest, len(facts)
+        manifest, count = self._manifest, len(samples)
         batch = Batch.of(self._layout, self._layout.padding(count))
-        if LABEL in facts.column_names:
-            label = facts[LABEL].combine_chunks()
+        if LABEL in samples.column_names:
+            label = samples[LABEL].combine_chunks()
             if pa.types.is_fixed_size_list(label.type):
                 label = label.flatten()
             batch.labels[...] = label.to_numpy(zero_copy_only=False).reshape(
                 batch.labels.shape
             )
         if batch.sample_weights is not None:
-            batch.sample_weights[...] = 1
-            if WEIGHT in facts.column_names:
-                weights = facts[WEIGHT].combine_chunks().fill_null(1)
-                batch.sample_weights[...] = weights.to_numpy(zero_copy_only=False)
+            weights = samples[WEIGHT].combine_chunks().fill_null(1)
+            batch.sample_weights[...] = weights.to_numpy(zero_copy_only=False)
         as_it_is = FittedNumber()
         for column, name in enumerate(manifest.dense):
             number = manifest.numbers.get(name, as_it_is)
-            batch.dense[:, column] = number.values(facts[name].combine_chunks())
+            batch.dense[:, column] = number.values(samples[name].combine_chunks())
         ids_of: Any = batch.ids
         for name in manifest.features.keys() & manifest.numbers.keys():
-            values = facts[name].combine_chunks()
+            values = samples[name].combine_chunks()
             ids_of[name][...] = manifest.numbers[name].ranges(values)[:, None]
-        for name, (feature, _) in self.categories.items():
-            sample, place, id_ = found(name)
+        for name, (feature, table) in self.categories.items():
+            values, sample, place = _placed(samples[name].combine_chunks(), feature)
+            if table.kind == "values":
+                found = lookup(name, values, sample, place)
+            else:
+                found = values.to_numpy(zero_copy_only=False)
             kept = (place >= 0) & (place < feature.stored_hotness)
             self.cut[name] += len(kept) - int(kept.sum())
             ids = np.full((count, feature.stored_hotness), PADDING_ID, np.int64)
-            ids[sample[kept], place[kept]] = id_[kept]
+            ids[sample[kept], place[kept]] = found[kept]
             ids_of[name][...] = ids
         return batch
+
+
+def _placed(
+    values: pa.Array, feature: PreparedFeature
+) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """Returns single values, the sample of each, and its place in the bag."""
+    sample, place = np.arange(len(values)), np.zeros(len(values), np.int64)
+    if pa.types.is_list(values.type):
+        lengths = values.value_lengths().fill_null(0).to_numpy()
+        values, sample = values.flatten(), np.repeat(sample, lengths)
+        first = lengths.cumsum() - lengths
+        place = np.arange(len(values)) - np.repeat(first, lengths)
+        if feature.pooling == "none":  # the last event is at the end
+            place += feature.stored_hotness - np.repeat(lengths, lengths)
+    return values, sample, place
+
+
+def joined_ids(
+    database: sql.Database,
+    table: str,
+    values: pa.Array | pa.ChunkedArray,
+    drawn: str = "false",
+    **columns: np.ndarray,
+) -> np.ndarray:
+    """Returns the ids of values of a table with a vocabulary in the database; ``drawn``
+    is SQL, of further columns, of which of them are taken for unknown ones."""
+    keys = pa.table({"key": values, "n": np.arange(len(values)), **columns})
+    found = database.table(
+        f"SELECT n, CASE WHEN key IS NULL THEN {MISSING_ID} WHEN {drawn} THEN {RARE_ID}"
+        f" ELSE coalesce(id, {RARE_ID}) END AS id FROM keys LEFT JOIN "
+        f"{vocabulary_table(table)} USING (key)",
+        keys=keys,
+    )
+    ids = np.empty(len(values), np.int64)
+    ids[found["n"].to_numpy()] = found["id"].to_numpy()
+    return ids
 
 
 def encode(
@@ -122,34 +183,47 @@ def encode(
     encoder, done = SampleEncoder(manifest), 0
     files: dict[str, list[SampleFile]] = {split: [] for split in SPLITS}
     values, unknown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    of_categories = ", ".join(map(sql.name, encoder.categories))
-    exclude = f"EXCLUDE ({of_categories})" if of_categories else ""
+    place, row = sql.name(IN_FILE), sql.name(ROW)
+    columns = [*encoder.columns(samples.types), *map(sql.name, (ROW, SPLIT, WINDOW))]
+    columns += [f"{row} NOT IN (FROM {sql.name(ALONE)}) AS {sql.name(IS_SAMPLE)}"]
+    unseen = int(work.options.unseen * 2.0**64)
     chunks = [
         (file, first)
         for file, n in enumerate(samples.rows)
         for first in range(0, n, CHUNK_ROWS)
     ]
-    place = sql.name(IN_FILE)
     for file, first in chunks:
-        chunk = (
-            f"SELECT * FROM {sql.name(f'samples {file}')} WHERE {place} >= {first} AND "
-            f"{place} < {first + CHUNK_ROWS}"
+        chunk = work.database.table(
+            f"SELECT {', '.join(columns)} FROM {sql.name(f'samples {file}')} WHERE "
+            f"{place} >= {first} AND {place} < {first + CHUNK_ROWS} ORDER BY {place}"
         )
-        facts = work.database.table(
-            f"SELECT * {exclude} FROM ({chunk}) ORDER BY {place}"
-        )
+        rows = chunk[ROW].to_numpy()
+        trains = chunk[SPLIT].to_numpy() == TRAIN
 
-        def found(name: str, chunk: str = chunk, first: int = first) -> Found:
-            feature, table = encoder.categories[name]
-            query = _ids(
-                chunk, name, feature, table, samples.types[name], work.options.unseen
+        def lookup(
+            name: str,
+            keys: pa.Array,
+            sample: np.ndarray,
+            place: np.ndarray,
+            rows: np.ndarray = rows,
+            trains: np.ndarray = trains,
+        ) -> np.ndarray:
+            table = manifest.features[name].table
+            if not unseen:
+                return joined_ids(work.database, table, keys)
+            drawn = f"md5_number_lower(concat(row, ' ', place, ' ', {sql.text(name)}))"
+            return joined_ids(
+                work.database,
+                table,
+                keys,
+                f"trains AND {drawn} < {unseen}",
+                row=rows[sample],
+                place=place,
+                trains=trains[sample],
             )
-            columns = work.database.table(query).columns
-            sample, places, ids = (column.to_numpy() for column in columns)
-            return Found(sample - first, places, ids)
 
-        batch, rows = encoder.batch(facts, found), facts[ROW].to_numpy()
-        for split, window, places in _parts(facts):
+        batch = encoder.batch(chunk, lookup)
+        for split, window, places in _parts(chunk):
             folder = SPLITS[split] if window is None else f"{SPLITS[split]}/{window}"
             name = f"{folder}/{file:03}-{first // CHUNK_ROWS:06}.arrow"
             part = batch.take(places)
@@ -187,38 +261,6 @@ def encode(
     return manifest.model_copy(update={"files": in_order, "splits": splits})
 
 
-def _ids(
-    samples: str,
-    name: str,
-    feature: manifests.PreparedFeature,
-    table: manifests.Table,
-    type_: str,
-    unseen: float,
-) -> str:
-    """Returns SQL of what is found of a feature; of a vocabulary's values in training
-    samples a share ``unseen`` is taken for unknown."""
-    column, place, key = sql.name(name), "0::BIGINT", sql.name(name)
-    if type_.endswith("]"):
-        key, place = f"unnest({column})", f"generate_subscripts({column}, 1) - 1"
-        if feature.pooling == "none":  # the last event is at the end
-            place += f" + {feature.stored_hotness} - len({column})"
-    row = f", {sql.name(ROW)} AS row, {SPLIT} = {TRAIN} AS trains" if unseen else ""
-    values = (
-        f"(SELECT {sql.name(IN_FILE)} AS n, {key} AS key, {place} AS place{row} FROM "
-        f"({samples}))"
-    )
-    id_ = id_of(table, "key")
-    if table.kind == "values":
-        values += f" LEFT JOIN {vocabulary_table(feature.table)} USING (key)"
-        id_ = f"coalesce(id, {RARE_ID})"
-        if unseen:
-            drawn = f"md5_number_lower(concat(row, ' ', place, ' ', {sql.text(name)}))"
-            is_drawn = f"trains AND {drawn} < {int(unseen * 2.0**64)}"
-            id_ = f"if({is_drawn}, {RARE_ID}, {id_})"
-        id_ = f"CASE WHEN key IS NULL THEN {MISSING_ID} ELSE {id_} END"
-    return f"SELECT n, place, {id_} AS id FROM {values}"
-
-
 def id_of(table: manifests.Table, key: str) -> str:
     """Returns SQL of the id of a value; of a vocabulary's, the value."""
     if table.kind == "hashes":
@@ -234,11 +276,11 @@ def hash_of(key: str, rows: int) -> str:
     return f"(1 + md5_number_lower(({key})::VARCHAR) % {rows - 1})::BIGINT"
 
 
-def _parts(facts: pa.Table) -> list[tuple[int, int | None, np.ndarray]]:
+def _parts(chunk: pa.Table) -> list[tuple[int, int | None, np.ndarray]]:
     """Returns the samples of each split and time window: split, window, and places."""
-    numbered = facts.select([SPLIT, WINDOW])
-    numbered = numbered.append_column("place", pa.array(np.arange(len(facts))))
-    parts = numbered.group_by([SPLIT, WINDOW], use_threads=False)
+    numbered = chunk.select([SPLIT, WINDOW])
+    numbered = numbered.append_column("place", pa.array(np.arange(len(chunk))))
+    parts = numbered.filter(chunk[IS_SAMPLE]).group_by([SPLIT, WINDOW], False)
     parts = parts.aggregate([("place", "list")]).sort_by([(SPLIT, "ascending")])
     return [
         (split.as_py(), window.as_py(), places.values.to_numpy())

@@ -7,9 +7,8 @@ together in the order of time, and a sample the range of those before it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
+import pyarrow as pa
 
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import write_arrow
@@ -17,10 +16,9 @@ from embark_jax.data.batch import id_dtype
 from embark_jax.data.columns import HistoryColumns
 from embark_jax.data.event_lists import EVENT_RANGES, EventFile, EventLists
 from embark_jax.data.manifest import LABEL, Manifest
-from embark_jax.data.vocabulary import MISSING_ID, RARE_ID
 from embark_jax.prepare import sql
-from embark_jax.prepare.encode import id_of, vocabulary_table
-from embark_jax.prepare.recipe import ROW, TIME, USER, Work
+from embark_jax.prepare.encode import id_of, joined_ids
+from embark_jax.prepare.recipe import IS_EVENT, ROW, TIME, USER, Work, event_column
 
 FILE_EVENTS = 2**22
 """About how many lines of users are read together, and become a file of events."""
@@ -34,10 +32,10 @@ GROUP BY number ORDER BY number
 # The lines of some users: whether each is an event, the first of its user, and of the
 # time of the one before it.
 _LINES = f"""
-SELECT {sql.name(ROW)} AS row, {{is_event}} AS is_event, {{ids}},
+SELECT {sql.name(ROW)} AS row, {{is_event}} AS is_event, {{columns}},
   row_number() OVER of_user = 1 AS is_first,
   lag({sql.name(TIME)}) OVER of_user IS NOT DISTINCT FROM {sql.name(TIME)} AS is_tie
-FROM samples {{joins}} WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
+FROM samples WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
 WINDOW of_user AS (PARTITION BY {sql.name(USER)} ORDER BY {sql.name(TIME)},
   {sql.name(ROW)})
 ORDER BY {sql.name(USER)}, {sql.name(TIME)}, {sql.name(ROW)}
@@ -66,16 +64,23 @@ def write_events(
     spill.mkdir(parents=True, exist_ok=True)
     ranges = np.memmap(spill / "ranges", dtype, "w+", shape=(samples, width))
     files = list[EventFile]()
-    ids, joins = _ids(columns, manifest)
+    kept, made = "true", []
+    if columns.positive:
+        kept = f"{LABEL} = 1"
+    elif IS_EVENT in work.recipe.select:
+        kept = sql.name(IS_EVENT)
+    for name in columns.columns:
+        given = event_column(name)
+        value = sql.name(given if given in work.recipe.select else name)
+        made.append(f"{id_of(manifest.table_of(name), value)} AS {sql.name(name)}")
     groups = work.database.rows(_GROUPS.format(most=FILE_EVENTS))
     if not groups:
         where = work.recipe.raw[0].path
         raise DataError(f"{where}: no line has a user, must be some for histories")
     for number, (first, last) in enumerate(groups):
         query = _LINES.format(
-            is_event=f"{LABEL} = 1" if columns.positive else "true",
-            ids=", ".join(f"{id_} AS {sql.name(name)}" for name, id_ in ids.items()),
-            joins=joins,
+            is_event=kept,
+            columns=", ".join(made),
             first=_literal(first),
             last=_literal(last),
         )
@@ -89,11 +94,13 @@ def write_events(
         if not columns.ties:
             of_time = np.maximum.accumulate(np.where(is_first | ~is_tie, place, 0))
         before = np.cumsum(is_event) - is_event  # events of the group before each line
-        ranges[row] = np.stack(
-            [np.full(len(row), number), before[of_user], before[of_time]], axis=1
-        )
+        begin, end = before[of_user], before[of_time]
+        if columns.scan is not None:
+            begin = np.maximum(begin, end - columns.scan)
+        ranges[row] = np.stack([np.full(len(row), number), begin, end], axis=1)
         name = f"events/{number:06}.arrow"
-        events = lines.select([*ids]).filter(lines["is_event"])
+        lines = lines.filter(lines["is_event"])
+        events = _encoded(work.database, manifest, lines, columns)
         write_arrow(work.out / name, events)
         files.append(EventFile.of(work.out, name, rows=len(events)))
         work.progress("histories", number + 1, len(groups))
@@ -101,25 +108,26 @@ def write_events(
         files=tuple(files),
         longest=columns.longest,
         sequences=tuple(columns.features),
-        pools=False,
+        pools=columns.pools,
+        ages=columns.ages,
     )
     return lists, ranges
 
 
-def _ids(columns: HistoryColumns, manifest: Manifest) -> tuple[Mapping[str, str], str]:
-    """Returns SQL of the id of each column of an event, and of the tables joined."""
-    ids, joins = dict[str, str](), ""
-    for place, name in enumerate(columns.columns):
-        table = manifest.tables[manifest.features[name].table]
-        id_ = id_of(table, sql.name(name))
-        if table.kind == "values":
-            values = vocabulary_table(manifest.features[name].table)
-            joins += f" LEFT JOIN {values} AS v{place} ON v{place}.key = {id_}"
-            id_ = f"CASE WHEN {id_} IS NULL THEN {MISSING_ID} ELSE "
-            id_ += f"coalesce(v{place}.id, {RARE_ID}) END"
-        is_long = id_dtype(table.rows) == np.int64
-        ids[name] = f"({id_})::{'BIGINT' if is_long else 'INTEGER'}"
-    return ids, joins
+def _encoded(
+    database: sql.Database, manifest: Manifest, lines: pa.Table, columns: HistoryColumns
+) -> pa.Table:
+    """Returns the ids of the columns of events; of times the seconds."""
+    ids = {}
+    for name in columns.columns:
+        if columns.ages is not None and name == columns.ages.column:
+            ids[name] = lines[name].to_numpy().astype(np.int64)
+            continue
+        table, kind = manifest.features[name].table, manifest.table_of(name).kind
+        values = lines[name].combine_chunks()
+        found = joined_ids(database, table, values) if kind == "values" else values
+        ids[name] = np.asarray(found).astype(id_dtype(manifest.tables[table].rows))
+    return pa.table(ids)
 
 
 def _literal(user: str | int) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import CategoryColumn, Columns
+from embark_jax.data.columns import CategoryColumn, Columns, check_there
 from embark_jax.data.manifest import LABEL
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
@@ -20,12 +20,14 @@ from embark_jax.prepare.raw_files import (
     check_columns,
     header_names,
     parquet_names,
+    separator_of,
 )
 from embark_jax.prepare.recipe import (
     GIVEN_TIME,
     SPLIT,
     USER,
     WEIGHT,
+    Options,
     Recipe,
     last_share,
 )
@@ -33,7 +35,7 @@ from embark_jax.prepare.values import Column, split_named
 
 HELD_OUT_SHARES = 10
 """A split by time holds out one of this many parts; files are in the order of names."""
-TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz")
+TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.inter")
 PARQUET_FILES = ("*.parquet",)
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -50,10 +52,10 @@ def parquet(raw: Path, columns: Columns) -> Recipe:
 
 
 def files_of_rows(
-    path: Path, columns: Columns, wanted: Sequence[str], optional: Sequence[str] = ()
+    path: Path, columns: Columns, wanted: Sequence[str], optional: Collection[str]
 ) -> list[RawFile]:
     """Returns files with rows to score, which have the wanted columns, and may have
-    those that are optional, labels and weights.
+    optional ones.
 
     Raises:
       DataError: if there are no files, or a column is missing.
@@ -61,10 +63,7 @@ def files_of_rows(
     has_parquet = path.is_dir() and any(path.rglob(PARQUET_FILES[0]))
     is_parquet = path.suffix == ".parquet" or has_parquet
     paths = _find(path, PARQUET_FILES if is_parquet else TEXT_FILES)
-    names = _names(path, paths[0], columns)
-    others = sorted({*optional, *columns.targets, columns.weight} & {*names})
-    wanted = [*(each for each in wanted if each not in others), *others]
-    return _readers(path, paths, columns, wanted)
+    return [_reader(path, each, columns, wanted, optional) for each in paths]
 
 
 def _find(raw: Path, patterns: Sequence[str]) -> list[Path]:
@@ -89,16 +88,12 @@ def _find(raw: Path, patterns: Sequence[str]) -> list[Path]:
     )
 
 
-def _separator(path: Path, columns: Columns) -> str:
-    return columns.separator or ("\t" if ".tsv" in path.name else ",")
-
-
 def _names(raw: Path, path: Path, columns: Columns) -> list[str]:
     """Returns the names of the columns of a file, and of its folders."""
     if path.suffix == ".parquet":
         names = parquet_names(path)
     else:
-        names = header_names(path, _separator(path, columns))
+        names = header_names(path, separator_of(path, columns.separator))
     return [*names, *(n for n in _partition(raw, path) if n not in names)]
 
 
@@ -113,44 +108,64 @@ def _partition(raw: Path, path: Path) -> dict[str, str | None]:
     }
 
 
-def _readers(
+def _reader(
     raw: Path,
-    paths: Sequence[Path],
+    path: Path,
     columns: Columns,
     used: Sequence[str],
-) -> list[RawFile]:
-    """Returns what reads the files, each of which has the used columns, in its own
-    order."""
-    files = list[RawFile]()
-    for path in paths:
-        given: dict[str, Any] = {
-            "partition": _partition(raw, path),
-            "optional": columns.optional,
-        }
-        if path.suffix == ".parquet":
-            files.append(ParquetFile(path, tuple(used), **given))
-            continue
-        separator = _separator(path, columns)
-        names = tuple(header_names(path, separator))
-        files.append(TextFile(path, names, separator, True, True, **given))
-        check_columns(files[-1], used)
-    return files
+    optional: Collection[str] = (),
+) -> RawFile:
+    """Returns what reads a file that has the used columns, in its own order."""
+    given: dict[str, Any] = {"partition": _partition(raw, path), "optional": optional}
+    if path.suffix == ".parquet":
+        return ParquetFile(path, tuple(used), **given)
+    separator = separator_of(path, columns.separator)
+    names = tuple(header_names(path, separator))
+    file = TextFile(path, names, separator, True, True, **given)
+    check_columns(file, used)
+    return file
 
 
 def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
+    folder = raw if raw.is_dir() else raw.parent
+    joined = {folder / file: key for file, key in columns.join.items()}
+    paths = [path for path in paths if path not in joined]
     names = _names(raw, paths[0], columns)
     if columns.optional:  # which another file may have alone
         of_all = [name for path in paths for name in _names(raw, path, columns)]
         names += [n for n in columns.optional if n in of_all and n not in names]
-    columns = columns.completed(names, str(paths[0]))
+    of_side = {path: _names(folder, path, columns) for path in joined}
+    for path, key in joined.items():
+        check_there([key], names, str(paths[0]))
+        check_there([key], of_side[path], str(path))
+        of_side[path].remove(key)
+    beside = [name for added in of_side.values() for name in added]
+    columns = columns.completed([*names, *beside], str(paths[0]))
     of_files = None if columns.time or columns.split else _splits_of_files(paths)
     ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
     is_given = columns.split or of_files is not None
     in_order = None if columns.time else last_share(HELD_OUT_SHARES)
     read = [*label_columns(columns), *input_columns(columns), *_others(columns)]
+    keys = {
+        path: Column(key, "category", is_text=True, alias=f"{key} in {path.name}")
+        for path, key in joined.items()
+    }
+    sides = {
+        path.name: (
+            _reader(folder, path, columns, [joined[path]]),
+            [keys[path], *(column for column in read if column.name in added)],
+        )
+        for path, added in of_side.items()
+    }
+    numbered = columns.features
+    own = [column for column in read if column.name not in beside]
+    used = [*(c.name for c in own if c.name not in columns.optional), *joined.values()]
     return Recipe(
-        raw=_readers(raw, paths, columns, columns.named),
-        raw_columns=read,
+        raw=[
+            _reader(raw, path, columns, [*used, *columns.optional], columns.optional)
+            for path in paths
+        ],
+        raw_columns=[*own, *keys.values()],
         select={LABEL: label_of(columns)}
         | {name: cross_of(crossed) for name, crossed in columns.cross.items()},
         dense=tuple(name for name in columns.dense if name not in ranges),
@@ -159,8 +174,11 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
             *(FeatureSpec(name, pooling="mean") for name in columns.cross),
             *map(FeatureSpec, ranges),
         ),
+        sides=sides,
+        query=_join([column.alias or "" for column in keys.values()], [*sides]),
         time_split=sql.name(SPLIT) if is_given else in_order,
-        usual_split="time" if is_given or columns.time else "random",
+        rows={n: column.rows for n, column in numbered.items() if column.rows},
+        usual=Options(split="time" if is_given or columns.time else "random"),
         file_splits=of_files,
         history=columns.history,
         numbers=columns.dense,
@@ -168,24 +186,29 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
     )
 
 
+def _join(keys: Sequence[str], sides: Sequence[str]) -> str | None:
+    """Returns the query that joins tables of side files by their keys."""
+    if not sides:
+        return None
+    of_sides, joins = [], ""
+    for key, side in zip(map(sql.name, keys), map(sql.name, sides), strict=True):
+        of_sides.append(f"{side}.* EXCLUDE ({key})")
+        joins += f" LEFT JOIN {side} ON raw.{key} = {side}.{key}"
+    exclude = ", ".join(map(sql.name, keys))
+    return f"SELECT raw.* EXCLUDE ({exclude}), {', '.join(of_sides)} FROM raw{joins}"
+
+
 def label_columns(columns: Columns, required: bool = True) -> list[Column]:
     """Returns how labels and weights are read; one of several labels may be missing."""
-    bounds, rule = None, None
-    if columns.positive_from is None:
-        bounds = (0, 1)
-        rule = "must be from 0 to 1; for ratings, give the lowest positive one: "
-        rule += "positive_from=4"
-    labels = [
-        Column(
-            name,
-            "number",
-            required and len(columns.targets) == 1,
-            bounds,
-            rule=rule,
-            alias=f"{LABEL} of {name}",
-        )
-        for name in columns.targets
-    ]
+    labels = []
+    for name in columns.targets:
+        alone = required and len(columns.marks) == 1
+        label = Column(name, "number", alone, alias=f"{LABEL} of {name}")
+        if any(mark == (name, None) for mark in columns.marks.values()):
+            rule = "must be from 0 to 1; for ratings, give the lowest positive one: "
+            rule += "positive_from=4"
+            label = dataclasses.replace(label, bounds=(0, 1), rule=rule)
+        labels.append(label)
     if columns.weight:
         rule = "must be 0 or more"
         weight = Column(columns.weight, "number", required, (0, 3e38), rule=rule)
@@ -230,12 +253,13 @@ def label_of(columns: Columns) -> str:
     """Returns SQL of the label, or of a list of the labels; 1 if there is none."""
     if not columns.targets:
         return "1::FLOAT"
-    marks = [sql.name(f"{LABEL} of {name}") for name in columns.targets]
-    if columns.positive_from is not None:
-        marks = [f"({mark} >= {columns.positive_from!r})" for mark in marks]
+    marks = [
+        sql.name(f"{LABEL} of {name}") + (f" >= {least!r}" if least is not None else "")
+        for name, least in columns.marks.values()
+    ]
     if columns.labels:
         return f"[{', '.join(marks)}]::FLOAT[{len(marks)}]"
-    return f"{marks[0]}::FLOAT"
+    return f"({marks[0]})::FLOAT"
 
 
 def cross_of(names: Sequence[str]) -> str:

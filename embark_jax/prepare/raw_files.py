@@ -23,6 +23,9 @@ from embark_jax._base.errors import DataError
 from embark_jax.data.columns import check_there
 from embark_jax.prepare import sql
 
+ATOMIC_FILES = (".inter", ".user", ".item")
+"""Files of RecBole's form: names such as ``age:float``, between tabs
+(https://recbole.io/docs/user_guide/data/atomic_files.html)."""
 NO_COLUMN = "NULL::VARCHAR"
 """SQL of the values of a column that a file lacks."""
 MOST_SHOWN = 80
@@ -157,8 +160,8 @@ class RowsInMemory(RawFile):
     """Rows that queries see as ``rows``, whose columns are c0, c1, and so on, and
     number."""
 
-    def __init__(self, columns: Sequence[str]):
-        super().__init__(Path("rows"), tuple(columns))
+    def __init__(self, columns: Sequence[str], optional: Collection[str]):
+        super().__init__(Path("rows"), tuple(columns), optional=optional)
 
     def source(self, path: Path, options: str = "") -> str:
         return "rows"
@@ -220,7 +223,15 @@ def header_names(path: Path, separator: str) -> list[str]:
             f"{path}, line 1: is {shown(line)} ({error}); must name the columns, in "
             f"UTF-8, between {separator!r}"
         ) from None
+    if path.suffix in ATOMIC_FILES:
+        names = [name.rpartition(":")[0] or name for name in names]
     return [name.strip() for name in names]
+
+
+def separator_of(path: Path, separator: str | None = None) -> str:
+    """Returns the separator between the columns of a file; None takes the usual one."""
+    is_tab = ".tsv" in path.name or path.suffix in ATOMIC_FILES
+    return separator or ("\t" if is_tab else ",")
 
 
 def _first_line(path: Path) -> bytes:

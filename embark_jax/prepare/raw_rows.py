@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from embark_jax._base.bucket_copy import local_copy
 from embark_jax._base.config import nearest
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import Batch, DataError
-from embark_jax.data.columns import check_there
 from embark_jax.data.encoding import FOLDER, read_encoding
 from embark_jax.data.manifest import LABEL
 from embark_jax.data.table_values import TableValues
@@ -31,11 +29,11 @@ from embark_jax.data.vocabulary import (
 )
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.prepare import own_files, raw_files, reading, sql
-from embark_jax.prepare.encode import CHUNK_ROWS, Found, SampleEncoder, id_of
-from embark_jax.prepare.raw_files import RowsInMemory
+from embark_jax.prepare.encode import CHUNK_ROWS, SampleEncoder
+from embark_jax.prepare.raw_files import RowsInMemory, check_columns
 from embark_jax.prepare.reading import GOOD
-from embark_jax.prepare.recipe import IN_FILE, WEIGHT
-from embark_jax.prepare.values import Column, define
+from embark_jax.prepare.recipe import IN_FILE
+from embark_jax.prepare.values import define
 
 FEWEST_WARNED = 10
 """A warning needs this many values: a few that training did not have are no sign."""
@@ -73,8 +71,10 @@ class RowEncoder:
         self._columns = manifest.columns
         self._encoder = SampleEncoder(manifest)
         texts = [n for n, (_, t) in self._encoder.categories.items() if t.is_text]
-        self._known = own_files.label_columns(self._columns, required=False)
-        self._known += own_files.input_columns(self._columns, texts)
+        self._read = own_files.label_columns(self._columns, required=False)
+        self._read += own_files.input_columns(self._columns, texts)
+        others = (*self._columns.targets, self._columns.weight, *self._columns.optional)
+        self._optional = frozenset(filter(None, others))
         self._database = sql.Database()
         define(self._database)
         self._ids = {
@@ -82,13 +82,13 @@ class RowEncoder:
             for name, table in manifest.tables.items()
             if table.kind == "values"
         }
-        self._queries: dict[pa.Schema, tuple[reading.Selected, str]] = {}
+        self._queries: dict[Any, tuple[reading.Selected, str]] = {}
         self.cut = self._encoder.cut
         self.labels = manifest.labels
         self.dense = [f"column {name}" for name in manifest.dense]
 
     def batches(
-        self, rows: Any, optional: Sequence[str] = ()
+        self, rows: Any, optional: Collection[str] = ()
     ) -> Iterator[tuple[Batch, bool]]:
         """Returns batches of any size, in the order of the rows, and whether they have
         labels. At the end it warns of columns most of whose values are unknown.
@@ -96,18 +96,15 @@ class RowEncoder:
         Args:
           rows: the path of a CSV or Parquet file, or of a folder of them; or a mapping
             of columns, an Arrow table or a data frame.
-          optional: features whose columns may be missing, as all of their values are
-            then.
+          optional: columns that may be missing, as all of their values are then.
 
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
         values, unknown = Counter(), Counter()
         made = self._of_files if isinstance(rows, str | Path) else self._of_table
-        for where, first, samples in made(rows, optional):
-            batch = self._encoder.batch(
-                samples, functools.partial(self._found, samples)
-            )
+        for where, first, samples in made(rows, self._optional.union(optional)):
+            batch = self._encoder.batch(samples, self._lookup)
             # Of several labels each row may lack some, but no label all rows.
             missing = np.isnan(batch.labels)
             lacks = missing.all(axis=0) if missing.ndim > 1 else missing
@@ -137,14 +134,19 @@ class RowEncoder:
         if feature not in self._encoder.categories:
             known = nearest(feature, self._encoder.categories)
             raise DataError(f"{feature}: is no feature of categories; {known}")
-        (column,) = (each for each in self._known if each.name == feature)
-        column = dataclasses.replace(column, separator=None)  # each is one value
         table = _table({feature: values})
+        if self._columns.features[feature].separator:  # each is one value
+            single = table[feature].combine_chunks()
+            ends = np.arange(len(single) + 1, dtype=np.int32)
+            table = pa.table({feature: pa.ListArray.from_arrays(ends, single)})
+        others = self._optional.union(self._columns.inputs)
         ids = [
-            self._found(samples, feature).id
-            for _, _, samples in self._queried(table, [column])
+            np.asarray(self._encoder.batch(samples, self._lookup).ids[feature])
+            for _, _, samples in self._of_table(table, others)
         ]
-        return np.concatenate(ids)
+        found = np.concatenate(ids).max(axis=1)  # the others are padding
+        has_row = self._encoder.categories[feature][1].kind != "numbers"
+        return np.where((found == PADDING_ID) & has_row, MISSING_ID, found)
 
     def values(self, feature: str) -> tuple[np.ndarray, list[Any]]:
         """Returns the ids of the rows that stand for a value of a feature, int64, and
@@ -175,7 +177,7 @@ class RowEncoder:
         Raises:
           DataError: if there is no such column.
         """
-        files = own_files.files_of_rows(Path(rows), self._columns, names)
+        files = own_files.files_of_rows(Path(rows), self._columns, names, ())
         tables = []
         for file in files:
             columns = ", ".join(
@@ -190,111 +192,66 @@ class RowEncoder:
             raise DataError(f"{rows}: columns differ between files: {error}") from None
 
     def _of_files(
-        self, rows: str | Path, optional: Sequence[str]
+        self, rows: str | Path, optional: Collection[str]
     ) -> Iterator[tuple[Path, int, pa.Table]]:
         """Yields samples: where they are, the first one's row, and their columns."""
-        wanted = [each for each in self._columns.inputs if each not in optional]
-        paths = own_files.files_of_rows(Path(rows), self._columns, wanted, optional)
-        for file in paths:
-            columns = self._used(file.columns, optional)
-            read = reading.read(self._database, "given", file, columns)
-            query = self._samples(columns, "given")
+        names, place = [column.name for column in self._read], sql.name(IN_FILE)
+        for file in own_files.files_of_rows(Path(rows), self._columns, names, optional):
+            read = reading.read(self._database, "given", file, self._read)
+            query = self._samples(f"(SELECT rowid AS {place}, * FROM given)")
             for first in range(0, read.good, CHUNK_ROWS):
-                chunk = f"rowid BETWEEN {first} AND {first + CHUNK_ROWS - 1}"
-                ordered = f"{query} WHERE {chunk} ORDER BY rowid"
+                chunk = f"{place} BETWEEN {first} AND {first + CHUNK_ROWS - 1}"
+                ordered = f"{query} WHERE {chunk} ORDER BY {place}"
                 yield file.path, first, self._database.table(ordered)
 
     def _of_table(
-        self, rows: Any, optional: Sequence[str]
+        self, rows: Any, optional: Collection[str]
     ) -> Iterator[tuple[str, int, pa.Table]]:
-        """Yields the same of rows in memory."""
-        table = _table(rows)
-        yield from self._queried(table, self._used(table.column_names, optional))
-
-    def _queried(
-        self, table: pa.Table, columns: Sequence[Column]
-    ) -> Iterator[tuple[str, int, pa.Table]]:
-        """Yields samples of a table that may have these columns alone, by one query."""
-        names = [column.name for column in columns]
-        check_there(names, table.column_names, "rows")
-        for column in columns:
-            if column.kind == "category" and pa.types.is_float16(
-                table.schema.field(column.name).type
-            ):
-                raise DataError(
-                    f"rows: column {column.name}: type is float16, must be integers or "
-                    "text"
-                )
-        table, file = _plain_texts(table.select(names)), RowsInMemory(names)
-        numbered = table.rename_columns([f"c{i}" for i in range(len(names))])
+        """Yields the same of rows in memory, a chunk of them by one query."""
+        table, names = _table(rows), [column.name for column in self._read]
+        check_columns(RowsInMemory(table.column_names, optional), names)
+        table = table.select([n for n in names if n in table.column_names])
+        of_texts = [column.name for column in self._read if column.kind == "category"]
+        table = _plain(table, of_texts)
+        file = RowsInMemory(table.column_names, optional)
+        numbered = table.rename_columns([f"c{i}" for i in range(table.num_columns)])
         numbered = numbered.append_column("number", pa.array(np.arange(len(table))))
         for first in range(0, max(1, len(table)), CHUNK_ROWS):
             with self._database.seeing(rows=numbered.slice(first, CHUNK_ROWS)):
-                if table.schema not in self._queries:
-                    types = reading.types_of(self._database, file, columns)
-                    given = reading.Selected.of(columns, file, types)
+                key = table.schema, optional
+                if key not in self._queries:
+                    types = reading.types_of(self._database, file, self._read)
+                    given = reading.Selected.of(self._read, file, types)
                     place = sql.name(IN_FILE)
                     source = (
                         f"(SELECT number AS {place}, {given.values}, {given.good} AS "
                         f"{sql.name(GOOD)} FROM rows)"
                     )
-                    query = self._samples(columns, source, [GOOD])
-                    self._queries[table.schema] = given, f"{query} ORDER BY {place}"
-                given, query = self._queries[table.schema]
+                    query = f"{self._samples(source, GOOD)} ORDER BY {place}"
+                    self._queries[key] = given, query
+                given, query = self._queries[key]
                 samples = self._database.table(query)
                 if not samples[GOOD].to_numpy().all():
                     told = reading.bad_rows(self._database, file, file.path, given, 1)
                     raise DataError(told[0])
             yield "rows", first, samples
 
-    def _used(self, names: Sequence[str], optional: Sequence[str]) -> list[Column]:
-        """Returns how columns of rows are read: optional ones, labels and weights if
-        they are there."""
-        inputs = {*self._columns.inputs} - {*optional}
-        return [c for c in self._known if c.name in inputs or c.name in names]
-
-    def _samples(
-        self, columns: Sequence[Column], source: str, others: Sequence[str] = ()
-    ) -> str:
-        """Returns a query of samples, from their typed values; of a category it gives
-        ids, or the values of a vocabulary."""
-        there = {column.alias or column.name for column in columns}
-        numbers = [name for name in self._columns.dense if name in there]
-        made = [*map(sql.name, (*numbers, *({WEIGHT} & there), *others))]
+    def _samples(self, source: str, *others: str) -> str:
+        """Returns a query of samples, from their typed values."""
+        made = {n: own_files.cross_of(of) for n, of in self._columns.cross.items()}
+        if self._columns.targets:
+            made[LABEL] = own_files.label_of(self._columns)
+        crossed = ", ".join(f"{value} AS {sql.name(n)}" for n, value in made.items())
+        source = f"(SELECT *, {crossed} FROM {source})" if made else source
         types = self._database.types(f"FROM {source}")
-        for name, (_, table) in self._encoder.categories.items():
-            crossed = self._columns.cross.get(name)
-            if not crossed and name not in types:  # of an optional feature
-                made.append(f"NULL AS {sql.name(name)}")
-                continue
-            column = own_files.cross_of(crossed) if crossed else sql.name(name)
-            made.append(f"{id_of(table, column)} AS {sql.name(name)}")
-            if types.get(name, "").endswith("]"):
-                each = f"lambda key: {id_of(table, 'key')}"
-                made[-1] = f"list_transform({column}, {each}) AS {column}"
-        labels = {f"{LABEL} of {name}" for name in self._columns.targets}
-        if labels and labels <= there:
-            made.append(f"{own_files.label_of(self._columns)} AS {LABEL}")
-        return f"SELECT {', '.join(made)} FROM {source}"
+        columns = [*self._encoder.columns(types), *map(sql.name, others)]
+        return f"SELECT {', '.join(columns)} FROM {source}"
 
-    def _found(self, samples: pa.Table, name: str) -> Found:
-        """Returns the values of a category."""
-        feature, table = self._encoder.categories[name]
-        values = samples[name].combine_chunks()
-        sample, place = np.arange(len(values)), np.zeros(len(values), np.int64)
-        if pa.types.is_list(values.type):
-            lengths = values.value_lengths().to_numpy(zero_copy_only=False)
-            values, sample = values.flatten(), np.repeat(sample, lengths)
-            first = lengths.cumsum() - lengths
-            place = np.arange(len(values)) - np.repeat(first, lengths)
-            if feature.pooling == "none":  # the last event is at the end
-                place += feature.stored_hotness - np.repeat(lengths, lengths)
-        if table.kind != "values":
-            values = values.fill_null(PADDING_ID)  # of an optional feature
-            return Found(sample, place, values.to_numpy(zero_copy_only=False))
-        ids = self._ids[feature.table]
+    def _lookup(self, name: str, values: pa.Array, *_: np.ndarray) -> np.ndarray:
+        """See ``Lookup``: a dictionary finds few values sooner than a query does."""
+        ids = self._ids[self._manifest.features[name].table]
         found = [ids.get(value, RARE_ID) for value in values.to_pylist()]
-        return Found(sample, place, np.array(found, np.int64))
+        return np.array(found, np.int64)
 
 
 def _ids_of_values(values: TableValues, table: str) -> dict[Any, int]:
@@ -332,7 +289,7 @@ def _table(rows: Any) -> pa.Table:
         raise DataError(f"rows: are no table ({error})") from None
 
 
-def _plain_texts(table: pa.Table) -> pa.Table:
+def _plain(table: pa.Table, categories: Collection[str]) -> pa.Table:
     """Returns a table without dictionaries, whose values are not those of the next one,
     without 16-bit floats, which queries lack, and what its maker says of it."""
     columns = {}
@@ -340,6 +297,11 @@ def _plain_texts(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             column = column.cast(field.type.value_type)
         if pa.types.is_float16(field.type):
+            if field.name in categories:
+                raise DataError(
+                    f"rows: column {field.name}: type is float16, must be integers or "
+                    "text"
+                )
             column = column.cast(pa.float32())
         try:
             column.validate(full=True)

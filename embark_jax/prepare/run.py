@@ -13,7 +13,7 @@ from typing import Any
 
 from embark_jax._base.agreement import EXTENSION, differences, parts
 from embark_jax._base.files import new_folder
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import SPLITS, Manifest

@@ -9,19 +9,24 @@ from collections.abc import Mapping, Sequence
 from embark_jax.data.batch import DataError
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.prepare import sql
-from embark_jax.prepare.raw_files import TextFile
+from embark_jax.prepare.raw_files import RawFile
 from embark_jax.prepare.reading import SHOWN, Rows, read, types_of
 from embark_jax.prepare.recipe import (
+    ALONE,
     GIVEN_TIME,
     IN_FILE,
+    IS_EVENT,
+    IS_SAMPLE,
     ROW,
     SPLIT,
     TIME,
+    TRAIN,
     USER,
     WEIGHT,
     WINDOW,
     Recipe,
     Work,
+    event_column,
 )
 from embark_jax.prepare.splits import HELD_OUT, Split, split_of
 from embark_jax.prepare.values import Column
@@ -61,8 +66,9 @@ def make_samples(work: Work) -> Samples:
         there are no samples, or none in the order of time.
     """
     database, recipe, options = work.database, work.recipe, work.options
+    merged = dict[str, tuple[int, str]]()
     for name, (file, of_side) in recipe.sides.items():
-        _read_side(database, name, file, of_side)
+        merged |= _read_side(database, name, file, of_side, recipe).merged
     sizes = [file.path.stat().st_size for file in recipe.raw]
     columns, found = _alike(database, recipe), list[Rows]()
     for number, file in enumerate(recipe.raw):
@@ -74,23 +80,26 @@ def make_samples(work: Work) -> Samples:
     if not sum(rows):
         raise DataError(f"{recipe.raw[0].path}: has no samples")
     files = [sql.name(f"file {number}") for number in range(len(rows))]
-    if recipe.query is not None:
+    for file in files if recipe.query is not None else ():
         database.run(
-            f"CREATE OR REPLACE TABLE {files[0]} AS WITH raw AS (SELECT *, rowid AS "
-            f"place FROM {files[0]}) SELECT * EXCLUDE (place) FROM ({recipe.query}) "
+            f"CREATE OR REPLACE TABLE {file} AS WITH raw AS (SELECT *, rowid AS place "
+            f"FROM {file}) SELECT * EXCLUDE (place) FROM ({recipe.query}) "
             "ORDER BY place"
         )
     select, seconds = dict(recipe.select), 1
-    has_times = recipe.columns is not None and recipe.columns.time is not None
+    has_times = any(column.alias == GIVEN_TIME for column in columns)
     if has_times:
         select[TIME], seconds = _times(database, recipe, files)
-    elif options.window is not None:
+    elif options.window is not None and TIME not in select:
         raise DataError(
             "--window cuts the data by their column of times, must come with one: "
             "time=NAME"
         )
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
-    names += [LABEL, *({WEIGHT, TIME, USER} & {*select, *(c.alias for c in columns)})]
+    read_names = {*select, *(column.alias for column in columns)}
+    names += [LABEL, *({WEIGHT, TIME, USER, IS_SAMPLE, IS_EVENT} & read_names)]
+    if recipe.history is not None:
+        names += [n for n in map(event_column, recipe.history.columns) if n in select]
     select = {name: select.get(name, sql.name(name)) for name in names}
     by = Split.parsed(options.split)
     split = split_of(by, database, recipe, files, select.get(TIME), seconds)
@@ -122,14 +131,32 @@ def make_samples(work: Work) -> Samples:
         views.append(view)
     whole = " UNION ALL BY NAME ".join(f"FROM {view}" for view in views)
     database.run(f"CREATE VIEW samples AS {whole}")
+    _set_events_apart(database, recipe)
     told = [line for each in found for line in each.told][:SHOWN]
     raw_rows = sum(each.good + each.bad for each in found)
     times = _times_of_splits(database, seconds) if has_times else {}
-    merged = dict[str, tuple[int, str]]()
     for name, (count, example) in (each for of in found for each in of.merged.items()):
         merged[name] = merged.get(name, (0, example))[0] + count, example
     types = database.types("FROM samples")
     return Samples(rows, raw_rows, told, types, merged, times)
+
+
+def _set_events_apart(database: sql.Database, recipe: Recipe) -> None:
+    """Makes ALONE, which is empty if every line is a sample."""
+    history, row, user, time = recipe.history, *map(sql.name, (ROW, USER, TIME))
+    is_sample = sql.name(IS_SAMPLE) if IS_SAMPLE in recipe.select else "true"
+    if history is None or ((history.least, history.every, is_sample) == (0, 1, "true")):
+        database.run(f"CREATE TABLE {sql.name(ALONE)} (row BIGINT)")
+        return
+    database.run(
+        f"CREATE TABLE {sql.name(ALONE)} AS SELECT row FROM (SELECT {row} AS row, "
+        f"{SPLIT} = {TRAIN} AS trains, {is_sample} AS is_sample, if({user} IS NULL, 0, "
+        f"row_number() OVER (PARTITION BY {user} ORDER BY {time}, {row}) - 1) AS "
+        f"before, row_number() "
+        f"OVER (PARTITION BY {user}, {SPLIT} ORDER BY {time} DESC, {row} DESC) - 1 AS "
+        f"after FROM samples) WHERE NOT is_sample OR before < {history.least} OR "
+        f"trains AND after % {history.every} > 0"
+    )
 
 
 def _alike(database: sql.Database, recipe: Recipe) -> list[Column]:
@@ -173,18 +200,24 @@ _TEXTS = {"VARCHAR", "BOOLEAN", "UBIGINT"}
 
 
 def _read_side(
-    database: sql.Database, name: str, file: TextFile, columns: Sequence[Column]
-) -> None:
+    database: sql.Database,
+    name: str,
+    file: RawFile,
+    columns: Sequence[Column],
+    recipe: Recipe,
+) -> Rows:
     """Makes a table of a file that samples are joined with."""
-    if not read(database, name, file, columns).good:
+    rows = read(database, name, file, columns)
+    if not rows.good:
         raise DataError(f"{file.path}: is empty")
-    key = columns[0].name
+    key = columns[0].alias or columns[0].name
     twice = database.rows(
         f"SELECT {sql.name(key)}, count(*) FROM {sql.name(name)} GROUP BY 1 "
         "HAVING count(*) > 1 ORDER BY 1 LIMIT 1"
     )
-    for value, count in twice:
-        raise DataError(f"{file.path}: {key} {value!r} has {count} lines")
+    for value, count in twice if recipe.unique_sides else ():
+        raise DataError(f"{file.path}: {columns[0].name} {value!r} has {count} lines")
+    return rows
 
 
 def _times(

@@ -2,7 +2,8 @@
 
 ``training.py`` shows a run, top to bottom. In the order of reading:
 
-- ``training``: one run, from config to test metrics; ``loop`` has its steps.
+- ``training``: one run, from config to test metrics; ``callbacks``: what it does
+  besides training steps.
 - ``experiment``: the objects of a run, made from its config; ``dataset`` reads its
   data, ``accesses`` counts their ids, ``planning`` plans its tables, be the data there
   or not.

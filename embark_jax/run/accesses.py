@@ -61,9 +61,9 @@ def sample_accesses(
         }
         for half in halves
     ]
-    of_tables = [feature for feature in features if feature.table in counted[0]]
+    countable = [feature for feature in features if feature.table in counted[0]]
     rarest = [
-        rarest_accesses(batch, of_tables, counted[0])[1::2] for batch in batches(steps)
+        rarest_accesses(batch, countable, counted[0])[1::2] for batch in batches(steps)
     ]
     return Statistics(
         len(steps) * size,
@@ -90,9 +90,9 @@ def _feature_access(halves: Sequence[BagCounter]) -> FeatureAccess:
 def _binned(rarest: np.ndarray) -> tuple[tuple[int, int], ...]:
     """Returns ``Statistics.rarest``: numbers within 5 % count as the least of them."""
     accesses, samples = np.unique(rarest, return_counts=True)
-    of_bin = np.floor(np.log(np.maximum(accesses, 1)) / np.log(BIN_RATIO))
-    of_bin[accesses == 0] = -1
-    starts = np.flatnonzero(np.diff(of_bin, prepend=-2))
+    bins = np.floor(np.log(np.maximum(accesses, 1)) / np.log(BIN_RATIO))
+    bins[accesses == 0] = -1
+    starts = np.flatnonzero(np.diff(bins, prepend=-2))
     in_bins = np.add.reduceat(samples, starts) if len(samples) else samples
     return tuple(zip(accesses[starts].tolist(), in_bins.tolist(), strict=True))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from embark_jax._base.config import ConfigError, nearest
-from embark_jax._base.storage import file_system_or_bucket
+from embark_jax._base.object_store import file_system_or_bucket
 from embark_jax.metrics.ranking import METRICS
 from embark_jax.plans.plan import Plan
 from embark_jax.report.comparison import ComparedRun

@@ -6,7 +6,7 @@ import dataclasses
 import pkgutil
 from collections.abc import Iterable, Sequence
 
-from embark_jax._base.config import ConfigError, config_error_at, given, nearest
+from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.config import SOURCES, ExperimentConfig, negatives_of, tasks_of
 from embark_jax.data import (
     BatchChecker,
@@ -220,7 +220,7 @@ def merged_model(
     for feature in dataset.features:
         changes = embedding.features.get(feature.name)
         if changes is not None:
-            feature = dataclasses.replace(feature, **given(changes))
+            feature = dataclasses.replace(feature, **changes.spec)
         features.append(feature)
     _check_tasks(config, dataset.labels)
     return tuple(tables), tuple(features)

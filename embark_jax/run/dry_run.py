@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from embark_jax._base.devices import has_gpu
 from embark_jax._base.memory import bytes_text
 from embark_jax.config import ExperimentConfig, tasks_of
 from embark_jax.launch.processes import make_host_devices
-from embark_jax.planner.cost.pricing import price
+from embark_jax.planner.cost.work import PHASES
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.plan import Plan
 from embark_jax.report.display import say
@@ -33,6 +34,7 @@ from embark_jax.train.absent import (
     compile_model,
     wide_features,
 )
+from embark_jax.train.collectives import collectives
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.step_model import step_model
 
@@ -82,7 +84,7 @@ def dry_run(
     tell(f"step compiled for {where} in {time.perf_counter() - start:.1f} s")
     memory = fleet.device.memory_bytes
     tell(_memory_text(compiled.memory_analysis(), setup.plan, memory))
-    console.print(_collectives(setup.plan, planned.workload))
+    console.print(_collectives(compiled.as_text()))
     tell(_writing_text(setup, state.params, workdir))
 
 
@@ -135,14 +137,17 @@ def _memory_text(found: Any, plan: Plan, device_bytes: float) -> str:
     )
 
 
-def _collectives(plan: Plan, workload: Any) -> Table:
-    """Returns a table of what each collective of the embeddings moves, as the compiled
-    program has it."""
-    priced = price(plan.placements, plan.features, workload, plan.capacities)
-    table = Table("exchange", "collective", "buffer of a device", title="Each step")
-    for item in priced.work_items():
-        if item.collective is not None:
-            table.add_row(item.phase, item.collective, bytes_text(float(item.buffer)))
+def _collectives(hlo: str) -> Table:
+    """Returns a table of what the collectives of the compiled step move."""
+    moved: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for each in collectives(hlo):
+        phases = [scope for scope in each.scopes if scope in PHASES]
+        if "(dense)" in str(each.scopes):  # combined with those of other phases
+            phases = ["sums over all devices"]
+        moved[phases[-1] if phases else "others", each.kind].append(each.buffer_bytes)
+    table = Table("phase", "collective", "number", "bytes of a device", title="A step")
+    for (phase, kind), sizes in moved.items():
+        table.add_row(phase, kind, str(len(sizes)), bytes_text(sum(sizes)))
     return table
 
 

@@ -61,7 +61,7 @@ def on_test_set(
     return record if best_auc is None else record | {"bayes_auc": best_auc()}
 
 
-def of_last_window(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def last_window_metrics(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the metrics of the last time window, which was evaluated before it was
     trained on, as test metrics."""
     return {TEST_STEP: evaluations[-1]["step"]} | {
@@ -109,8 +109,8 @@ def on_split(
     for task, values in by_task:
         found |= {f"{name}/{task}": values[name] for name in metrics}
     for name, metric in own_metrics(options).items():
-        of_groups = group_ids.get(options.metrics[name].groups or "")
-        found |= _own(metric, tasks, labels, logits, weights, of_groups)
+        own_groups = group_ids.get(options.metrics[name].groups or "")
+        found |= _own(metric, tasks, labels, logits, weights, own_groups)
     if options.retrieval is not None:
         found |= _retrieved(setup, trainer, kept)
     if groups is not None:
@@ -204,8 +204,8 @@ def _retrieved(
         seen = np.full((len(items), 1), PADDING_ID)
         if config.exclude is not None:
             seen = np.asarray(batch.ids[config.exclude])
-        of_batch = to_host(vectors), items, seen
-        queries.append(tuple(array[positive] for array in of_batch))
+        arrays = to_host(vectors), items, seen
+        queries.append(tuple(array[positive] for array in arrays))
     users, items, seen = map(np.concatenate, zip(*queries, strict=True))
     ranks = Ranks(np.full(len(items), NEVER), np.zeros(len(items), np.int32))
     has_row = np.isin(items, keys[is_item])

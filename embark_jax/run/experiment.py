@@ -30,7 +30,7 @@ from embark_jax.data import (
     WindowsData,
 )
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.launch.agreement import of_process_0
+from embark_jax.launch.agreement import from_process_0
 from embark_jax.metrics.pointwise import OF_PROBABILITIES
 from embark_jax.models.function import Model
 from embark_jax.models.retrieval import RetrievalModel
@@ -294,7 +294,7 @@ def build(
     else:
         planned = read_plan(plan_file, config, tables, features)
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
-        planned = Plan.from_json(of_process_0(planned.to_json()))
+        planned = Plan.from_json(from_process_0(planned.to_json()))
     in_training_order(dataset, config, planned)  # raises now, not when training begins
     model = config, description, tables, features, planned
     return Experiment(*model, dataset, first_step)
@@ -318,6 +318,8 @@ def plan_model(
         is impossible.
       DataError: if the dataset is damaged.
     """
+    if not statistics.samples:
+        statistics = config.embedding.mean_lengths()
     if (absent := source_of(config).absent()) is not None:
         description = with_negatives(config, absent)
         tables, features = merged_model(config, description)

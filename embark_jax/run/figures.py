@@ -12,7 +12,8 @@ import numpy as np
 import sklearn.metrics  # noqa: F401, else the first AUC of a run waits for it
 
 from embark_jax.metrics.pointwise import auc, labelled
-from embark_jax.train.loop import STEPS_IN_FLIGHT, StepResult
+from embark_jax.train.results import StepResult
+from embark_jax.train.trainer import STEPS_IN_FLIGHT
 
 MIN_TIMED_STEPS = 10
 """Fewer steps give no throughput: the time of one of them varies."""
@@ -20,7 +21,7 @@ MOST_SAMPLES = 2**16
 """Samples of the last steps whose AUC is taken, on the host: more would hold up a fast
 device, which is two steps ahead."""
 _UNDER_WAY = STEPS_IN_FLIGHT + 1
-"""Steps that may land together when no further batch comes: those in flight, and one
+"""Steps that may end together when no further batch comes: those in flight, and one
 whose route was made ahead."""
 
 
@@ -35,8 +36,8 @@ class _Step(NamedTuple):
 class Figures:
     """The steps since the last record.
 
-    Throughput is measured from one landing to another. The first landing after a stop
-    waited for a compilation or an evaluation, and the last few steps before one land
+    Throughput is measured from the end of one step to that of another. The first after
+    a stop waited for a compilation or an evaluation, and the last few before one end
     together, without a batch having been made between them; so the measure begins at
     the first, and leaves out the last. Where there are few steps, it goes back to steps
     before the last record.
@@ -61,7 +62,7 @@ class Figures:
         self._batch_size = 0
         self._scored: deque[StepResult] = deque()  # the last MOST_SAMPLES samples
         self._closed = clock()
-        # When steps landed since the last stop, and whether they were all-hot.
+        # When steps were finished since the last stop, and whether they were all-hot.
         self._landings: list[tuple[float, bool]] = []
 
     @property
@@ -69,7 +70,7 @@ class Figures:
         return not self._steps
 
     def add(self, result: StepResult) -> None:
-        """Takes a step that has just landed."""
+        """Takes a step that was just finished."""
         self._steps.append(_Step(result.loss, result.hot, result.used))
         self._batch_size = len(result.labels)
         self._scored.append(result)

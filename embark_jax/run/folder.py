@@ -20,7 +20,7 @@ from embark_jax._base.bucket_copy import (
 )
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import replacing
-from embark_jax._base.storage import StorageError, file_system_or_bucket, in_bucket
+from embark_jax._base.object_store import StorageError, file_system_or_bucket, in_bucket
 from embark_jax.config import ExperimentConfig, reading
 
 CHECKPOINTS = "checkpoints"

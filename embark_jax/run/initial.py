@@ -16,7 +16,7 @@ import jax
 from embark_jax._base.agreement import OPTIMIZERS, WARM_START, differences, parts
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import read_json, write_json
-from embark_jax._base.storage import in_bucket
+from embark_jax._base.object_store import in_bucket
 from embark_jax.checkpoint.reading import SavedCheckpoint
 from embark_jax.checkpoint.restoring import warm_state
 from embark_jax.config import ExperimentConfig, PreparedConfig
@@ -43,7 +43,7 @@ def first_step(config: ExperimentConfig, workdir: Path, resume: bool) -> int:
         return 0
     if resume and (workdir / FILE).exists():
         return read_json(workdir / FILE, "begin the run anew")["first_step"]
-    return SavedRun(path).checkpoint().description.step
+    return SavedRun(path).checkpoint().contents.step
 
 
 def start(
@@ -78,7 +78,7 @@ def start(
         what = "the rows of all keys come over" if table.is_dynamic else what
         say(f"  table {table.name}: {what}")
     here = {table.name for table in setup.tables}
-    for name in sorted(saved.description.tables.keys() - here):
+    for name in sorted(saved.contents.tables.keys() - here):
         say(f"  table {name}: is not in this model, no row comes over")
     if jax.process_index() == 0:
         begun = {"from": str(saved.folder), "first_step": trainer.step}
@@ -95,7 +95,7 @@ def _values(run: SavedRun, saved: SavedCheckpoint) -> TableValues | None:
         return None
     if data.path.exists():
         manifest = manifests.read(data.path)
-        if manifest.digest() == saved.description.identity["data"]["files"]:
+        if manifest.digest() == saved.contents.identity["data"]["files"]:
             return TableValues(data.path, manifest)
     return None
 
@@ -112,7 +112,7 @@ def _row_counts(
     Raises:
       ConfigError: if rows or columns have another meaning here, or a table has fewer.
     """
-    there: Mapping[str, Any] = saved.description.identity["tables"]
+    there: Mapping[str, Any] = saved.contents.identity["tables"]
     values, counts, problems = setup.description.values, {}, []
     if before is not None and values is not None:
         problems += before.changes(values, "in the run before")
@@ -154,7 +154,7 @@ def _check_model(
 ) -> None:
     """Raises ``ConfigError`` unless a checkpoint's model is this one."""
     fields = (*WARM_START, *OPTIMIZERS) if keep_optimizer else WARM_START
-    identities = saved.description.identity, setup.identity
+    identities = saved.contents.identity, setup.identity
     both = set.intersection(*({*identity["tables"]} for identity in identities))
     there, here = (
         parts(

@@ -17,7 +17,7 @@ from tensorboardX import SummaryWriter
 from embark_jax._base.config import ConfigError
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import replacing
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 
 FILE_NAME = "metrics.jsonl"
 

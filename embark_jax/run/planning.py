@@ -11,7 +11,7 @@ import embark_kernels
 
 from embark_jax._base.agreement import PLAN, differences, parts
 from embark_jax._base.config import ConfigError, config_error_at, read_text
-from embark_jax.config import ExperimentConfig
+from embark_jax.config import ExperimentConfig, NoModelConfig
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
 from embark_jax.planner.request.workload import STATE_VALUES
@@ -103,70 +103,33 @@ def make_plan(
     statistics: Statistics = NO_STATISTICS,
     advise: bool = False,
 ) -> Planned:
-    """Plans the config's tables, with the placements that it forces.
+    """Plans the config's tables, with the placements that it forces. If they do not
+    fit, the planner chooses the tiers of those for which the config names none.
 
     Raises:
       ConfigError: if no plan is possible, or the model does not suit the embeddings.
     """
-    from embark_jax import models  # what reads data and builds models takes a second
-    from embark_jax.run.accesses import sample_accesses
+    from embark_jax.run.accesses import sample_accesses  # which takes a second
     from embark_jax.run.dataset import source_of
-    from embark_jax.run.optimizers import state_values
 
-    needs_counts = config.embedding.hot_budget is not None and not statistics.samples
+    embedding, fleet = config.embedding, machines(config)
+    needs_counts = embedding.hot_budget is not None and not statistics.samples
     if needs_counts and source_of(config).absent() is None:
         statistics = sample_accesses(config, COUNTED_SAMPLES)
-    shapes = embedding_shapes(tables, features)
-    with config_error_at("model"):
-        model = models.footprint(config.model, shapes, data.dense_features)
-    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
-    dense = DenseLoad(
-        model.parameters,
-        state_values(config.dense_optimizer),
-        activation_bytes(model.kept_bytes, pooled_bytes),
-        config.train.dense,
-        getattr(config.model, "compute_dtype", "float32"),
-        network_of(config.model, tables, features, data.dense_features),
-    )
-    zipf = data.zipf_exponent
-    return plan_of(
-        config, zipf, dense, kernels(config), tables, features, statistics, advise
-    )
-
-
-def plan_of(
-    config: ExperimentConfig,
-    zipf_exponent: float,
-    dense: DenseLoad,
-    implementation: Kernels,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    statistics: Statistics,
-    advise: bool = False,
-) -> Planned:
-    """Plans tables below these dense layers, with this implementation of lookups and
-    updates, and with the placements that the config forces. If the tables do not fit,
-    the planner chooses the tiers of those for which the config names none. Needs no JAX
-    if the config names a fleet.
-
-    Raises:
-      ConfigError: if no plan is possible.
-    """
-    embedding, fleet = config.embedding, machines(config)
     kinds = [embedding.optimizer_of(table.name).kind for table in tables]
     workload = Workload(
         fleet=fleet,
         batch_size=config.train.batch_size,
-        zipf_exponent=zipf_exponent,
+        zipf_exponent=data.zipf_exponent,
         capacity_slack=embedding.capacity_slack,
         optimizer=max(kinds, key=STATE_VALUES.__getitem__),
         statistics=statistics,
         wire=wire(config),
-        dense=dense,
+        dense=_dense_load(config, data, tables, features),
         micro_batches=config.train.micro_batches,
         overlap=not fleet.shared,
         sample_ids=sum(feature.hotness for feature in features),
-        kernels=implementation,
+        kernels=kernels(config),
         memory_gb=embedding.memory_gb,
     )
     forced = {name: table.forced for name, table in embedding.tables.items()}
@@ -181,6 +144,33 @@ def plan_of(
             workload, tables, features, forced=forced, or_tables=tiers, advise=advise
         )
     return Planned(workload, plan)
+
+
+def _dense_load(
+    config: ExperimentConfig,
+    data: Description,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+) -> DenseLoad:
+    """Returns what the dense layers take: those of the model, from shapes alone."""
+    from embark_jax import models
+    from embark_jax.run.optimizers import state_values
+
+    model = config.model
+    if not isinstance(model, NoModelConfig):
+        shapes = embedding_shapes(tables, features)
+        with config_error_at("model"):
+            model = models.footprint(model, shapes, data.dense_features)
+    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
+    pooled_bytes = min(pooled_bytes, model.kept_bytes)
+    return DenseLoad(
+        model.parameters,
+        state_values(config.dense_optimizer),
+        activation_bytes(model.kept_bytes, pooled_bytes),
+        config.train.dense,
+        getattr(config.model, "compute_dtype", "float32"),
+        network_of(config.model, tables, features, data.dense_features),
+    )
 
 
 def with_open_tiers(

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from embark_jax._base.config import ConfigError
-from embark_jax._base.storage import file_system_or_bucket
+from embark_jax._base.object_store import file_system_or_bucket
 from embark_jax.checkpoint import CheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint
@@ -59,7 +59,7 @@ class SavedRun:
           CheckpointError: if there is none, or it is damaged.
         """
         checkpoints = CheckpointFolder(self.checkpoints)
-        path = checkpoints.of_step(checkpoints.chosen_steps(self.step)[0])
+        path = checkpoints.checkpoint(checkpoints.chosen_steps(self.step)[0])
         with undamaged(path):
             return SavedCheckpoint(path)
 

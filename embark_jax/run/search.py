@@ -20,7 +20,7 @@ from rich.console import Console
 from embark_jax._base.agreement import differences
 from embark_jax._base.config import ConfigError, nearest
 from embark_jax._base.files import replacing
-from embark_jax._base.storage import local
+from embark_jax._base.object_store import local
 from embark_jax.config import ExperimentConfig, reading
 from embark_jax.data import WindowsData
 from embark_jax.launch.processes import make_host_devices
@@ -32,7 +32,7 @@ from embark_jax.run.dataset import source_of
 from embark_jax.run.folder import CONFIG, RunFolder
 from embark_jax.run.logs import FILE_NAME as METRICS
 from embark_jax.run.own_metrics import deciding_metrics
-from embark_jax.train.loop import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 
 FAILED = "failed.txt"
 """A file in the folder of a trial that diverged, with its error: it is not tried
@@ -120,22 +120,24 @@ class Trials:
         """Makes the folder, or finds the same search in it."""
         local(self.workdir).mkdir(parents=True, exist_ok=True)
         own = self.workdir / SEARCH
-        if own.exists():
+        others = (p for p in self.workdir.iterdir() if not p.name.startswith(SEARCH))
+        if not own.exists() and any(others):
+            raise FileExistsError(
+                f"{self.workdir}: holds something else: take another --workdir"
+            )
+        try:  # another search may begin here at the same time
+            with replacing(own, exist_ok=False) as scratch:
+                reading.save(self.config, scratch)
+        except FileExistsError:
             before, now = (
                 each.model_dump(mode="json")
                 for each in (reading.load(own), self.config)
             )
             if lines := differences(before, now, "in the folder"):
+                lines = [f"{own}: is of another search:", *lines]
                 raise ConfigError(
-                    "\n  ".join([f"{own}: is of another search:", *lines])
-                    + "\nsearch into another --workdir"
-                )
-        elif any(self.workdir.iterdir()):
-            raise FileExistsError(
-                f"{self.workdir}: holds something else: take another --workdir"
-            )
-        with replacing(own) as scratch:
-            reading.save(self.config, scratch)
+                    "\n  ".join(lines) + "\nsearch into another --workdir"
+                ) from None
         make_host_devices(self.config.mesh.devices)
 
     def claim(self, name: str) -> filelock.AcquireReturnProxy | None:
@@ -237,22 +239,22 @@ def search(
         set is never evaluated, or Optuna is needed and not installed.
       DataError, CheckpointError: as in ``training.train``.
     """
-    of_search = Trials(path, overrides, metric, workdir, console)
-    lists = {key: each.choose for key, each in of_search.searched.items()}
+    searched_trials = Trials(path, overrides, metric, workdir, console)
+    lists = {key: each.choose for key, each in searched_trials.searched.items()}
     if trials is not None or None in lists.values():
         from embark_jax.run import sampled_search
 
-        sampled_search.search(of_search, trials)
+        sampled_search.search(searched_trials, trials)
     else:
         choices = [each for each in lists.values() if each is not None]
         _search_all(
-            of_search,
+            searched_trials,
             [
                 dict(zip(lists, each, strict=True))
                 for each in itertools.product(*choices)
             ],
         )
-    of_search.show()
+    searched_trials.show()
 
 
 def _search_all(trials: Trials, points: Sequence[Mapping[str, Any]]) -> None:

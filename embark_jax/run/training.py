@@ -1,4 +1,8 @@
-"""One training run, from config to test metrics; ``loop`` has its steps."""
+"""One training run, from config to test metrics.
+
+Its loop trains from one stop of its callbacks to the next: those evaluate, save, log
+and trace.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,12 @@ from embark_kernels import availability
 from rich.console import Console
 
 from embark_jax._base.agreement import RESUMED, parts
+from embark_jax.cache.row_store import StoreError
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import ExperimentConfig
-from embark_jax.launch.agreement import of_process_0
+from embark_jax.data import DataError
+from embark_jax.launch.agreement import from_process_0, total
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.launch.stopping import StoppedError, stopping
 from embark_jax.models.retrieval import RetrievalModel
@@ -26,10 +32,11 @@ from embark_jax.report.display import say, say_at_end, show_result
 from embark_jax.report.page import plan_html, run_page
 from embark_jax.report.summary import overview
 from embark_jax.run import experiment, initial
+from embark_jax.run.callbacks import Callback, Evaluation, Run, Saving, StepLog
+from embark_jax.run.evaluation import counts, last_window_metrics, on_test_set
 from embark_jax.run.experiment import Experiment
 from embark_jax.run.folder import PLAN, RunFolder
 from embark_jax.run.logs import MetricsLog, read_metrics
-from embark_jax.run.loop import Loop
 from embark_jax.run.planning import why_plain_xla
 from embark_jax.run.profile import StepProfile, traces
 from embark_jax.train.trainer import Trainer
@@ -76,7 +83,7 @@ def train(
     folder = RunFolder(workdir)
     if jax.process_index() == 0:
         folder.open(resume)
-    first = of_process_0(initial.first_step(config, folder.files, resume))
+    first = from_process_0(initial.first_step(config, folder.files, resume))
     setup = experiment.build(config, plan_file, first_step=first)
     profile = StepProfile(folder.files, profile_steps, tell)
     profile.check(first, setup.steps)
@@ -101,12 +108,11 @@ def train(
             outputs(folder, setup, trainer.step) as log,
             stopping(functools.partial(say_at_end, console)) as stop,
         ):
-            loop = Loop(
-                setup, trainer, checkpoints, folder, log, console, stop, profile
-            )
+            run = Run(setup, trainer, checkpoints, folder, log, console, stop)
+            evaluation = Evaluation(run)
             try:
-                loop.run()
-                record = loop.test()
+                train_steps(run, evaluation, profile)
+                record = test(run, evaluation.improvement.best_step)
             except StoppedError:
                 where = folder.checkpoints / str(checkpoints.steps[-1])
                 tell(
@@ -116,6 +122,80 @@ def train(
                 return None
     show_result(record, console)
     return None if stop.requested else record
+
+
+def train_steps(run: Run, evaluation: Evaluation, profile: StepProfile) -> None:
+    """Trains to the last step and saves a checkpoint there.
+
+    Raises:
+      StoppedError: if the run is asked to end; there is a checkpoint of that step.
+    """
+    trainer, improvement, steps = run.trainer, evaluation.improvement, run.setup.steps
+    step_log, saving = StepLog(run), Saving(run, improvement)
+    callbacks: list[Callback] = [profile, step_log, evaluation, saving]
+    if run.setup.windows is not None:
+        # A window's checkpoint is of before the evaluation on the next one.
+        callbacks[2:] = [saving, evaluation]
+    try:
+        with step_log.progress, profile:
+            evaluation.at_stop(trainer.step)  # a run that was stopped in one resumes it
+            while not improvement.ended and trainer.step < steps:
+                stops = [each.next_stop(trainer.step) for each in callbacks]
+                goal = min(filter(None, [steps, *stops]))
+                _train_to(goal, run, callbacks)
+    except StoppedError:
+        step_log.at_stop(trainer.step)
+        saving.save_once()
+        raise
+    except (DataError, StoreError):
+        # Of several processes, this one alone may know of the error.
+        if jax.process_count() == 1 and trainer.step and saving.save_once():
+            run.say(f"a checkpoint holds all {trainer.step:,} good steps")
+        raise
+    if improvement.ended:
+        run.say(f"{improvement}: training ends at step {trainer.step:,}")
+
+
+def _train_to(goal: int, run: Run, callbacks: list[Callback]) -> None:
+    """Trains up to a step, unless the run is asked to end before."""
+    trainer = run.trainer
+    jax.block_until_ready(trainer.state)
+    for callback in callbacks:
+        callback.begin(trainer.step)
+    for result in trainer.iterate(run.setup.training_data, goal, run.stop.before):
+        for callback in callbacks:
+            callback.add(result)
+    jax.block_until_ready(trainer.state)
+    if trainer.step < goal:
+        raise StoppedError
+    for callback in callbacks:
+        callback.at_stop(goal)
+
+
+def test(run: Run, best_step: int | None) -> dict[str, Any]:
+    """Tests the best step, or the last, and returns and logs the last record.
+
+    Raises:
+      StoppedError: if the run is asked to end.
+    """
+    setup, trainer, last = run.setup, run.trainer, run.trainer.step
+    if best_step not in (None, last):
+        trainer.load(run.checkpoints, best_step)
+    if setup.windows is None:
+        metrics = on_test_set(setup, trainer, run.stop.during)
+    else:
+        metrics = last_window_metrics(run.checkpoints.evaluations)
+    record = {
+        "final": True,
+        **metrics,
+        "recompilations": trainer.recompilations,
+        **counts("bad_ids", total(trainer.check.bad_ids)),
+        **counts("missing_dense", setup.description.missing_dense),
+    }
+    if best_step is not None:
+        record["best_step"] = best_step
+    run.log.write(last, record)
+    return record
 
 
 def _introduce(setup: Experiment, console: Console) -> None:
@@ -141,7 +221,7 @@ def _resumed(
     Raises:
       OtherExperimentError: if it is of another model, or of other data.
     """
-    if not of_process_0(checkpoints.steps):
+    if not from_process_0(checkpoints.steps):
         tell(
             f"no checkpoint yet: begins at step {setup.first_step:,} of {setup.steps:,}"
         )

@@ -103,6 +103,7 @@ def compile_model(
     state = abstract_state(model, collection, optimizers, options.dense)
     step = make_train_step(model, collection, optimizers, state, options)
     with jax.enable_x64(bool(wide)):
-        batch = abstract_batch(plan, mesh, dense_features, wide, tasks)
+        cuts = options.micro_batches
+        batch = abstract_batch(plan, mesh, dense_features, wide, tasks, cuts)
         lowered = step.lower(state, batch, abstract_routes(collection, batch), batch)
     return lowered.compile(compiler_options), state

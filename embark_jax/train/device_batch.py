@@ -15,6 +15,7 @@ from embark_jax.data.layout import LONG_IDS, NUMBERS, Layout
 from embark_jax.embedding.batch_ids import DeviceBatch, Matrices
 from embark_jax.embedding.collection import EmbeddingCollection, Routes
 from embark_jax.plans.plan import MESH_AXES, Plan
+from embark_jax.train.cuts import deal
 
 
 def abstract_batch(
@@ -23,6 +24,7 @@ def abstract_batch(
     dense_features: int,
     wide: Collection[str] = (),
     tasks: int = 0,
+    cuts: int = 1,
 ) -> DeviceBatch:
     """Returns shapes and shardings of a batch; nothing is allocated.
 
@@ -32,6 +34,7 @@ def abstract_batch(
       dense_features: number of columns of ``dense``.
       wide: features whose ids are int64, not int32.
       tasks: number of labels of each sample, if it has several, otherwise 0.
+      cuts: as in ``put_batch``.
     """
     pooled = [f for f in plan.features if not f.sequence]
     sequences = [f for f in plan.features if f.sequence]
@@ -62,7 +65,10 @@ def abstract_batch(
 
     samples = matrices(plan.batch_size, layout)
     events = matrices(plan.devices, of_events)
-    return DeviceBatch(samples, layout, False, events, of_events)
+    if cuts == 1 or not sequences:
+        return DeviceBatch(samples, layout, False, events, of_events)
+    place: Any = jax.ShapeDtypeStruct((plan.batch_size,), jnp.int32, sharding=sharding)
+    return DeviceBatch(samples, layout, False, events, of_events, cuts, place)
 
 
 def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
@@ -81,7 +87,9 @@ def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Rout
     return jax.tree.map(sharded, collection.route_specs, shapes)
 
 
-def put_batch(batch: Batch, plan: Plan, mesh: Mesh, hot: bool = False) -> DeviceBatch:
+def put_batch(
+    batch: Batch, plan: Plan, mesh: Mesh, hot: bool = False, cuts: int = 1
+) -> DeviceBatch:
     """Copies a checked batch to the devices, sharded by samples.
 
     In a run of several processes each gives its own samples, and all get the whole
@@ -93,6 +101,8 @@ def put_batch(batch: Batch, plan: Plan, mesh: Mesh, hot: bool = False) -> Device
       plan: plan with the batch size, and the room for events.
       mesh: mesh of the plan.
       hot: as in ``DeviceBatch``.
+      cuts: number of cuts that a step makes of each device's samples, among which those
+        with sequences are dealt.
 
     Raises:
       DataError: if the number of samples is another.
@@ -105,6 +115,12 @@ def put_batch(batch: Batch, plan: Plan, mesh: Mesh, hot: bool = False) -> Device
             "so many in each process"
         )
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    place = None
+    if cuts > 1 and batch.sequences:
+        devices = plan.devices // jax.process_count()
+        order = dealt_order(batch, devices, cuts)
+        batch = batch.take(order)
+        place = np.argsort(order).astype(np.int32) % np.int32(share // devices)
 
     def put(matrices: Mapping[str, np.ndarray]) -> Matrices:
         as_sent = {
@@ -119,7 +135,21 @@ def put_batch(batch: Batch, plan: Plan, mesh: Mesh, hot: bool = False) -> Device
     if not batch.sequences:
         return DeviceBatch(on_devices, layout, hot)
     of_events, events = _events_by_device(batch, plan)
-    return DeviceBatch(on_devices, layout, hot, put(events), of_events)
+    events = put(events)
+    if place is None:
+        return DeviceBatch(on_devices, layout, hot, events, of_events)
+    place = jax.make_array_from_process_local_data(sharding, place)
+    return DeviceBatch(on_devices, layout, hot, events, of_events, cuts, place)
+
+
+def dealt_order(batch: Batch, devices: int, cuts: int) -> np.ndarray:
+    """Returns ``[batch]``: the samples of each device, dealt among its cuts by their
+    events of all sequences."""
+    events = sum(jagged.length.astype(np.int64) for jagged in batch.sequences.values())
+    by_device = np.reshape(events, (devices, -1))
+    first = np.arange(devices) * by_device.shape[1]
+    order = [deal(of_device, cuts) for of_device in by_device]
+    return (first[:, None] + order).reshape(-1)
 
 
 def _events_by_device(batch: Batch, plan: Plan) -> tuple[Layout, dict[str, np.ndarray]]:

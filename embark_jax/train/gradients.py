@@ -33,8 +33,7 @@ from embark_jax.train.state import TrainState, sample_sharding
 from embark_jax.train.step_model import (
     ModelError,
     StepModel,
-    as_taken,
-    padded_batch,
+    model_inputs,
 )
 
 LossShare = Callable[..., tuple[jax.Array, tuple[jax.Array, Any]]]
@@ -118,6 +117,7 @@ def batch_gradients(
     state: TrainState,
     routes: Routes,
     batch: Columns,
+    dealt: int,
     shardings: Any,
 ) -> Gradients:
     """Computes gradients of the mean loss: at once, or in micro-batches one after the
@@ -131,6 +131,7 @@ def batch_gradients(
       state: state before the batch.
       routes: routes of the batch.
       batch: the samples.
+      dealt: number of cuts among which samples are dealt by their events, or 1.
       shardings: result of ``state.update_shardings``.
 
     Raises:
@@ -166,20 +167,14 @@ def batch_gradients(
         return gradients._replace(loss=loss, dense=dense)
 
     lookups = collection.lookup(state.storages, routes)
-    batch = padded_batch(collection, batch)
     if micro_batches == 1:
-        padded = collection.padded(lookups.sequences, batch.spans)
-        gradients = of_cut(state.model_state, lookups._replace(sequences=padded), batch)
-        by_lookups = gradients.embeddings
-        packed = collection.packed(by_lookups.sequences, batch.spans)
-        by_lookups = by_lookups._replace(sequences=packed)
-        return summed(gradients._replace(embeddings=by_lookups))
+        return summed(of_cut(state.model_state, lookups, batch))
 
     def add(carried, numbered):
         sums, model_state, embeddings = carried
-        number, cut = numbered
-        own = cuts.embeddings_of(embeddings, number)
-        gradients = of_cut(model_state, own, cut)
+        number, samples = numbered
+        own = cuts.of(embeddings, number, samples)
+        gradients = of_cut(model_state, *own)
         sums = jax.tree.map(jnp.add, sums, (gradients.loss, gradients.dense))
         # In the place of the embeddings, which no other cut reads: a result of its own
         # would take as much memory again.
@@ -189,9 +184,9 @@ def batch_gradients(
     zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params)
     if options.by_device:
         zeros = _zeros_by_device(collection, zeros)
-    cuts = Cuts(collection, micro_batches, batch.spans)
+    cuts = Cuts(collection, micro_batches, batch, dealt)
     ((loss, dense), model_state, embeddings), logits = lax.scan(
-        add, (zeros, state.model_state, lookups), cuts.numbered(batch)
+        add, (zeros, state.model_state, lookups), cuts.numbered()
     )
     logits = cuts.joined(logits)
     return summed(Gradients(loss, logits, model_state, dense, embeddings))
@@ -219,8 +214,8 @@ def _loss_share(
         inputs = embeddings, batch.dense, batch.labels, batch.sample_weights
         embeddings, dense, labels, weights = constrain(inputs)
         batch = batch._replace(dense=dense, labels=labels, sample_weights=weights)
-        embeddings = collection.by_feature(embeddings)
-        embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
+        mesh = None if options.by_device else collection.mesh
+        embeddings, batch = model_inputs(model, collection, embeddings, batch, mesh)
         losses, logits, model_state = model.train(
             params, model_state, embeddings, batch, options.loss
         )

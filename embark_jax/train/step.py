@@ -11,6 +11,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from embark_jax.embedding.batch_ids import DeviceBatch
 from embark_jax.embedding.collection import (
     BATCH,
     EmbeddingCollection,
@@ -21,18 +22,14 @@ from embark_jax.embedding.rules import step_factors
 from embark_jax.plans.plan import MESH_AXES
 from embark_jax.plans.traffic import COMBINED_BYTES
 from embark_jax.train.cuts import Cuts, check_cuts
-from embark_jax.train.device_batch import (
-    DeviceBatch,
-)
 from embark_jax.train.gradients import DEFAULT, StepOptions, batch_gradients
 from embark_jax.train.state import Optimizers, TrainState, update_shardings
 from embark_jax.train.step_model import (
     CALL,
     StepModel,
-    as_taken,
     check_independent,
     check_logits,
-    padded_batch,
+    model_inputs,
 )
 
 MATMUL_PRECISION = "highest"
@@ -121,7 +118,7 @@ def make_train_step(
         columns = batch.columns()
         with jax.default_matmul_precision(MATMUL_PRECISION):
             gradients = batch_gradients(
-                model, tables, options, state, routes, columns, updated
+                model, tables, options, state, routes, columns, batch.cuts, updated
             )
         dense_gradient, params = lax.with_sharding_constraint(
             (gradients.dense, state.params), (updated, updated)
@@ -182,9 +179,11 @@ def make_train_step(
         report = StepReport(
             _join_numbers(routes, tables.needed(routes), fits, finite, gradients.loss),
             routes.bad_ids,
-            gradients.logits,
-            columns.labels,
-            columns.sample_weights,
+            *_in_order(
+                collection,
+                batch,
+                (gradients.logits, columns.labels, columns.sample_weights),
+            ),
         )
         return new_state, report, next_routes
 
@@ -222,27 +221,30 @@ def make_score_step(
 
     def score_step(params, model_state, storages, batch, routes):
 
-        def logits_of(embeddings, batch):
-            embeddings = collection.by_feature(embeddings)
-            embeddings = as_taken(model, embeddings, batch.ids, batch.spans)
+        def logits_of(embeddings, columns):
+            inputs = model_inputs(
+                model, collection, embeddings, columns, collection.mesh
+            )
+            embeddings, columns = inputs
             with jax.default_matmul_precision(MATMUL_PRECISION):
-                return model.score(params, model_state, batch.dense, embeddings, method)
+                return model.score(
+                    params, model_state, columns.dense, embeddings, method
+                )
 
-        columns = padded_batch(collection, batch.columns())
-        embeddings, spans = collection.lookup(storages, routes), columns.spans
+        columns = batch.columns()
+        embeddings = collection.lookup(storages, routes)
         if micro_batches == 1:
-            padded = collection.padded(embeddings.sequences, spans)
-            logits = logits_of(embeddings._replace(sequences=padded), columns)
+            logits = logits_of(embeddings, columns)
         else:
-            cuts = Cuts(collection, micro_batches, spans)
+            cuts = Cuts(collection, micro_batches, columns, batch.cuts)
 
             def of_cut(numbered):
-                number, cut = numbered
-                return logits_of(cuts.embeddings_of(embeddings, number), cut)
+                return logits_of(*cuts.of(embeddings, *numbered))
 
-            logits = cuts.joined(lax.map(of_cut, cuts.numbered(columns)))
+            logits = cuts.joined(lax.map(of_cut, cuts.numbered()))
+        logits, labels = _in_order(collection, batch, (logits, columns.labels))
         if method == CALL:
-            check_logits(logits, columns.labels)
+            check_logits(logits, labels)
         numbers = _join_numbers(
             routes,
             collection.needed(routes),
@@ -250,9 +252,20 @@ def make_score_step(
             jnp.array(True),
             jnp.zeros(()),
         )
-        return StepReport(numbers, routes.bad_ids, logits, columns.labels)
+        return StepReport(numbers, routes.bad_ids, logits, labels)
 
     return jax.jit(score_step)
+
+
+def _in_order(collection: EmbeddingCollection, batch: DeviceBatch, arrays: Any) -> Any:
+    """Returns arrays of samples in the order that these had before they were dealt."""
+    if batch.place is None:
+        return arrays
+
+    def order(place, arrays):
+        return jax.tree.map(lambda array: array[place], arrays)
+
+    return collection.map(order, BATCH, BATCH)(batch.place, arrays)
 
 
 def _join_numbers(

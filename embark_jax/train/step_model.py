@@ -8,18 +8,27 @@ own variables. A step takes both and gives both; neither is a constant of the pr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from embark_kernels.packing import unpack
 from flax import nnx
+from jax.sharding import Mesh
 
 from embark_jax._base.errors import UserError
 from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.lookups import Lookups
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
-from embark_jax.models.interface import Masked, MaskedModel, unmasked
+from embark_jax.models.interface import (
+    Masked,
+    MaskedModel,
+    Packed,
+    PackedModel,
+    on_devices,
+    unmasked,
+)
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.train.losses import Loss
 
@@ -44,6 +53,7 @@ class FlaxModel:
       independent_samples: whether the loss of a sample is a function of this sample
         and the parameters alone, as far as the model says; its state is not asked.
       masked: whether embeddings of sequences are ``models.Masked``.
+      packed: whether they are ``models.Packed``.
     """
 
     def __init__(self, module: nnx.Module):
@@ -53,6 +63,7 @@ class FlaxModel:
             not isinstance(module, ModelWithLoss) or module.independent_samples
         )
         self.masked = isinstance(module, MaskedModel)
+        self.packed = isinstance(module, PackedModel)
         # Two modules around the same arrays: modes are attributes, not arrays.
         training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
         training.train()
@@ -119,7 +130,7 @@ class PlainModel:
     """A ``FunctionModel`` with the attributes and methods of ``FlaxModel``."""
 
     state: Any = ()
-    masked = False
+    masked = packed = False
 
     def __init__(self, model: FunctionModel):
         self._model = model
@@ -152,35 +163,50 @@ def step_model(model: Model) -> StepModel:
     return PlainModel(model) if isinstance(model, FunctionModel) else FlaxModel(model)
 
 
-def padded_batch(collection: EmbeddingCollection, batch: Columns) -> Columns:
-    """Returns a batch as losses get it, with padded sequences."""
-    return batch._replace(
-        ids=collection.padded(batch.ids, batch.spans, PADDING_ID),
-        weights=collection.padded(batch.weights, batch.spans),
-    )
-
-
-def as_taken(
+def model_inputs(
     model: StepModel,
-    embeddings: Mapping[str, jax.Array],
-    ids: Mapping[str, jax.Array],
-    sequences: Iterable[str],
-) -> dict[str, Any]:
-    """Returns embeddings as a model takes them: it may know which places of sequences
-    hold an event.
+    collection: EmbeddingCollection,
+    lookups: Lookups,
+    batch: Columns,
+    mesh: Mesh | None,
+) -> tuple[dict[str, Any], Columns]:
+    """Returns embeddings and a batch as a model takes them. Sequences stay packed for
+    those that read packed ones; others get padded ones, with ids and weights, and with
+    a mask if they ask for it.
 
     Args:
       model: the model.
-      embeddings: results of ``EmbeddingCollection.lookup``; of sequences padded ones.
-      ids: ``[batch, hotness]`` ids of each feature, padded.
-      sequences: names of the sequences.
+      collection: the embedding tables.
+      lookups: embeddings of the samples.
+      batch: the samples; sequences are packed.
+      mesh: mesh of the devices that the samples lie on; None is this one.
     """
-    inputs: dict[str, Any] = dict(embeddings)
+    embeddings: dict[str, Any] = collection.by_feature(lookups)
+    longest = {f.name: f.hotness for f in collection.plan.features}
+    sequences = {name: embeddings[name] for name in batch.spans}
+    if model.packed:
+        for name, rows in sequences.items():
+            spans = batch.spans[name]
+            embeddings[name] = Packed(
+                rows, batch.ids[name], *spans, longest=longest[name], mesh=mesh
+            )
+        return embeddings, batch
+
+    def padded(columns):
+        def pad(columns, spans):
+            return {n: unpack(x, longest[n], *spans[n]) for n, x in columns.items()}
+
+        own = {n: x for n, x in columns.items() if n in batch.spans}
+        spans = {n: batch.spans[n] for n in own}
+        return {**columns, **on_devices(mesh, pad)(own, spans)}
+
+    batch = batch._replace(ids=padded(batch.ids), weights=padded(batch.weights))
+    embeddings = padded(embeddings)
     for name in sequences if model.masked else ():
-        with jax.enable_x64(ids[name].dtype.itemsize == 8):
-            valid = ids[name] != PADDING_ID
-        inputs[name] = Masked(embeddings[name], valid)
-    return inputs
+        ids = batch.ids[name]
+        with jax.enable_x64(ids.dtype.itemsize == 8):
+            embeddings[name] = Masked(embeddings[name], ids != PADDING_ID)
+    return embeddings, batch
 
 
 def check_independent(model: StepModel, reason: str) -> None:

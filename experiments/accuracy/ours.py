@@ -16,11 +16,13 @@ import recipe
 from rich.console import Console
 
 from embark_jax.config import ExperimentConfig
-from embark_jax.prepare.movielens import MovieLens100K
+from embark_jax.data import PreparedData
 from embark_jax.run import training
 from embark_jax.run.logs import read_metrics
 
 HIDDEN = list(recipe.HIDDEN)
+DATA = "data/movielens_100k", "data/movielens_100k_history"
+"""What the commands of the page prepare: without histories, and with them."""
 MODELS: dict[str, dict[str, Any]] = {
     "dcnv2": {
         "kind": "dlrm_dcnv2",
@@ -35,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "finalmlp": {"kind": "finalmlp", "stream1": HIDDEN, "stream2": HIDDEN, "heads": 2},
     "din": {
         "kind": "din",
-        "history": {"earlier_items": "item"},
+        "history": {"past_item_id": "item_id"},
         "activation": [40],
         "deep": HIDDEN,
     },
@@ -55,10 +57,7 @@ def config(
         {
             "name": model,
             "seed": seed,
-            "data": {
-                "kind": "movielens_100k",
-                "earlier_items": recipe.HISTORY * (model == "din"),
-            },
+            "data": {"kind": "prepared", "path": DATA[model == "din"]},
             "model": MODELS[model]
             | {"dropout": recipe.DROPOUT, "compute_dtype": "float32"},
             "embedding": {
@@ -103,7 +102,7 @@ def train(settings: ExperimentConfig) -> dict[str, float]:
     }
 
 
-def write_arrays(data: MovieLens100K) -> None:
+def write_arrays(data: PreparedData) -> None:
     """Writes all samples of all splits, ids counted from 1, with 0 for padding."""
     train = data.train_batch(0, data.train_samples)
     (validation,) = data.validation_batches(10**6)
@@ -125,7 +124,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.SEEDS)
     parser.add_argument("--speed", action="store_true", help="a few epochs, only timed")
     asked = parser.parse_args()
-    data = MovieLens100K(earlier_items=recipe.HISTORY)
+    data = PreparedData(DATA[True])
     # Seeds share the compiled programs of their model.
     jax.config.update("jax_compilation_cache_dir", str(Path(".cache").absolute()))
     if asked.arrays:

@@ -78,8 +78,8 @@ MODELS = {
             "attention_hidden_units": [40],
             "dnn_hidden_units": HIDDEN,
             "dnn_activations": "Dice",
-            "din_target_field": ["item"],
-            "din_sequence_field": ["earlier_items"],
+            "din_target_field": ["item_id"],
+            "din_sequence_field": ["past_item_id"],
             "net_dropout": recipe.DROPOUT,
         },
     ),
@@ -118,7 +118,7 @@ def read(with_history: bool) -> dict[str, dict[str, torch.Tensor]]:
     with np.load(recipe.ARRAYS) as arrays:
         for key in arrays.files:
             split, name = key.split("/")
-            if name != "earlier_items" or with_history:
+            if name != "past_item_id" or with_history:
                 values = torch.from_numpy(arrays[key])
                 if name.startswith("number"):
                     values = values[:, None]
@@ -141,8 +141,8 @@ def feature_map(splits: dict[str, dict[str, torch.Tensor]]) -> FeatureMap:
         if column.ndim == 2:
             spec |= {"type": "sequence", "max_len": column.shape[1]}
             spec["feature_encoder"] = POOLED
-        if name == "earlier_items":
-            spec |= {"share_embedding": "item", "feature_encoder": None}
+        if name == "past_item_id":
+            spec |= {"share_embedding": "item_id", "feature_encoder": None}
         features[name] = spec | {"padding_idx": 0}
     found.features = features
     found.num_fields = found.get_num_fields()

@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 
 from embark_jax import planner, simulator
+from embark_jax.config.table_lists import load_table_list
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
 from experiments.embark_table1.job import Job, job_of_list
@@ -75,9 +76,7 @@ def cumulative() -> Iterator[tuple[str, dict[str, Any]]]:
 def steps(model: str, nodes: int, batch: int) -> dict[str, Any]:
     """Simulates the steps of a model, and EMBark's system, on the same constants."""
     machines = fleet.dgx_h100(nodes)
-    job = job_of_list(
-        planner.load_table_list(model), machines, batch, kernels="mosaic_gpu"
-    )
+    job = job_of_list(load_table_list(model), machines, batch, kernels="mosaic_gpu")
     row: dict[str, Any] = {"model": model, "gpus": machines.devices, "batch": batch}
     try:
         row["steps"] = {
@@ -98,9 +97,7 @@ def weak_scaling(model: str) -> Iterator[dict[str, Any]]:
     for nodes in WEAK_NODES:
         machines = fleet.dgx_h100(nodes)
         batch = WEAK_BATCH * machines.devices
-        job = job_of_list(
-            planner.load_table_list(model), machines, batch, kernels="mosaic_gpu"
-        )
+        job = job_of_list(load_table_list(model), machines, batch, kernels="mosaic_gpu")
         row: dict[str, Any] = {"model": model, "nodes": nodes, "batch": batch}
         for name, changes in (first, last):
             start = time.perf_counter()

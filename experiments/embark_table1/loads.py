@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import Candidates, uses_of
+from embark_jax.planner.cost.candidates import candidates_of, uses_of
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.tables import FeatureSpec
@@ -107,7 +107,7 @@ def count(
     ranges = row_ranges(placements)
     uses = uses_of(ranges, features, workload)
     of_ranges = [
-        Candidates.of_ranges([rows], [use], workload)
+        candidates_of([rows], [use], workload)
         for rows, use in zip(ranges, uses, strict=True)
     ]
     for rows, candidate in zip(ranges, of_ranges, strict=True):

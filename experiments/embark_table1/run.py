@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from embark_jax import planner
+from embark_jax.config.table_lists import load_table_list
 from embark_jax.plans import fleet
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.system import simulate_ablation
@@ -35,7 +35,7 @@ MLPERF_BATCH = 135_168
 
 def job_of(name: str, nodes: int, batch: int | None = None) -> Job:
     """A model on DGX H100."""
-    listed = planner.load_table_list(name.lower().replace("-", "_"))
+    listed = load_table_list(name.lower().replace("-", "_"))
     machines = fleet.dgx_h100(nodes)
     return job_of_list(listed, machines, batch, kernels="mosaic_gpu")
 

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner
+from embark_jax.config.table_lists import load_table_list
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
+from experiments.embark_table1.job import job_of_list
 from experiments.results import output_of
 
 HERE = Path(__file__).parent
@@ -29,14 +31,11 @@ SKEWS = (0.0, 0.6, 0.9, 1.1, 1.3)
 
 def gain(model: str, nodes: int, skew: float) -> dict[str, Any]:
     """Both plans of one case."""
-    listed = planner.load_table_list(model)
-    tables, features = listed.specs()
-    workload = listed.workload(
-        fleet.dgx_h100(nodes),
-        zipf_exponent=skew,
-        overlap=False,
-        kernels="mosaic_gpu",
-    )
+    listed = load_table_list(model)
+    machines = fleet.dgx_h100(nodes)
+    how = {"zipf_exponent": skew, "overlap": False, "kernels": "mosaic_gpu"}
+    job = job_of_list(listed, machines, **how)
+    tables, features, workload = job.tables, job.features, job.workload
     cold = dict.fromkeys((t.name for t in tables), ForcedPlacement(hot_rows=0))
     found: dict[str, Any] = {"model": model, "gpus": 8 * nodes, "zipf_exponent": skew}
     for name, forced in (("with", {}), ("without", cold)):

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embark_jax import planner
-from embark_jax.planner import Workload, plan_for, read_table_list
+from embark_jax.config.table_lists import read_table_list
+from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.plans.fleet import Fleet, dgx_h100
 from embark_jax.plans.storage import Placement

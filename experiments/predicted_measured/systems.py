@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embark_jax import planner, simulator
+from embark_jax import simulator
+from embark_jax.config.table_lists import read_table_list
 from experiments.embark_table1.job import job_of_list
 from experiments.embark_table1.placements import Settings, embark, table_bytes
 from experiments.embark_table1.system import simulate_embark
@@ -19,7 +20,7 @@ def predicted(record: dict[str, Any]) -> simulator.Simulation:
     """Simulates a step of one submission, with the placements that the
     ``sharding/planner.py`` beside its ``train.py`` makes with its settings."""
     machines = fleet_of(record)
-    listed = planner.read_table_list(MODEL.read_text())
+    listed = read_table_list(MODEL.read_text())
     job = job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
     least_bytes = 1e9 * record["dp_threshold_gb"]
     clusters = [

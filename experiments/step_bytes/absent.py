@@ -9,10 +9,12 @@ from jax.sharding import Mesh
 
 from embark_jax import models
 from embark_jax.config import DENSE_RULES, ROW_RULES, ModelConfig
-from embark_jax.config.table_lists import experiment_of
+from embark_jax.config.table_lists import (
+    TableList,
+    dense_optimizer_of,
+    experiment_of,
+)
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.planner import TableList
-from embark_jax.planner.request.table_list import dense_optimizer_of
 from embark_jax.plans.plan import Plan
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
 from embark_jax.train.absent import compile_model

@@ -22,18 +22,19 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation
 
+from embark_jax.config.table_lists import read_table_list
 from embark_jax.planner import (
     Workload,
     plan_for,
     price,
-    read_table_list,
 )
-from embark_jax.planner.cost.candidates import Candidates, uses_of
-from embark_jax.planner.request.dense import DenseNetwork
+from embark_jax.planner.cost.candidates import candidates_of, uses_of
+from embark_jax.planner.request.dense import DenseNetwork, network_of
 from embark_jax.plans import fleet, traffic
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import row_ranges
 from embark_jax.train.absent import absent_mesh
+from experiments.embark_table1.job import job_of_list
 from experiments.results import output_of
 from experiments.step_bytes.absent import compile_step
 from experiments.step_bytes.hlo import Moved, Program
@@ -134,7 +135,7 @@ def least_bytes(
     ranges = row_ranges(plan.placements)
     uses = uses_of(ranges, plan.features, workload)
     of_ranges = [
-        Candidates.of_ranges([rows], [use], workload)
+        candidates_of([rows], [use], workload)
         for rows, use in zip(ranges, uses, strict=True)
     ]
     for rows, candidate in zip(ranges, of_ranges, strict=True):
@@ -203,7 +204,7 @@ def audit(case: str, kernels: Implementation, compute_dtype: str) -> dict[str, A
         text = re.sub(r"(?<=\brows: )[\d_]+", an_eighth, text)
     listed = read_table_list(text)
     machines = fleet.load("dgx-h200", 1, int(gpus))
-    workload = listed.workload(machines, **CASES[case], overlap=False)
+    workload = job_of_list(listed, machines, **CASES[case], overlap=False).workload
     plan = plan_for(workload, *listed.specs())
     mesh = absent_mesh(machines, AMPLE_MEMORY_BYTES)
     compiled, _ = compile_step(
@@ -211,7 +212,8 @@ def audit(case: str, kernels: Implementation, compute_dtype: str) -> dict[str, A
     )
     moved = Program(compiled.as_text() or "").moved()
     assert listed.dense is not None
-    network = listed.dense.network(*listed.specs())
+    network = network_of(listed.dense, *listed.specs(), listed.dense.features)
+    assert network is not None
     value_bytes = jnp.dtype(compute_dtype).itemsize
     features = listed.dense.features
     least = least_bytes(plan, workload, network, features, value_bytes)

@@ -111,7 +111,7 @@ def unchanged(use: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-train = unchanged(lambda trainer, bad: trainer.train([bad]))
+train = unchanged(lambda trainer, bad: list(trainer.iterate_batches([bad])))
 predict = unchanged(lambda trainer, bad: [*trainer.predict([bad])])
 evaluate = unchanged(lambda trainer, bad: trainer.evaluate([bad]))
 fit = unchanged(lambda trainer, data: trainer.fit(data, steps=1, progress=False))

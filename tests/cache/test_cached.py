@@ -8,8 +8,8 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.cache import row_store
-from embark_jax.cache.cached_rows import TooFewSlotsError
 from embark_jax.cache.row_store import StoreError
+from embark_jax.train.cached_rows import TooFewSlotsError
 from tests.builders import losses
 from tests.compiled import check_swap
 from tests.matrix.runs import HOT, KINDS, Kind, batches, fixed, rows_of, trainer_of

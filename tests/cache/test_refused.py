@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.cache.cached_rows import TooFewSlotsError
-from embark_jax.train.loop import BadIdError, NonFiniteLossError
+from embark_jax.train.cached_rows import TooFewSlotsError
+from embark_jax.train.results import BadIdError, NonFiniteLossError
 from tests.builders import losses
 from tests.matrix.runs import (
     BATCH,

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from embark_jax._base.storage import StorageError
+from embark_jax._base.object_store import StorageError
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint
@@ -54,8 +54,8 @@ def test_a_bucket_holds_checkpoints(server, tmp_path):
         assert_same_tables(tables_and_states(other), steps[2])
         checkpoints.save(other.state, 3, other.embeddings, BAD_IDS)
         assert checkpoints.steps == [2, 3]
-    saved = SavedCheckpoint(CheckpointFolder(where).of_step(3))
-    assert saved.description.step == 3
+    saved = SavedCheckpoint(CheckpointFolder(where).checkpoint(3))
+    assert saved.contents.step == 3
     arrays = jax.tree.leaves(other.state.params)
     assert all(np.isfinite(array).all() for array in arrays)
 

@@ -1,6 +1,5 @@
 """Checkpoints: what is read is what was written, or a message says why not."""
 
-import asyncio
 import contextlib
 import errno
 import functools
@@ -11,7 +10,6 @@ import resource
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -20,8 +18,8 @@ import pytest
 
 from embark_jax import checkpoint
 from embark_jax.checkpoint import Checkpointer, CheckpointError
-from embark_jax.checkpoint.layout import SavedArray
-from embark_jax.checkpoint.writing import StateWriter
+from embark_jax.checkpoint.arrays import SavedArray
+from embark_jax.checkpoint.writing import start_writing
 from embark_jax.data.hashed_file import checksum_of
 from embark_jax.train.state import StateLostError
 from tests import runs
@@ -412,9 +410,8 @@ def test_after_a_write_that_failed_no_other_is_tried(monkeypatch, tmp_path):
     opened: Future = Future()
     opened.set_result(store)
     monkeypatch.setattr(SavedArray, "create", lambda *_: opened)
-    infos = [SimpleNamespace(name=f"a{i}", parent_dir=tmp_path) for i in range(50)]
-    arrays = [jax.numpy.zeros(3)] * len(infos)
-    (done,) = asyncio.run(StateWriter(None).serialize(arrays, infos))
-    with pytest.raises(OSError, match="the bucket is gone"):
-        done.result()
+    arrays = {f"a{i}": jax.numpy.zeros(3) for i in range(50)}
+    for started in start_writing(tmp_path, arrays, None).writes:
+        with pytest.raises(OSError, match="the bucket is gone"):
+            started.result()
     assert write.call_count <= 2, "that many are under way at once"

@@ -3,7 +3,7 @@
 import pytest
 
 from embark_jax._base.errors import DataError
-from embark_jax._base.storage import StorageError
+from embark_jax._base.object_store import StorageError
 from embark_jax.checkpoint import CheckpointError, errors
 from embark_jax.launch.one_host import exit_status
 from tests.processes import outputs_of_two
@@ -127,7 +127,7 @@ def test_what_may_pass_in_one_process_may_in_the_others(monkeypatch):
             raise error
 
         with pytest.raises(type(error)):
-            errors.together(fail)
+            errors.run_on_all(fail)
         with pytest.raises(CheckpointError, match=str(error)) as theirs:
-            errors.together(lambda: None)
+            errors.run_on_all(lambda: None)
         assert exit_status(theirs.value) == exit_status(error)

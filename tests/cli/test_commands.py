@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from embark_jax._base.errors import UserError
-from embark_jax._base.storage import StorageError
+from embark_jax._base.object_store import StorageError
 from embark_jax.config import reading
 from embark_jax.launch.one_host import FAILED, USER_ERROR
 from embark_jax.plans.plan import Plan
 from embark_jax.run import training
-from embark_jax.train.loop import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import assert_refused, done, embark
 

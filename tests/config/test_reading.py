@@ -12,7 +12,7 @@ from embark_jax.config import (
     EmbeddingConfig,
     ExperimentConfig,
     FeatureConfig,
-    MovieLens100KConfig,
+    PreparedConfig,
     SyntheticConfig,
     TableConfig,
     TrainConfig,
@@ -120,7 +120,7 @@ configs = st.builds(
     name=names,
     seed=st.integers(0, 2**32 - 1),
     data=st.builds(SyntheticConfig, zipf_exponent=positive)
-    | st.builds(MovieLens100KConfig, path=maybe(st.just(Path("~/ml: 100k")))),
+    | st.builds(PreparedConfig, path=st.just(Path("~/ml: 100k"))),
     model=st.builds(section_of("dlrm_dcnv2"), bottom=widths, cross_rank=counts)
     | st.builds(section_of("dlrm"), top=widths),
     embedding=st.builds(
@@ -192,9 +192,10 @@ def test_overrides_change_either_syntax(write, name, text):
 def test_a_changed_kind_drops_the_keys_that_only_the_old_kind_has(write):
     text = SYNTHETIC + "model: {kind: dlrm_dcnv2, bottom: [8], cross_rank: 4}"
     path = write("a.yaml", text)
-    config = load(path, ["model.kind=dlrm", "data.kind=movielens_100k"])
+    data = ["data.kind=prepared", "data.path=a"]
+    config = load(path, ["model.kind=dlrm", *data])
     assert config.model == section_of("dlrm")(bottom=[8])
-    assert config.data == MovieLens100KConfig()
+    assert config.data == PreparedConfig(path=Path("a"))
     adam = "embedding: {optimizer: {kind: adam, beta1: 0.5, eps: 0.1, weight_decay: 1}}"
     path = write("b.yaml", SYNTHETIC + adam)
     optimizer = load(path, ["embedding.optimizer.kind=adagrad"]).embedding.optimizer

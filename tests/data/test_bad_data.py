@@ -3,17 +3,16 @@
 import pytest
 
 from embark_jax.data import DataError, SyntheticClicks
-from embark_jax.prepare.movielens import MovieLens100K
 from tests import runs
-from tests.data.movielens_files import folder_of
+from tests.prepare.raw_files import prepared, write_rows
 from tests.runs import assert_refused, done, embark
 
-RATINGS, BATCH = 100_000, 500
-ROWS = 2
-"""Of the user table in tests of bad ids: a third of the users are beyond it."""
+SAMPLES, BATCH = 5_000, 500
+ROWS = 3
+"""Of the user table in tests of bad ids: two thirds of the users are beyond it."""
 CONFIG = f"""\
 name: bad
-data: {{kind: movielens_100k, path: DATA}}
+data: {{kind: prepared, path: DATA}}
 model: {{kind: dlrm, bottom: [4], top: [1]}}
 embedding: {{dim: 4, tables: {{user: {{rows: {ROWS}}}}}}}
 train: {{batch_size: {BATCH}, steps: 2}}
@@ -26,9 +25,10 @@ def bad_ids(batches) -> int:
 
 @pytest.mark.slow
 def test_mended_ids_are_counted_also_over_a_resume(tmp_path):
-    folder, run = folder_of(tmp_path, ratings=RATINGS), tmp_path / "run"
-    data = MovieLens100K(folder)
-    config = runs.write_config(tmp_path, CONFIG.replace("DATA", str(folder)))
+    rows = [(i % 2, f"u{i % 3}", f"v{i % 7}") for i in range(SAMPLES)]
+    write_rows(tmp_path / "rows.csv", ["label", "user", "item"], rows)
+    data, run = prepared(tmp_path / "rows.csv", tmp_path / "data"), tmp_path / "run"
+    config = runs.write_config(tmp_path, CONFIG.replace("DATA", str(data.folder)))
     test_set = bad_ids(data.test_batches(BATCH))
     for steps, resume in ((2, ()), (4, ("--resume",))):
         command = (

@@ -158,12 +158,12 @@ def events(ids: np.ndarray, devices: int) -> np.ndarray:
     return np.reshape(lengths, (devices, -1)).sum(axis=1)
 
 
-def spans_of(present: jax.Array) -> Spans:
+def spans_of(present: jax.Array, devices: int) -> Spans:
     """Spans of ``[batch, longest]`` places, of which it is said which are events."""
     begin = jnp.argmax(present, axis=1)
     end = present.shape[1] - jnp.argmax(present[:, ::-1], axis=1)
     length = jnp.where(present.any(axis=1), end - begin, 0)
-    return Spans(begin.astype(jnp.int32), length.astype(jnp.int32))
+    return Spans.of(begin.astype(jnp.int32), length.astype(jnp.int32), devices)
 
 
 def begin(plan: Plan, optimizer, seed: int = 0, **options):
@@ -182,7 +182,8 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
     def step(storages, state, batch, number):
         ids, weights, gradients = batch
         sequences = [f.name for f in collection.plan.features if f.sequence]
-        spans = {name: spans_of(ids[name] != -1) for name in sequences}
+        devices = collection.plan.devices
+        spans = {name: spans_of(ids[name] != -1, devices) for name in sequences}
         routes = collection.route(
             collection.packed(ids, spans, -1), collection.packed(weights, spans), spans
         )

@@ -143,7 +143,7 @@ def test_only_events_go_to_the_devices():
     def padded(batch):
         columns = batch.columns()
         return columns._replace(
-            ids=collection.padded(columns.ids, columns.spans, -1),
+            ids=collection.padded(columns.ids, columns.spans),
             weights=collection.padded(columns.weights, columns.spans),
         )
 

@@ -20,7 +20,6 @@ import embark_jax as ej
 from embark_jax._base.errors import UserError
 from embark_jax._base.files import read_arrow, write_arrow
 from embark_jax.data.hashed_file import HashedFile, checksum_of, xxh3_of
-from embark_jax.export.lookup import write_arrays
 from tests import runs
 from tests.runs import done, embark
 
@@ -110,9 +109,6 @@ def test_every_file_is_checked(export):
     ej.load_scorer(export)
 
 
-USER = "tables/user.safetensors"
-
-
 def described(change):
     """Damages ``model.json``."""
     return lambda folder: sign(folder, change)
@@ -152,26 +148,6 @@ def vocabulary(table: str, values):
         (described(lambda d: d.update(version=2)), "version: Input should be 6"),
         (described(lambda d: d.update(extra=1)), "model.json: extra: Extra inputs"),
         (
-            described(lambda d: d["features"]["user"].update(table="x")),
-            "features.user: has no table 'x'",
-        ),
-        (
-            described(lambda d: d["tables"]["user"].update(rows=None)),
-            "array 'keys' is missing, must be int64",
-        ),
-        (
-            described(lambda d: d.update(files=d["files"][2:])),
-            "files: lack dense.jax, dense.safetensors",
-        ),
-        (
-            described(lambda d: d["tables"]["user"].update(dim=2)),
-            "array 'rows' is float32 [",
-        ),
-        (
-            lambda f: (f / USER).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
-            "header too large",
-        ),
-        (
             encoded(lambda m: m["features"]["user"].update(hotness=10**12)),
             "features.user.hotness: Input should be less than",
         ),
@@ -201,11 +177,6 @@ def test_layers_in_jax_that_are_none_are_refused(made, tmp_path):
         sign(export)
         with pytest.raises(UserError, match=r"dense\.jax: jax\.export does not take"):
             ej.load_scorer(export)
-    (export / "dense.jax").write_bytes(layers)
-    write_arrays(export / "dense.safetensors", {"scale": np.ones(3, np.float32)})
-    sign(export)
-    with pytest.raises(UserError, match=r"dense\.jax: jax\.export does not take"):
-        ej.load_scorer(export).predict({"user": ["u1"], "item": ["7"]})
 
 
 @pytest.mark.parametrize("name", ["../outside", "link", "ABSOLUTE"])

@@ -73,7 +73,7 @@ def exported(tmp_path_factory) -> Exported:
     with Checkpointer(folder / "checkpoints", setup.identity, keep=2) as checkpoints:
         for step in (1, 2):
             batch = with_far_shops(setup.dataset.train_batch(step, 64))
-            trainer.train([batch])
+            list(trainer.iterate_batches([batch]))
             state = trainer.whole_state()
             checkpoints.save(state, step, trainer.embeddings, {})
     ((batch, logits),) = trainer.predict([batch])

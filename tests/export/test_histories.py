@@ -91,5 +91,5 @@ def test_rows_of_zeros_learn(tmp_path):
 
     before = zeros()
     assert before >= 50
-    trainer.train([batch])
+    list(trainer.iterate_batches([batch]))
     assert zeros() < before

@@ -28,10 +28,12 @@ from embark_jax.models import FunctionModel
 class Towers(nnx.Module):
     """Two towers, a buffer of integers, and a variable of its own kind."""
 
+    item = "item"
+
     def __init__(self, shapes, dense_features, *, rngs):
         (self.dim,) = shapes["user"]
         self.user = nnx.Linear(self.dim + dense_features, 5, rngs=rngs)
-        self.item = nnx.Linear(self.dim, 5, rngs=rngs)
+        self.item_layer = nnx.Linear(self.dim, 5, rngs=rngs)
         self.order = nnx.Variable(jnp.array([4, 3, 2, 1, 0]))
         self.scale = nnx.BatchStat(jnp.array(0.5))
         self.only_in_training = nnx.Variable(jnp.zeros(1000))
@@ -41,7 +43,7 @@ class Towers(nnx.Module):
         return jnp.tanh(self.user(rows))[:, self.order[...]]
 
     def items(self, dense, embeddings):
-        return self.item(embeddings["item"])
+        return self.item_layer(embeddings["item"])
 
     def __call__(self, dense, embeddings):
         products = self.users(dense, embeddings) * self.items(dense, embeddings)
@@ -112,6 +114,12 @@ def exported(request, module, tmp_path) -> Exported:
     return Exported(run, folder, trainer, batch, np.asarray(logits))
 
 
+def item_vectors(trainer):
+    """The vectors that the model makes of all items."""
+    rows = trainer.table("item").rows
+    return trainer.model.items(np.zeros((60, 3)), {"item": rows})
+
+
 def test_a_model_of_ones_own_is_scored_without_jax_and_without_its_code(
     exported, tmp_path
 ):
@@ -135,6 +143,11 @@ def test_a_model_of_ones_own_is_scored_without_jax_and_without_its_code(
         name: load_file(folder / f"tables/{name}.safetensors")["rows"][ids[:, 0]]
         for name, ids in batch.ids.items()
     }
+    expected = item_vectors(exported.trainer)
+    for scorer in (folder, exported.run):
+        found = load_id_scorer(scorer, trust_code=True).item_vectors()
+        np.testing.assert_array_equal(found[0], range(60))
+        np.testing.assert_allclose(found[1], expected, rtol=1e-5, atol=1e-6)
     for tower, inputs in {
         "users": {"dense": batch.dense, "embeddings.user": rows["user"]},
         "items": {"embeddings.item": rows["item"]},

@@ -10,7 +10,7 @@ from jax.sharding import SingleDeviceSharding
 
 import embark_jax as ej
 from embark_jax.cache import directory, key_index
-from tests.compiled import check_swap, compile_cached, h100_mesh
+from tests.compiled import check_index_in_place, check_swap, compile_cached, h100_mesh
 from tests.planner.published import t7_of
 
 WIDTH, SLOTS, KEYS = 128, 1_000_000, 1 << 16
@@ -41,6 +41,10 @@ def test_to_find_keys_moves_at_most_a_quarter_of_what_a_lookup_moves():
     lookup = 4 + 2 * WIDTH * 4  # each row is read and written
     assert buckets < found <= lookup / 4
     print(f"{found:.0f} bytes to find a key, {lookup} to look its row up")
+
+
+def test_an_index_is_changed_in_place():
+    check_index_in_place(h100_mesh(1).devices.flat[0])
 
 
 def test_a_swap_moves_rows_in_place():

@@ -12,6 +12,7 @@ import embark_jax as ej
 from embark_jax import models, planner
 from embark_jax.config import DENSE_RULES, ROW_RULES
 from embark_jax.config.models import section_of
+from embark_jax.config.table_lists import read_table_list
 from embark_jax.planner import Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
@@ -21,6 +22,7 @@ from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import step_model
 from tests.collectives import collectives
 from tests.config_files import CONFIGS
+from tests.planner import published
 
 EVENTS, SAMPLES, GPUS, DENSE_FEATURES = 600, 32, 8, 4
 TABLES = ("item_id", "album_id", "artist_id")
@@ -76,7 +78,7 @@ def test_ragged_histories_move_what_the_cost_model_says():
     text = (CONFIGS / "models" / "dlrm_v4.yaml").read_text()
     mean = round(EVENTS * 2663 / 4086)
     text = text.replace("4086", str(EVENTS)).replace("2663", str(mean))
-    listed = planner.read_table_list(text)
+    listed = read_table_list(text)
     tables, features = listed.specs()
     features = [
         feature if feature.hotness > 1 else dataclasses.replace(feature, pooling="sum")
@@ -84,7 +86,7 @@ def test_ragged_histories_move_what_the_cost_model_says():
     ]
     machines = fleet.load("dgx-h200", 1)
     workload = dataclasses.replace(
-        listed.workload(machines, SAMPLES * GPUS, overlap=True),
+        published.workload(listed, machines, SAMPLES * GPUS, overlap=True),
         wire=Wire(rows="bfloat16", gradients="bfloat16"),
     )
     plan = planner.plan_for(workload, tables, features)

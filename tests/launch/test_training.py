@@ -14,12 +14,12 @@ from tests import runs
 
 CONFIG = """\
 name: hosts
-data: {kind: movielens_100k}
+data: {kind: prepared, path: data}
 model: {kind: dlrm, bottom: [8], top: [8, 1]}
 mesh: {nodes: 2, gpus_per_node: 2}
 embedding:
   dim: 8
-  tables: {user: {cluster: rb}, item: {cluster: ub}, zip_code: {cluster: dp}}
+  tables: {user_id: {cluster: rb}, item_id: {cluster: ub}, zip_code: {cluster: dp}}
 dense_optimizer: {kind: adam, learning_rate: 0.003, weight_decay: 0.01}
 train:
   {batch_size: 128, steps: 1000000, log_every: 10, checkpoint_every: 10}
@@ -122,8 +122,8 @@ def wait_for_step(workdir: Path, step: int, processes: list[subprocess.Popen]) -
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory, movielens_folder):
-    return Launcher(tmp_path_factory.mktemp("launch"), movielens_folder)
+def launcher(tmp_path_factory, movielens):
+    return Launcher(tmp_path_factory.mktemp("launch"), movielens())
 
 
 @pytest.fixture(scope="module")

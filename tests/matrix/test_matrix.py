@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.train.loop import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 from tests.matrix.runs import KINDS, batches, rows_of, trainer_of
 
 STEPS, MORE = 12, 2

@@ -2,9 +2,19 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from embark_jax.planner import TableList, plan_for, read_table_list
-from embark_jax.plans.fleet import dgx_h100
+from embark_jax.config import EmbeddingConfig
+from embark_jax.config.table_lists import (
+    TableList,
+    dense_optimizer_of,
+    experiment_of,
+    read_table_list,
+)
+from embark_jax.planner import Workload, plan_for
+from embark_jax.planner.request.dense import NO_DENSE, network_of
+from embark_jax.planner.request.workload import STATE_VALUES
+from embark_jax.plans.fleet import Fleet, dgx_h100
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
@@ -29,6 +39,30 @@ def table_list(name: str) -> TableList:
     return read_table_list(path.read_text())
 
 
+def workload(
+    listed: TableList, machines: Fleet, batch: int | None = None, **changes: Any
+) -> Workload:
+    """What trains a list's model on machines, with changes of its fields."""
+    tables, features = listed.specs()
+    optimizer = listed.optimizer or "rowwise_adagrad"
+    dense, layers = NO_DENSE, listed.dense
+    if layers is not None:
+        network = network_of(layers, tables, features, layers.features)
+        assert network is not None
+        dense = network.load(STATE_VALUES[dense_optimizer_of(optimizer)][0])
+    said = EmbeddingConfig.model_validate(experiment_of(listed)["embedding"])
+    fields = {
+        "batch_size": batch or listed.batch or 65_536,
+        "zipf_exponent": listed.zipf_exponent or 0.0,
+        "optimizer": optimizer,
+        "statistics": said.mean_lengths(),
+        "dense": dense,
+        "overlap": not machines.shared,
+        "sample_ids": sum(feature.hotness for feature in features),
+    }
+    return Workload(machines, **fields | changes)
+
+
 def model(name: str) -> tuple[list[TableSpec], list[FeatureSpec]]:
     """Tables and features of a published model."""
     return table_list(name).specs()
@@ -42,4 +76,4 @@ def t7_of(gpus: int, host_bytes: float) -> Plan:
     machines = dgx_h100(1, gpus)
     device = dataclasses.replace(machines.device, host_memory_bytes=host_bytes / gpus)
     machines = dataclasses.replace(machines, device=device)
-    return plan_for(listed.workload(machines), tables, features)
+    return plan_for(workload(listed, machines), tables, features)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import Candidates, uses_of
+from embark_jax.planner.cost.candidates import Candidates, candidates_of, uses_of
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import Peak
@@ -44,7 +44,7 @@ def times_ms(placements, features, workload):
     store = Counter()
     for placed in row_ranges(placements):
         uses = uses_of([placed], features, workload)
-        candidate = Candidates.of_ranges([placed], uses, workload)
+        candidate = candidates_of([placed], uses, workload)
         storage = storage_of(placed, candidate)
         storages.add(storage)
         everywhere_ms += float(model.everywhere_ms(candidate)[0])
@@ -120,7 +120,7 @@ def ids_travel_ms(placements, features, workload):
     sums, certain, expected = (defaultdict(Counter) for _ in range(3))
     for placed in row_ranges(placements):
         uses = uses_of([placed], features, workload)
-        candidate = Candidates.of_ranges([placed], uses, workload)
+        candidate = candidates_of([placed], uses, workload)
         storage = storage_of(placed, candidate)
         if devices > 1 and placed.cluster == "dp":
             # A flag for each row, or each id if these are fewer.

@@ -13,6 +13,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax.planner import plan_for
 from embark_jax.report.plan_record import plan_record
 from embark_jax.report.terminal import as_text
+from tests.planner import published
 from tests.thorough import thorough
 
 MISSING = object()
@@ -141,7 +142,7 @@ def test_a_fleet_is_refused_or_planned_for(values, tmp_path):
             except ConfigError:
                 continue
             json.dumps(
-                plan_record(plan_for(few.workload(machines), *few.specs())),
+                plan_record(plan_for(published.workload(few, machines), *few.specs())),
                 allow_nan=False,
             )
             planned += 1
@@ -180,7 +181,9 @@ def test_a_list_is_refused_or_planned():
             text = json.dumps(changed(LIST, path, value))
             try:
                 found = ej.read_table_list(text)
-                plan_for(found.workload(ej.fleets.dgx_h100()), *found.specs())
+                plan_for(
+                    published.workload(found, ej.fleets.dgx_h100()), *found.specs()
+                )
             except ValueError as error:
                 refusals.append(str(error))
     assert max(map(len, refusals)) < MOST_CHARACTERS
@@ -205,11 +208,11 @@ def test_the_largest_table_is_short_of_memory():
     entry = {"rows": 2**42, "dim": 2**16, "count": 3}
     found = ej.read_table_list(json.dumps([entry]))
     with pytest.raises(ValueError, match="memory is short"):
-        plan_for(found.workload(ej.fleets.dgx_h100(), 64), *found.specs())
+        plan_for(published.workload(found, ej.fleets.dgx_h100(), 64), *found.specs())
 
 
 def test_the_values_of_a_step_are_counted():
     found = ej.read_table_list('[{"rows": 10, "dim": 4, "hotness": 2147483647}]')
-    workload = found.workload(ej.fleets.dgx_h100(), 2**44)
+    workload = published.workload(found, ej.fleets.dgx_h100(), 2**44)
     with pytest.raises(ValueError, match=r"a step reads 151,115,7[0-9,]+ values"):
         plan_for(workload, *found.specs())

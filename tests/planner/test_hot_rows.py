@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from embark_jax.config.table_lists import load_table_list
 from embark_jax.planner import (
     Workload,
-    load_table_list,
     plan,
     plan_for,
     price,
@@ -21,6 +21,7 @@ from embark_jax.report import summary
 from embark_jax.report.plan_record import plan_record
 from embark_jax.statistics.accesses import Statistics, TableAccess
 from embark_jax.statistics.histogram import Histogram
+from tests.planner import published
 
 TABLE, FEATURE = TableSpec("t", 1000, 8), FeatureSpec("t", hotness=4)
 WORKLOAD = Workload(fleet.dgx_h100(1, 4), 400, zipf_exponent=1.1)
@@ -138,7 +139,7 @@ def test_where_ids_are_skewed_the_planner_finds_hot_rows():
     tables, features = listed.specs()
 
     def planned(exponent, forced=None):
-        workload = listed.workload(fleet.dgx_h100(1), zipf_exponent=exponent)
+        workload = published.workload(listed, fleet.dgx_h100(1), zipf_exponent=exponent)
         return plan_for(workload, tables, features, forced=forced), workload
 
     skewed, workload = planned(1.1)

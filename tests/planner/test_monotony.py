@@ -78,7 +78,7 @@ def random_list(seed, number=5):
 
 def published_list(name, nodes):
     listed = published.table_list(name)
-    return *listed.specs(), listed.workload(fleet.dgx_h100(nodes))
+    return *listed.specs(), published.workload(listed, fleet.dgx_h100(nodes))
 
 
 @pytest.mark.parametrize(

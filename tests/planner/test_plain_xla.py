@@ -8,10 +8,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from embark_jax.planner import Workload, plan_for, price
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import Peak
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner.toy import DEVICE, IDEAL, MODEL, USE, WORKLOAD, one
 
 PLAIN = dataclasses.replace(WORKLOAD, kernels="xla")
@@ -108,3 +110,23 @@ def test_one_device_sums_row_gradients_in_plain_xla():
     candidate = one(USE, alone, "dp")
     more = rows_bytes(plain, candidate) - rows_bytes(kernels, candidate)
     assert more == added_bytes(240, 240, 8) + 240 * 32
+
+
+@pytest.mark.parametrize("kernels", ["mosaic_gpu", "xla"])
+def test_one_gpu_makes_no_ids_unique(kernels):
+    """Compiled steps of one GPU move fewest bytes in DP, of tables of few rows and of
+    many: nobody tells it ids, and UB writes gradients to a buffer that goes nowhere."""
+    machine = fleet.dgx_h100(1, gpus_per_node=1)
+    workload = Workload(machine, 65_536, 1.1, kernels=kernels)
+    sizes = {3: 1, 1000: 20, 1_000_000: 5, 4_000_000: 20}
+    tables = [TableSpec(f"t{rows}", rows, 128) for rows in sizes]
+    features = [FeatureSpec(f"t{rows}", hotness=ids) for rows, ids in sizes.items()]
+    made = plan_for(workload, tables, features)
+    assert {placement.cluster for placement in made.placements} == {"dp"}
+    for table, feature in zip(tables, features, strict=True):
+        others = [Placement(table, cluster, 1, 1, (0,)) for cluster in ("rb", "ub")]
+        replicated, *sharded = (
+            price([each], [feature], workload).step_ms
+            for each in (Placement(table, "dp"), *others)
+        )
+        assert replicated < min(sharded)

@@ -7,7 +7,7 @@ import pytest
 
 import embark_jax.planner
 from embark_jax.planner import Workload, plan_for, price
-from embark_jax.planner.cost.loads import Load
+from embark_jax.planner.cost.candidates import Load
 from embark_jax.planner.cost.work import Peak
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from embark_jax.planner import plan, read_table_list
+from embark_jax.config.table_lists import read_table_list
+from embark_jax.planner import plan
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan

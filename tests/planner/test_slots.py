@@ -12,6 +12,7 @@ from embark_jax.cache.key_index import empty_index
 from embark_jax.planner import plan_for
 from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
 from embark_jax.plans.storage import Placement
+from tests.planner import published
 from tests.planner.published import t7_of, table_list
 
 DEVICE = ej.fleets.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
@@ -157,7 +158,7 @@ def test_with_tier_auto_rows_leave_devices_only_where_memory_is_short():
     listed = table_list("DLRM-DCNv2")
     tables, features = listed.specs()
     auto = [dataclasses.replace(table, tier="auto") for table in tables]
-    workload = listed.workload(ej.fleets.dgx_h100(1), zipf_exponent=1.1)
+    workload = published.workload(listed, ej.fleets.dgx_h100(1), zipf_exponent=1.1)
 
     def step_ms(tables, memory_gb=None, host_gb=2000.0):
         device = dataclasses.replace(

@@ -1,8 +1,11 @@
 """A fleet of round figures, and a table on it, for costs that are worked by hand."""
 
-import numpy as np
-
-from embark_jax.planner.cost.candidates import Candidates
+from embark_jax.planner.cost.candidates import (
+    CLUSTER_NAMES,
+    EXCHANGE_NAMES,
+    Candidates,
+    Cut,
+)
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.plans import fleet
@@ -19,5 +22,6 @@ USE = TableUse(TableSpec("t", 1000, 8), rows=1000, hotness=3)
 
 def one(use, workload, cluster, rows=1, columns=1) -> Candidates:
     """A single candidate."""
-    arrays = np.array([[0], [rows], [columns]])
-    return Candidates(workload, [use], cluster, *arrays)
+    exchange = EXCHANGE_NAMES.index("flat")
+    layout = 0, CLUSTER_NAMES.index(cluster), exchange, rows, columns
+    return Candidates([Cut(0, use)], [layout], workload)

@@ -16,6 +16,9 @@ def test_it_says_what_a_run_takes_and_leaves_nothing(tmp_path):
     assert "data: 4,096 training samples; the first 64 follow all rules" in said
     assert "step compiled for 8 devices" in said
     assert re.search(r"XLA takes [\d.]+ kB, [\d.]+ kB of it for temporaries", said)
+    for phase in ("id exchange", "row exchange", "gradient exchange"):
+        assert re.search(rf"{phase} +│ all-to-all +│ 2 +│ [\d.]+ (k?B|bytes)", said)
+    assert re.search(r"sums over all devices +│ all-reduce +│ 1 +│", said)
     assert "a run would write into" in said
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
     # The rows of a checkpoint: three tables of dim 4, with an accumulator each row.

@@ -8,14 +8,13 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.data import Batch
-from embark_jax.data.dataset import InMemory
 from embark_jax.plans.tables import FeatureSpec
 from tests import runs
 
 USERS, ITEMS = 30, 40
 
 
-class Events(InMemory):
+class Events:
     """Events of users and items, whose past items are those of the numbers before: one
     in three held-out items is a repeat.
 
@@ -33,8 +32,17 @@ class Events(InMemory):
     dense_features = 0
 
     def __init__(self, train=None, held_out=None, seed=0):
-        super().__init__(np.arange(256), np.arange(256, 320), np.arange(320, 400), seed)
+        self.train_samples = 256
         self._labels = train, held_out
+
+    def train_batch(self, step, batch_size):
+        return self._batch((step * batch_size + np.arange(batch_size)) % 256)
+
+    def validation_batches(self, batch_size):
+        return iter([self._batch(np.arange(256, 320))])
+
+    def test_batches(self, batch_size):
+        return iter([self._batch(np.arange(320, 400))])
 
     def _batch(self, numbers):
         rng = np.random.default_rng(0)

@@ -10,7 +10,8 @@ from sklearn.metrics import roc_auc_score
 
 from embark_jax.run import figures as figures_module
 from embark_jax.run.figures import MIN_TIMED_STEPS, Figures
-from embark_jax.train.loop import STEPS_IN_FLIGHT, StepResult
+from embark_jax.train.results import StepResult
+from embark_jax.train.trainer import STEPS_IN_FLIGHT
 
 BATCH = 4
 

@@ -14,7 +14,7 @@ DATA = Description({"item": 9}, (ej.FeatureSpec("item", "", 5, "sum", True),), 2
 def config(**changes) -> ExperimentConfig:
     embedding = {"dim": 4, "features": {"item": changes}}
     return ExperimentConfig.model_validate(
-        {"data": {"kind": "movielens_100k"}, "embedding": embedding}
+        {"data": {"kind": "synthetic"}, "embedding": embedding}
     )
 
 

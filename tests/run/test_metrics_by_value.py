@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 import embark_jax as ej
 from embark_jax._base.files import read_arrow
 from tests import runs
-from tests.data.prepare.raw_files import write_rows
+from tests.prepare.raw_files import write_rows
 
 HEADER = ("label", "user", "shop", "item", "part")
 CUTOFFS = (1, 3)

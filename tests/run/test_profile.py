@@ -74,11 +74,11 @@ def test_a_trace_is_closed_wherever_its_run_ends(tmp_path):
     """Without training: inside the steps, before them, and behind them."""
     said = []
     with StepProfile(tmp_path, (4, 8), said.append) as profile:
-        profile.begin(3, ())
+        profile.begin(3)
     (trace,) = profiles.traces(tmp_path)
     with StepProfile(tmp_path, (9, 10), said.append) as profile:
-        profile.begin(7, ())
-        profile.end(7, ())
+        profile.begin(7)
+        profile.at_stop(7)
     assert profiles.traces(tmp_path) == [trace]
     assert said[0].startswith(f"profile: {trace} (open it at https://ui.perfetto.dev")
     assert said[1:] == ["no profile: training ended before step 9"]

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from embark_jax import run
+from embark_jax._base.config import ConfigError
 from embark_jax.cli import errors
 from embark_jax.cli.arguments import console
 from embark_jax.config import reading
 from embark_jax.data import SyntheticClicks
 from embark_jax.run import training
-from embark_jax.train.loop import NonFiniteLossError
+from embark_jax.run.search import Trials
+from embark_jax.train.results import NonFiniteLossError
 from tests import runs
 from tests.runs import done, embark
 
@@ -108,6 +110,28 @@ def test_a_grid_tries_each_combination_once(config, trained, tmp_path, monkeypat
     again = done("search", config, *GRID, "--workdir", workdir)
     assert not trained, "the same command has nothing left to do"
     assert again.out.count("│") == outcome.out.count("│")
+
+
+def test_of_two_searches_begun_at_once_one_is_refused(config, tmp_path, monkeypatch):
+    """The second begins while the first writes its config."""
+    save, workdir = reading.save, tmp_path / "grid"
+    first, second = (
+        Trials(config, [f"search.seed={seeds}"], "auc", workdir, console)
+        for seeds in ([0, 1], [2, 3])
+    )
+
+    def save_late(written, path):
+        monkeypatch.setattr(reading, "save", save)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getpid", lambda: 1)
+            second.open()
+        save(written, path)
+
+    monkeypatch.setattr(reading, "save", save_late)
+    with pytest.raises(ConfigError, match=r"search.yaml: is of another search:\n"):
+        first.open()
+    (kept,) = workdir.iterdir()
+    assert reading.load(kept).search["seed"].choose == (2, 3)
 
 
 def test_trials_are_compared_like_runs(config, trained, tmp_path):

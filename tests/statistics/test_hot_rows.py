@@ -129,9 +129,17 @@ def test_a_budget_gives_every_table_hot_rows(tmp_path):
 def test_a_budget_needs_statistics(tmp_path):
     absent = ExperimentConfig.model_validate(
         {
-            "data": {"kind": "movielens_100k", "path": tmp_path / "absent"},
+            "data": {
+                "kind": "prepared",
+                "path": tmp_path / "absent",
+                "dense_features": 1,
+            },
             "model": {"kind": "dlrm", "bottom": [4], "top": [1]},
-            "embedding": {"dim": 4, "hot_budget": "1MB"},
+            "embedding": {
+                "dim": 4,
+                "hot_budget": "1MB",
+                "tables": {"user": {"rows": 9}},
+            },
         }
     )
     with pytest.raises(ConfigError, match=r"embedding\.hot_budget: needs statistics"):

@@ -83,7 +83,7 @@ def test_gradients_are_rounded_once_on_each_device_and_summed():
     tables = {name: trainer.table(name).rows for name in "ab"}
     shares = shares_by_hand(model, tables, batch)
     before = nnx.state(model)
-    trainer.train([batch])
+    list(trainer.iterate_batches([batch]))
     exact = []
     leaves = map(jax.tree.leaves, (before, trainer.state.params, shares))
     for old, new, share in zip(*leaves, strict=True):
@@ -151,7 +151,7 @@ def test_a_mean_over_the_batch_is_refused():
     model = Own(mean=True).model(independent_samples=True)
     trainer = small_trainer(model, dense_wire="bfloat16")
     with pytest.raises(ValueError, match="is the mean of a batch, must be one of each"):
-        trainer.train([SMALL_DATA.train_batch(0, SMALL_BATCH)])
+        list(trainer.iterate_batches([SMALL_DATA.train_batch(0, SMALL_BATCH)]))
 
 
 def by_adam(dense, **options) -> ej.Trainer:
@@ -192,7 +192,7 @@ def sizes(arrays):
 
 def test_zero1_shards_the_optimizer_state_alone():
     trainer = by_adam("zero1")
-    trainer.train([DATA.train_batch(0, BATCH)])
+    list(trainer.iterate_batches([DATA.train_batch(0, BATCH)]))
     mine, whole = sizes(trainer.state.dense_state)
     assert mine < 1.2 * whole / 8  # the logit's bias is on all devices
     mine, whole = sizes(trainer.state.params)

@@ -52,7 +52,7 @@ def test_a_loss_of_one_s_own_is_what_is_made_small():
     batch = SMALL_DATA.train_batch(0, SMALL_BATCH)
     ((_, before),) = trainer.predict([batch])
     residual = np.asarray(before, np.float64) - batch.labels
-    result = trainer.train([batch])
+    (result,) = trainer.iterate_batches([batch])
     assert result is not None
     np.testing.assert_allclose(result.loss, np.mean(residual**2), rtol=1e-5)
     # One step of SGD on both rows of a sample, of all samples that share them.

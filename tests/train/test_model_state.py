@@ -12,7 +12,7 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.plans.storage import Placement
-from embark_jax.train.loop import NonFiniteLossError
+from embark_jax.train.results import NonFiniteLossError
 from tests.builders import make_plan, make_trainer, tables_of
 
 BATCH, DENSE, STEPS = 32, 3, 50
@@ -139,7 +139,7 @@ def test_statistics_are_those_of_the_whole_batch(on_eight):
     }
     start.train()
     start(jnp.asarray(batch.dense), pooled)
-    trainer.train([batch])
+    list(trainer.iterate_batches([batch]))
     trained = trainer.model
     for name in ("mean", "var"):
         mine, theirs = getattr(trained.norm, name), getattr(start.norm, name)
@@ -170,8 +170,9 @@ def test_a_refused_batch_changes_no_state(on_eight):
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
     batch = DATA.train_batch(7, BATCH)
+    large = dataclasses.replace(batch, dense=batch.dense * np.float32(1e37))
     with pytest.raises(NonFiniteLossError):
-        ample.train([dataclasses.replace(batch, dense=batch.dense * np.float32(1e37))])
+        list(ample.iterate_batches([large]))
     for name, value in state_of(ample).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
@@ -191,7 +192,7 @@ def test_the_trained_model_is_a_copy(expected):
     before = np.asarray(model.last.kernel[...])
     trained = np.asarray(trainer.state.params["last"]["kernel"][...])
     np.testing.assert_array_equal(before, trained)
-    trainer.train([DATA.train_batch(0, BATCH)])
+    list(trainer.iterate_batches([DATA.train_batch(0, BATCH)]))
     np.testing.assert_array_equal(model.last.kernel[...], before)
     assert (np.asarray(trainer.model.last.kernel[...]) != before).any()
 

@@ -67,7 +67,7 @@ def test_a_missing_label_has_no_loss_and_counts_in_no_metric():
         assert found.auc == roc_auc_score(labels[rows, task], logits[rows, task])
         wanted = each[rows, task].mean() / WEIGHTS[task]
         assert found.log_loss == pytest.approx(wanted, rel=1e-5)
-    result = trainer.train([batch])
+    (result,) = trainer.iterate_batches([batch])
     assert result is not None
     assert result.loss == pytest.approx(each.sum() / SMALL_BATCH, rel=1e-5)
     labels[:, 1] = np.nan
@@ -94,7 +94,7 @@ def test_a_weight_counts_like_copies_of_its_sample():
     losses, logits = [], []
     for batch in (dataclasses.replace(one, sample_weights=weights), copies):
         trainer = tasks_trainer(Sum(), gpus=4)
-        result = trainer.train([batch])
+        (result,) = trainer.iterate_batches([batch])
         assert result is not None
         losses.append(result.loss)
         metrics = trainer.evaluate([batch])
@@ -110,22 +110,22 @@ def test_a_mean_over_the_batch_takes_no_weights():
     batch = SMALL_DATA.train_batch(0, SMALL_BATCH)
     weighted = dataclasses.replace(batch, sample_weights=np.ones(SMALL_BATCH))
     with pytest.raises(ValueError, match="of each sample, since samples have"):
-        trainer.train([weighted])
+        list(trainer.iterate_batches([weighted]))
 
 
 def test_batches_with_and_without_weights_do_not_mix():
     trainer = tasks_trainer(Sum())
     batch = SMALL_DATA.train_batch(0, SMALL_BATCH)
-    trainer.train([batch])
+    list(trainer.iterate_batches([batch]))
     weighted = dataclasses.replace(batch, sample_weights=np.ones(SMALL_BATCH))
     with pytest.raises(DataError, match="this batch has some, must be like the first"):
-        trainer.train([weighted])
+        list(trainer.iterate_batches([weighted]))
 
 
 def test_a_model_for_other_labels_is_refused():
     with pytest.raises(UserError, match=r"logits of shape \(16,\), must be \(16, 2\)"):
-        tasks_trainer(Sum()).train([batch_of(0)])
+        list(tasks_trainer(Sum()).iterate_batches([batch_of(0)]))
     trainer = tasks_trainer(Sum())
-    trainer.train([SMALL_DATA.train_batch(0, SMALL_BATCH)])
+    list(trainer.iterate_batches([SMALL_DATA.train_batch(0, SMALL_BATCH)]))
     with pytest.raises(DataError, match=r"labels: shape is \(16, 2\), must be \(16,\)"):
-        trainer.train([batch_of(1)])
+        list(trainer.iterate_batches([batch_of(1)]))

@@ -16,7 +16,7 @@ from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import put_batch
-from embark_jax.train.loop import BadIdError, NonFiniteLossError
+from embark_jax.train.results import BadIdError, NonFiniteLossError
 from embark_jax.train.state import TrainState
 from embark_jax.train.step import REFUSED
 from embark_jax.train.trainer import Trainer
@@ -220,7 +220,11 @@ def test_weights_whose_sums_would_not_be_finite_stop_before_they_do_harm():
     ids = {"a": np.zeros((BATCH, 2), np.int32), "b": batch.ids["b"]}
     weights = {"a": weights.astype(np.float32)}
     with pytest.raises(NonFiniteLossError, match=r"loss is [01]\.\d+ at step 1, "):
-        trainer.train([dataclasses.replace(batch, ids=ids, weights=weights)])
+        list(
+            trainer.iterate_batches(
+                [dataclasses.replace(batch, ids=ids, weights=weights)]
+            )
+        )
     assert_equal_states(snapshot(trainer), before)
 
 
@@ -237,12 +241,9 @@ def test_bad_data_stops_after_the_good_batches(trainer, undisturbed):
 
 def test_own_batches_train_as_those_of_a_dataset(trainer, undisturbed):
     _, states = undisturbed
-    data, seen = Clicks(), []
-    last = trainer.train(
-        (data.train_batch(i, BATCH) for i in range(3)), callback=seen.append
-    )
-    assert [result.step for result in seen] == [1, 2, 3]
-    assert last is seen[-1]
+    data = Clicks()
+    own = (data.train_batch(i, BATCH) for i in range(3))
+    assert [result.step for result in trainer.iterate_batches(own)] == [1, 2, 3]
     assert_equal_states(snapshot(trainer), states[3])
     assert trainer.fit(data, 5).step == 5
     with pytest.warns(UserWarning, match="nothing to train: step 5 is reached"):
@@ -286,7 +287,7 @@ def test_an_error_of_the_model_says_what_it_was_called_with():
         Clicks().train_batch(0, BATCH), dense=np.zeros((BATCH, DENSE + 1), np.float32)
     )
     with pytest.raises(TypeError) as caught:
-        clicks_trainer().train([batch])
+        list(clicks_trainer().iterate_batches([batch]))
     assert caught.value.__notes__[0] == (
         "in DLRM, called with dense values (32, 3) and embeddings a (32, 4), b (32, 4)"
     )

@@ -1,8 +1,8 @@
-"""Candidates as arrays, and the ids and rows that fall on their row shards.
+"""Candidates: ways to lay out tables, as arrays, with what each costs.
 
 A *candidate* is a cluster, a split and an exchange of a table, before its shards have
-owners. Those of one ``Candidates`` share the cluster; of the exchange nothing here
-depends. Values that differ
+owners. One with hot rows is the candidate of its cold rows; the time and memory of the
+hot rows, which lie in DP, are added to what it costs everywhere. Values that differ
 between the row shards of a candidate are in *flat* arrays, candidate by candidate: for
 2 and 3 row shards ``[a0, a1, b0, b1, b2]``.
 """
@@ -10,103 +10,229 @@ between the row shards of a candidate are in *flat* arrays, candidate by candida
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from embark_jax.planner.cost.memory import Memory
+from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
-from embark_jax.plans.capacities import capacity_of
-from embark_jax.plans.clusters import CLUSTERS, ClusterProperties
-from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement, RowRange, row_ranges
+from embark_jax.plans.capacities import capacity_of, rows_of
+from embark_jax.plans.clusters import CLUSTERS, DIRECT, EXCHANGES, REPLICATED
+from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.traffic import summed_whole
 from embark_jax.plans.wire import VALUE_BYTES
 
+CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
+EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
+Layout = tuple[int, int, int, int]
+"""Cluster and exchange, as numbers, row shards and column shards."""
+HELD_BY_ALL: Layout = (
+    CLUSTER_NAMES.index(REPLICATED),
+    EXCHANGE_NAMES.index(DIRECT),
+    1,
+    1,
+)
+
+
+class Load(enum.IntEnum):
+    """Loads that a row shard adds to its owner: partial sums a sample; ids that a
+    device sends it, certain and expected; time in ``OWNER_PHASES``, with row stores
+    last; rows; rows that a batch updates, certain and expected; and bytes of rows in
+    the tier of its storage, if that is not the device."""
+
+    SUMS = 0
+    CERTAIN = 1
+    EXPECTED = 2
+    LOOKUP_MS = 3
+    GRADIENTS_MS = 4
+    UPDATE_MS = 5
+    ROWS = 6
+    CERTAIN_UPDATED = 7
+    EXPECTED_UPDATED = 8
+    STORE_MS = 9
+    STORED_BYTES = 10
+
+
+KINDS = len(Load)
+TIMED = Load.ROWS
+"""Number of the kinds that come first: all that have a price where memory has none, and
+no rows are in stores."""
+
+
+class Cut(NamedTuple):
+    """A table's rows, cut in two.
+
+    Attributes:
+      table: number of the table.
+      cold: use of the rows that are sharded or, in DP, of all, with tier and slots.
+      hot_rows: number of hot rows.
+      hot: use of these rows; None if there are none.
+    """
+
+    table: int
+    cold: TableUse
+    hot_rows: int = 0
+    hot: TableUse | None = None
+
 
 class Candidates:
-    """Candidates of one cluster.
+    """Candidates of some tables.
 
     Attributes:
       workload: circumstances of the plan.
-      uses: the use of each table.
-      cluster: that of all candidates.
-      table: ``[candidates]`` table of each, a number in ``uses``.
-      row_shards, column_shards, width: ``[candidates]`` of each.
+      uses: ``[cuts]`` use of the cold rows of each cut.
+      cut, table: ``[candidates]`` numbers of the cut and of the table of each.
+      cluster, exchange: ``[candidates]`` numbers in ``CLUSTER_NAMES`` and
+        ``EXCHANGE_NAMES``.
+      row_shards, column_shards, width: ``[candidates]`` of each; one shard in DP.
+      replicated, pools_at_owner, unique_ids, staged: ``[candidates]`` properties of
+        cluster and exchange.
+      hot_rows: ``[candidates]`` rows of the table that lie in DP.
+      slots: ``[candidates]`` slots of its cold rows; 0 where they lie on devices.
       rows, hotness, bags, weighted, filled: ``[candidates]`` as in ``TableUse``.
       dim, value_bytes: ``[candidates]`` columns, and bytes of a parameter.
       cached, on_disk, dynamic, forgets: ``[candidates]`` whether each has fewer slots
         than rows; has room for all rows on a disk; has rows by key; and forgets rows
         that leave its slots.
-      room: updated rows of all together that there is room for; None for those that
-        are expected.
       candidate, row_shard: flat, the candidate of each row shard, and its number there.
+      first: ``[candidates + 1]`` number of each candidate's first row shard.
+      storages: all storages of the candidates.
+      storage: ``[candidates]`` storage of each.
+      hot_storage: ``[candidates]`` storage of its hot rows; -1 if it has none.
+      everywhere_ms, everywhere_bytes: ``[candidates]`` time and memory that every
+        device spends on it.
+      loads: ``[KINDS, row shards]`` loads that each row shard adds to its owner; none
+        in DP.
     """
 
     def __init__(
         self,
+        cuts: Sequence[Cut],
+        layouts: Sequence[tuple[int, ...]],
         workload: Workload,
-        uses: Sequence[TableUse],
-        cluster: Cluster,
-        table: np.ndarray,
-        row_shards: np.ndarray,
-        column_shards: np.ndarray,
-        room: int | None = None,
+        sizes: Mapping[str, int] | None = None,
     ):
-        self.workload, self.uses, self.room = workload, uses, room
-        self.cluster: Cluster = cluster
-        self.table = table
-        self.row_shards, self.column_shards = row_shards, column_shards
-
-        def of_tables(values: list) -> np.ndarray:
-            return np.array(values)[table]
-
-        specs = [use.table for use in uses]
-        self.rows = of_tables([use.rows for use in uses])
-        self.hotness = of_tables([use.hotness for use in uses])
-        self.bags = of_tables([use.bags for use in uses])
-        self.weighted = of_tables([use.weighted for use in uses])
-        self.filled = of_tables([use.filled for use in uses])
-        self.dim = of_tables([spec.dim for spec in specs])
-        self.value_bytes = of_tables([VALUE_BYTES[spec.dtype] for spec in specs])
-        self.cached = of_tables([spec.cached for spec in specs])
-        self.on_disk = of_tables([spec.tier == "disk" for spec in specs])
-        self.dynamic = of_tables([spec.is_dynamic for spec in specs])
-        self.forgets = of_tables([spec.discard for spec in specs])
-        self.width = self.dim // column_shards
-        self.candidate = np.repeat(np.arange(len(table)), row_shards)
-        first = np.cumsum(row_shards) - row_shards
-        self.row_shard = np.arange(row_shards.sum()) - first[self.candidate]
-
-    @classmethod
-    def of_ranges(
-        cls,
-        ranges: Sequence[RowRange],
-        uses: Sequence[TableUse],
-        workload: Workload,
-        room: int | None = None,
-    ) -> Candidates:
-        """Returns the candidates of row ranges of one cluster, and of
-        their uses, one for each."""
-        return cls(
-            workload,
-            uses,
-            ranges[0].cluster,
-            np.arange(len(ranges)),
-            np.array([rows.row_shards for rows in ranges]),
-            np.array([rows.column_shards for rows in ranges]),
-            room,
+        """
+        Args:
+          cuts: the cuts of tables.
+          layouts: ``[candidates, 5]`` number of a cut, and how its cold rows are laid
+            out: a ``Layout``.
+          workload: circumstances of the plan.
+          sizes: capacities of a plan, which have room for updated rows of replicated
+            tables; None has room for those that are expected.
+        """
+        self.workload, self.sizes = workload, sizes
+        self.uses = uses = [each.cold for each in cuts]
+        tables = [use.table for use in uses]
+        self.cut, self.cluster, self.exchange, self.row_shards, self.column_shards = (
+            np.array(layouts, np.int64).reshape(-1, 5).T
         )
 
-    def __len__(self) -> int:
-        return len(self.table)
+        def of_cuts(values: Sequence[Any]) -> np.ndarray:
+            return np.array(values)[self.cut]
 
-    @property
-    def of_cluster(self) -> ClusterProperties:
-        """Properties of the cluster."""
-        return CLUSTERS[self.cluster]
+        def of_clusters(name: str) -> np.ndarray:
+            return np.array([getattr(each, name) for each in CLUSTERS.values()])
+
+        self.replicated = of_clusters("replicated")[self.cluster]
+        self.pools_at_owner = of_clusters("pools_at_owner")[self.cluster]
+        self.unique_ids = of_clusters("unique_ids")[self.cluster]
+        self.staged = np.array([e.staged for e in EXCHANGES.values()])[self.exchange]
+        self.table = of_cuts([each.table for each in cuts])
+        self.hot_rows = of_cuts([each.hot_rows for each in cuts])
+        self.slots = of_cuts([table.slots or 0 for table in tables])
+        self.rows = of_cuts([use.rows for use in uses])
+        self.hotness = of_cuts([use.hotness for use in uses])
+        self.bags = of_cuts([use.bags for use in uses])
+        self.weighted = of_cuts([use.weighted for use in uses])
+        self.filled = of_cuts([use.filled for use in uses])
+        self.dim = of_cuts([table.dim for table in tables])
+        self.value_bytes = of_cuts([VALUE_BYTES[table.dtype] for table in tables])
+        self.cached = of_cuts([table.cached for table in tables])
+        self.on_disk = of_cuts([table.tier == "disk" for table in tables])
+        self.dynamic = of_cuts([table.is_dynamic for table in tables])
+        self.forgets = of_cuts([table.discard for table in tables])
+        self.width = self.dim // self.column_shards
+        self.candidate = np.repeat(np.arange(len(self)), self.row_shards)
+        self.first = np.concatenate([[0], np.cumsum(self.row_shards)])
+        self.row_shard = np.arange(self.first[-1]) - self.first[self.candidate]
+
+        hot_cuts = [Cut(c, each.hot) for c, each in enumerate(cuts) if each.hot]
+        in_dp = [(i, *HELD_BY_ALL) for i in range(len(hot_cuts))]
+        hot = Candidates(hot_cuts, in_dp, workload) if hot_cuts else None
+        self.storages, self.storage, of_hot = self._numbered_storages(hot)
+        model, memory = ProgramModel(workload), Memory(workload)
+        self.everywhere_ms = model.everywhere_ms(self)
+        self.everywhere_bytes = memory.everywhere_bytes(self)
+        hot_storage = np.full(len(cuts), -1)
+        if hot is not None:
+            hot_storage[hot.table] = of_hot
+            hot_ms, hot_bytes = np.zeros((2, len(cuts)))
+            hot_ms[hot.table] = hot.everywhere_ms
+            hot_bytes[hot.table] = hot.everywhere_bytes
+            self.everywhere_ms += hot_ms[self.cut]
+            self.everywhere_bytes += hot_bytes[self.cut]
+        self.hot_storage = hot_storage[self.cut]
+        *of_device_ms, store_ms = model.owner_ms(self)
+        loads = (
+            (self.bags * self.pools_at_owner)[self.candidate],
+            *self.sent_ids,
+            *of_device_ms,
+            self.shard_slots,
+            *self.updated_rows,
+            store_ms,
+            memory.stored_bytes(self),
+        )
+        self.loads = np.stack(loads)
+        self.loads[:, self.replicated[self.candidate]] = 0.0
+
+    def _numbered_storages(
+        self, hot: Candidates | None
+    ) -> tuple[tuple[StorageKind, ...], np.ndarray, np.ndarray]:
+        """Returns all storages, those of the hot rows, too; and the number of that of
+        each candidate, and of each of the hot rows."""
+        split = [self.cut, self.cluster, self.exchange, self.column_shards]
+        different, of_different = np.unique(split, axis=1, return_inverse=True)
+        kinds = [
+            StorageKind.of(
+                self.uses[cut].table,
+                CLUSTER_NAMES[cluster],
+                columns,
+                EXCHANGE_NAMES[exchange],
+                self.uses[cut].weighted,
+            )
+            for cut, cluster, exchange, columns in different.T.tolist()
+        ]
+        hot_kinds = [hot.storages[s] for s in hot.storage] if hot is not None else []
+        storages = tuple(sorted({*kinds, *hot_kinds}))
+        numbers = {kind: s for s, kind in enumerate(storages)}
+        of_kinds, of_hot = (
+            np.array([numbers[kind] for kind in each], np.int64)
+            for each in (kinds, hot_kinds)
+        )
+        return storages, of_kinds[of_different.reshape(-1)], of_hot
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def shard_loads(self, candidate: int) -> np.ndarray:
+        """Returns ``[KINDS, row_shards]`` loads of one candidate."""
+        return self.loads[:, self.first[candidate] : self.first[candidate + 1]]
+
+    def shards(self, candidate: int) -> int:
+        """Returns the number of shards that have owners: none in DP."""
+        shards = self.row_shards[candidate] * self.column_shards[candidate]
+        return 0 if self.replicated[candidate] else int(shards)
+
+    def reduced(self, operation: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """Reduces ``[..., row shards]`` to ``[..., candidates]`` by sum or maximum."""
+        return operation.reduceat(values, self.first[:-1], axis=-1)
 
     # Flat arrays, one element for each row shard.
 
@@ -121,18 +247,18 @@ class Candidates:
     def shard_slots(self) -> np.ndarray:
         """Slots of each row shard: one a row, or its share of a cached table's
         slots."""
-        slots = [use.table.slots or use.rows for use in self.uses]
-        shares = -(-np.array(slots)[self.table] // self.row_shards)
+        slots = np.where(self.slots > 0, self.slots, self.rows)
+        shares = -(-slots // self.row_shards)
         return np.minimum(self.shard_rows, shares[self.candidate])
 
     @functools.cached_property
     def shares(self) -> np.ndarray:
         """Share of its table's ids that fall on each row shard."""
-        pairs = list(zip(self.table.tolist(), self.row_shards.tolist(), strict=True))
+        pairs = list(zip(self.cut.tolist(), self.row_shards.tolist(), strict=True))
         shares: dict[tuple[int, int], np.ndarray] = {}
-        for table, shards in dict.fromkeys(pairs):  # table by table: skews keep some
-            use = self.uses[table]
-            shares[table, shards] = use.skew.row_shard_shares(use.rows, shards)
+        for cut, shards in dict.fromkeys(pairs):  # cut by cut: skews keep some
+            use = self.uses[cut]
+            shares[cut, shards] = use.skew.row_shard_shares(use.rows, shards)
         return np.concatenate([np.zeros(0), *(shares[pair] for pair in pairs)])
 
     @functools.cached_property
@@ -142,8 +268,11 @@ class Candidates:
         possible = self.workload.device_batch * self.hotness[self.candidate].astype(
             float
         )
-        if self.of_cluster.unique_ids:
-            possible = np.minimum(possible, self.shard_rows)
+        possible = np.where(
+            self.unique_ids[self.candidate],
+            np.minimum(possible, self.shard_rows),
+            possible,
+        )
         likely = self.likely_ids
         certain = likely * self.workload.capacity_slack >= possible
         return np.where(certain, possible, 0.0), np.where(certain, 0.0, likely)
@@ -153,10 +282,9 @@ class Candidates:
         """Ids that a device is expected to send to each row shard: in RB every id, in
         UB every unique id."""
         likely = self._ids_of(self.workload.device_batch) * self.shares
-        if self.of_cluster.unique_ids:
-            unique = self.expected_unique(self.workload.device_batch) / self.row_shards
-            likely = np.minimum(likely, unique[self.candidate])
-        return likely
+        unique = self.expected_unique(self.workload.device_batch) / self.row_shards
+        fewer = np.minimum(likely, unique[self.candidate])
+        return np.where(self.unique_ids[self.candidate], fewer, likely)
 
     @functools.cached_property
     def batch_ids(self) -> np.ndarray:
@@ -179,8 +307,9 @@ class Candidates:
         slack = self.workload.capacity_slack
         certain = capacity_of(0.0, self.batch_unique, slack) >= possible
         certain |= self.cached[self.candidate]  # there is room for all that may come
-        if self.of_cluster.replicated and self.workload.devices > 1:
-            certain |= summed_whole(self.shard_rows, batch_ids)
+        if self.workload.devices > 1:
+            summed = summed_whole(self.shard_rows, batch_ids)
+            certain |= summed & self.replicated[self.candidate]
         return (
             np.where(certain, possible, 0.0),
             np.where(certain, 0.0, self.batch_unique),
@@ -191,32 +320,55 @@ class Candidates:
         """Room for updated rows that each row shard adds to its owner's, at least."""
         certain, expected = self.updated_rows
         room = certain + self.workload.capacity_slack * expected
-        if self.room is None:
+        if self.sizes is None:
             return room
-        return room * (self.room / max(1.0, room.sum()))
+        storage = self.storage[self.candidate]
+        sums = np.bincount(storage, room, len(self.storages))
+        times = np.ones(len(sums))
+        for s, kind in enumerate(self.storages):
+            size = self.sizes.get(rows_of(kind.name))
+            if kind.of_cluster.replicated and size is not None:
+                times[s] = size / max(1.0, sums[s])
+        return room * times[storage]
 
     @functools.cached_property
     def missed_rows(self) -> np.ndarray:
         """Rows of each row shard that come into slots for a batch, in proportion to its
         rows."""
-        missed = self._of_uses("missed_rows", self.workload.batch_size) / self.rows
-        return missed[self.candidate] * self.shard_rows
+        samples = self.workload.batch_size
+        missed = np.array([use.missed_rows(samples) for use in self.uses])[self.cut]
+        return (missed / self.rows)[self.candidate] * self.shard_rows
 
     def expected_unique(self, samples: int) -> np.ndarray:
         """Returns ``[candidates]`` expected number of unique rows in these samples."""
-        return self._of_uses("unique_rows", samples)
+        return np.array([use.unique_rows(samples) for use in self.uses])[self.cut]
 
     def _ids_of(self, samples: int) -> np.ndarray:
         """Returns the ids of these samples, without padding, for each row shard all of
         its table's."""
         return (samples * (self.hotness * self.filled))[self.candidate]
 
-    def _of_uses(self, method: str, argument: Any) -> np.ndarray:
-        """Returns ``[candidates]`` what a method of their tables' uses returns."""
-        values = np.zeros(len(self.uses))
-        for i in np.unique(self.table):
-            values[i] = getattr(self.uses[i], method)(argument)
-        return values[self.table]
+
+def candidates_of(
+    ranges: Sequence[RowRange],
+    uses: Sequence[TableUse],
+    workload: Workload,
+    sizes: Mapping[str, int] | None = None,
+) -> Candidates:
+    """Returns one candidate for each row range, in their order; the other arguments
+    are as in the class."""
+    layouts = [
+        (
+            i,
+            CLUSTER_NAMES.index(rows.cluster),
+            EXCHANGE_NAMES.index(rows.exchange),
+            rows.row_shards,
+            rows.column_shards,
+        )
+        for i, rows in enumerate(ranges)
+    ]
+    cuts = [Cut(i, use) for i, use in enumerate(uses)]
+    return Candidates(cuts, layouts, workload, sizes)
 
 
 def uses_of(

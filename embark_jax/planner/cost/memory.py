@@ -19,12 +19,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embark_jax._base.memory import bytes_text
-from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
@@ -32,6 +31,9 @@ from embark_jax.plans.options import Tier
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.tables import TableSpec
 from embark_jax.plans.wire import VALUE_BYTES
+
+if TYPE_CHECKING:
+    from embark_jax.planner.cost.candidates import Candidates
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that a step may take; the rest is for the CUDA context,
@@ -154,22 +156,20 @@ class Memory:
         gradients."""
         workload = self.workload
         per_sample = candidates.hotness * (1 + candidates.weighted)
-        if not candidates.of_cluster.pools_at_owner:
-            own_ids = candidates.hotness * candidates.column_shards
-            per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
+        own_ids = candidates.hotness * candidates.column_shards
+        own_ids = own_ids * ~candidates.pools_at_owner
+        per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
         ids_bytes = ROUTED * traffic.VALUE_BYTES * per_sample
         pooled_bytes = traffic.rows_bytes(candidates.bags, candidates.dim)
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
-        if not candidates.of_cluster.replicated:
-            return held_bytes
         # With a flag for each row that says whether it was touched.
         gradient_bytes = traffic.rows_bytes(
-            candidates.room_for_rows, candidates.dim + 1
+            candidates.room_for_rows[candidates.first[:-1]], candidates.dim + 1
         )
         table_bytes = candidates.rows * self.row_bytes(
             candidates.dim, candidates.value_bytes
         )
-        return held_bytes + table_bytes + gradient_bytes
+        return held_bytes + candidates.replicated * (table_bytes + gradient_bytes)
 
     def shortage(self, least_bytes: float) -> str:
         """Says what is short of these bytes, which each device needs at least."""

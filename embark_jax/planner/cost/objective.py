@@ -32,7 +32,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import TIMED, Load, Loads
+from embark_jax.planner.cost.candidates import TIMED, Load
+from embark_jax.planner.cost.loads import Loads
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import Peak

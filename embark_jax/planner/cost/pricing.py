@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.candidates import Candidates, ranges_of, uses_of
-from embark_jax.planner.cost.loads import Load, Loads, priced_ranges
+from embark_jax.planner.cost.candidates import Load, candidates_of, ranges_of, uses_of
+from embark_jax.planner.cost.loads import Loads
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.objective import Objective
 from embark_jax.planner.cost.program import ProgramModel
@@ -88,7 +88,7 @@ class PricedPlan:
         self.features, self.workload, self.sizes = features, workload, sizes
         self.ranges = ranges_of(placements, workload)
         self.uses = uses_of(self.ranges, features, workload)
-        self.candidates = priced_ranges(self.ranges, self.uses, workload)
+        self.candidates = candidates_of(self.ranges, self.uses, workload, sizes)
         self.owners = [np.array(rows.devices, np.int64) for rows in self.ranges]
         self.loads = Loads(self.candidates, workload)
         for i, owners in enumerate(self.owners):
@@ -138,8 +138,7 @@ class PricedPlan:
         for s, storage in enumerate(self.objective.storages):
             rows = self.peaks[Peak.UPDATED, s]
             if storage.of_cluster.replicated:
-                certain, expected = self._of_storages[s][1].updated_rows
-                rows = self.objective.capacities(certain.sum(), expected.sum())
+                rows = self.objective.capacities(*self._updated_rows[:, s])
             most = {storage.name: self.peaks[Peak.IDS, s], rows_of(storage.name): rows}
             for name in of_storage(storage):
                 of_storages[name] = max(1, int(most[name]))
@@ -153,13 +152,23 @@ class PricedPlan:
 
     def work_items(self) -> tuple[WorkItem, ...]:
         """Returns the work of a step, in no particular order."""
-        storages = range(len(self.candidates.storages))
-        return tuple(item for s in storages for item in self._storage_items(s))
+        model, candidates = self._model, self.candidates
+        everywhere = [*model.everywhere_work(candidates)]
+        of_owners = [*model.owner_work(candidates)]
+        storages = range(len(candidates.storages))
+        return tuple(
+            item
+            for s in storages
+            for item in self._storage_items(s, everywhere, of_owners)
+        )
 
-    def _storage_items(self, s: int) -> list[WorkItem]:
-        """Returns the work items of one storage."""
+    def _storage_items(
+        self, s: int, everywhere: Sequence[Work], of_owners: Sequence[Work]
+    ) -> Iterator[WorkItem]:
+        """Yields the work items of one storage, of work of all row ranges."""
         storage, model = self.candidates.storages[s], self._model
-        ranges, candidates = self._of_storages[s]
+        ranges = self._ranges[s]
+        devices = np.ones(self.workload.devices)
         found: dict[tuple, Work] = {}
 
         def add(work: Work, spread: Callable[[Any], np.ndarray]) -> None:
@@ -171,16 +180,22 @@ class PricedPlan:
                     amounts[name] = amounts[name] + getattr(found[key], name)
             found[key] = dataclasses.replace(work, **amounts)
 
-        everywhere = np.ones((len(ranges), self.workload.devices))
+        def on_all(amount: Any) -> np.ndarray:
+            of_ranges = np.broadcast_to(amount, len(self.ranges))
+            return np.multiply.outer(of_ranges[ranges], devices)
+
         times = self._times(s)
         for peak, work in model.storage_work(storage):
-            add(work, functools.partial(np.multiply, times[peak][:, None] * everywhere))
-        for work in model.everywhere_work(candidates):
-            add(work, lambda amount: (everywhere.T * amount).T)
+            of_peak = np.multiply.outer(times[peak], devices)
+            add(work, functools.partial(np.multiply, of_peak))
+        for work in everywhere:
+            add(work, on_all)
         if not storage.of_cluster.replicated:
-            for work in model.owner_work(candidates):
-                add(work, functools.partial(self._on_owners, s))
-        return [self._item(storage, ranges, work) for work in found.values()]
+            for work in of_owners:
+                add(work, functools.partial(self._on_owners, ranges))
+        for work in found.values():
+            if any(np.any(getattr(work, name)) for name in AMOUNTS):
+                yield self._item(storage, ranges, work)
 
     def _item(self, storage: StorageKind, ranges: np.ndarray, work: Work) -> WorkItem:
         model = self._model
@@ -202,26 +217,25 @@ class PricedPlan:
         return self.objective.exposed_store_share(self.loads)
 
     @functools.cached_property
-    def _of_storages(self) -> list[tuple[np.ndarray, Candidates]]:
-        """``[storages]`` numbers of the row ranges in each, and their candidates; those
-        of replicated rows have room for so many together as ``sizes`` say."""
-        found = []
-        for s, storage in enumerate(self.candidates.storages):
-            ranges = np.flatnonzero(self.candidates.storage == s)
-            room = None
-            if storage.of_cluster.replicated and self.sizes is not None:
-                room = self.sizes.get(rows_of(storage.name))
-            of_ranges = [self.ranges[i] for i in ranges]
-            uses = [self.uses[i] for i in ranges]
-            candidates = Candidates.of_ranges(of_ranges, uses, self.workload, room)
-            found.append((ranges, candidates))
-        return found
+    def _ranges(self) -> list[np.ndarray]:
+        """``[storages]`` numbers of the row ranges in each."""
+        storage = self.candidates.storage
+        return [np.flatnonzero(storage == s) for s in range(storage.max() + 1)]
+
+    @functools.cached_property
+    def _updated_rows(self) -> np.ndarray:
+        """``[2, storages]`` certain and expected rows that a batch updates."""
+        candidates = self.candidates
+        storage = candidates.storage[candidates.candidate]
+        return np.stack(
+            [np.bincount(storage, rows) for rows in candidates.updated_rows]
+        )
 
     def _times(self, s: int) -> dict[Peak, np.ndarray]:
         """Returns ``[ranges]`` how much of each unit of a storage's work each row range
         causes: its part of the fullest device's load."""
         peaks, storage = self.peaks[:, s], self.candidates.storages[s]
-        ranges, _ = self._of_storages[s]
+        ranges = self._ranges[s]
         capacity = peaks[Peak.IDS]
         if self.sizes is not None:
             capacity = self.sizes.get(storage.name, 0)
@@ -242,18 +256,17 @@ class PricedPlan:
             Peak.IDS: capacity * _parts(ids),
         }
 
-    def _on_owners(self, s: int, amount: Any) -> np.ndarray:
-        """Returns ``[ranges, devices]`` an amount of each row shard of a storage, in a
-        column shard, on the devices that own shards."""
-        ranges, candidates = self._of_storages[s]
+    def _on_owners(self, ranges: np.ndarray, amount: Any) -> np.ndarray:
+        """Returns ``[ranges, devices]`` an amount of each row shard, in a column shard,
+        on the devices that own shards of these ranges."""
+        candidates, devices = self.candidates, self.workload.devices
         of_row_shards = np.broadcast_to(amount, len(candidates.candidate))
-        first = np.cumsum(candidates.row_shards) - candidates.row_shards
-        on_devices = np.zeros((len(ranges), self.workload.devices))
+        on_devices = np.zeros((len(ranges), devices))
         for number, i in enumerate(ranges):
             owners = self.owners[i]
-            row_shard = np.arange(len(owners)) // candidates.column_shards[number]
-            of_shards = of_row_shards[first[number] + row_shard]
-            on_devices[number] = np.bincount(owners, of_shards, self.workload.devices)
+            row_shard = np.arange(len(owners)) // candidates.column_shards[i]
+            of_shards = of_row_shards[candidates.first[i] + row_shard]
+            on_devices[number] = np.bincount(owners, of_shards, devices)
         return on_devices
 
     def breakdown(self) -> Breakdown:
@@ -315,20 +328,15 @@ class PricedPlan:
     def _ids(self) -> tuple[dict[str, float], np.ndarray]:
         """Returns the ids of each table's hottest row shard, as a multiple of the mean,
         and ``[devices]`` ids a sample that each device is expected to receive."""
-        of_ranges: dict[int, np.ndarray] = {}
-        device_ids = np.zeros(self.workload.devices)
-        for s, (ranges, candidates) in enumerate(self._of_storages):
-            ends = np.cumsum(candidates.row_shards)[:-1]
-            of_ranges.update(
-                zip(ranges, np.split(candidates.likely_ids, ends), strict=True)
-            )
-            if not candidates.of_cluster.replicated:
-                device_ids += self._on_owners(s, candidates.likely_ids).sum(axis=0)
-        in_order = [of_ranges[i] for i in range(len(self.ranges))]
+        candidates = self.candidates
+        all_ranges = np.arange(len(self.ranges))
+        sharded = all_ranges[~candidates.replicated]
+        device_ids = self._on_owners(sharded, candidates.likely_ids).sum(axis=0)
+        of_ranges = np.split(candidates.likely_ids, candidates.first[1:-1])
         hottest = {
             # A table with hot rows has two ranges; the cold rows come last.
             rows.table.name: float(ids.max() / ids.mean()) if ids.any() else 1.0
-            for rows, ids in zip(self.ranges, in_order, strict=True)
+            for rows, ids in zip(self.ranges, of_ranges, strict=True)
         }
         return hottest, device_ids / self.workload.device_batch
 

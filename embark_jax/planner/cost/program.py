@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from embark_kernels.sizes import COLUMNS_AT_ONCE
 
-from embark_jax.planner.cost.candidates import Candidates
 from embark_jax.planner.cost.dense import dense_ms
 from embark_jax.planner.cost.exchanges import exchange_work
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import EXCHANGED, OWNER_PHASES, STORE, Peak, Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
+from embark_jax.plans.clusters import CLUSTERS
 from embark_jax.plans.storage import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
+
+if TYPE_CHECKING:
+    from embark_jax.planner.cost.candidates import Candidates
 
 AHEAD = "id exchange"
 """The phase whose collectives run beside the dense layers of the step before, if that
@@ -69,6 +72,9 @@ class ProgramModel:
         rows_bytes = traffic.rows_bytes(slots, storage.width)
         if not properties.pools_at_owner:
             yield Peak.IDS, Work("lookup", "rows", rows_bytes)
+            if workload.devices == 1:
+                # Nothing travels, but sums of gradients are written and read again.
+                yield Peak.IDS, Work("gradients", "row gradients", 2 * rows_bytes)
         elif self.in_xla:  # adds to sums that it has zeroed; a kernel just writes them
             sums = workload.device_batch * workload.devices
             sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
@@ -78,20 +84,19 @@ class ProgramModel:
             yield Peak.IDS, Work("gradients", "squares", squares_bytes)
 
     def owner_work(self, candidates: Candidates) -> Iterator[Work]:
-        """Yields the work of the owners of row shards, in each column shard."""
+        """Yields the work of the owners of row shards, in each column shard; that of
+        replicated tables, which have none, says nothing."""
         row_bytes = traffic.rows_bytes(1, candidates.width)[candidates.candidate]
-        if candidates.of_cluster.pools_at_owner:
-            read_bytes = traffic.rows_bytes(1, candidates.width, candidates.value_bytes)
-            yield Work(
-                "lookup",
-                "rows",
-                read_bytes[candidates.candidate] * candidates.batch_ids,
-            )
-            yield Work("gradients", "bag gradients", row_bytes * candidates.batch_ids)
+        read_bytes = traffic.rows_bytes(1, candidates.width, candidates.value_bytes)
+        pooled = candidates.pools_at_owner[candidates.candidate] * candidates.batch_ids
+        yield Work("lookup", "rows", read_bytes[candidates.candidate] * pooled)
+        yield Work("gradients", "bag gradients", row_bytes * pooled)
         if self.in_xla:
-            ids = candidates.batch_ids
-            if candidates.of_cluster.unique_ids:
-                ids = candidates.likely_ids * self.workload.devices
+            ids = np.where(
+                candidates.unique_ids[candidates.candidate],
+                candidates.likely_ids * self.workload.devices,
+                candidates.batch_ids,
+            )
             width = candidates.width[candidates.candidate]
             yield self._sums(ids, candidates.room_for_rows, width)
         elif self.workload.row_wise:
@@ -100,7 +105,7 @@ class ProgramModel:
             # have an array of their own, which is zeroed, written, squared and read.
             rows = candidates.batch_unique + 3 * candidates.room_for_rows
             yield Work("gradients", "row gradients", row_bytes * split * rows)
-        yield self._update(candidates, candidates.candidate)
+        yield self._update(candidates, candidates.candidate, candidates.batch_unique)
         if candidates.cached.any():
             yield from self._store_work(candidates)
 
@@ -135,76 +140,79 @@ class ProgramModel:
         sums_bytes = traffic.sums_bytes(ids, sums, width)
         return Work("gradients", "row gradients", sums_bytes + read_bytes)
 
-    def _update(self, candidates: Candidates, candidate: np.ndarray) -> Work:
-        """Returns the work of updating the touched rows of candidates, one or several
-        times each."""
+    def _update(
+        self, candidates: Candidates, candidate: np.ndarray, rows: np.ndarray
+    ) -> Work:
+        """Returns the work of updating so many rows of each of some candidates."""
         row_bytes = traffic.update_rows_bytes(
             1, candidates.width, *self.workload.state_values, candidates.value_bytes
         )
-        return Work("update", "rows", row_bytes[candidate] * candidates.batch_unique)
+        return Work("update", "rows", row_bytes[candidate] * rows)
 
     def everywhere_work(self, candidates: Candidates) -> Iterator[Work]:
         """Yields the work of every device, wherever the shards are."""
         workload = self.workload
         ids = workload.device_batch * candidates.hotness
         bags = workload.device_batch * candidates.bags
-        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, candidates.dim))
-        properties = candidates.of_cluster
-        if not properties.pools_at_owner:
-            pooled_ids = ids * candidates.filled
-            # Rows that travelled have arrived as float32.
-            value_bytes = traffic.VALUE_BYTES
-            if properties.replicated:
-                value_bytes = candidates.value_bytes
-            read_bytes = traffic.rows_bytes(pooled_ids, candidates.dim, value_bytes)
-            yield Work("lookup", "rows", read_bytes)
-            gradients_bytes = traffic.rows_bytes(pooled_ids, candidates.dim)
-            yield Work("gradients", "bag gradients", gradients_bytes)
-            if self.in_xla:
-                kernels = np.ceil(ids / bags / COLUMNS_AT_ONCE)
-                sums_bytes = (
-                    2 * (kernels - 1) * traffic.rows_bytes(bags, candidates.dim)
-                )
-                yield Work("lookup", "partial sums", sums_bytes)
-        if properties.unique_ids and self.in_xla:
+        dim, replicated = candidates.dim, candidates.replicated
+        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, dim))
+        pooled_ids = ids * candidates.filled * ~candidates.pools_at_owner
+        # Rows that travelled have arrived as float32.
+        value_bytes = np.where(replicated, candidates.value_bytes, traffic.VALUE_BYTES)
+        yield Work("lookup", "rows", traffic.rows_bytes(pooled_ids, dim, value_bytes))
+        bags_bytes = traffic.rows_bytes(pooled_ids, dim)
+        yield Work("gradients", "bag gradients", bags_bytes)
+        if self.in_xla:
+            kernels = np.ceil(ids / bags / COLUMNS_AT_ONCE)
+            sums_bytes = 2 * (kernels - 1) * traffic.rows_bytes(bags, dim)
+            own_bytes = sums_bytes * ~candidates.pools_at_owner
+            yield Work("lookup", "partial sums", own_bytes)
             unique = candidates.expected_unique(workload.device_batch)
-            yield self._sums(pooled_ids, unique, candidates.dim, sent=True)
-        own = properties.ids[workload.kernels]
-        keys_bytes = traffic.ids_bytes(
-            ids * candidates.column_shards, own.own_key_bytes, own.own_values
+            sums = self._sums(pooled_ids, unique, dim, sent=True)
+            yield sums.only(candidates.unique_ids)
+        of_clusters = np.array(
+            [each.ids[workload.kernels] for each in CLUSTERS.values()]
         )
-        what = "slots" if properties.replicated else "ids"
-        yield Work("sort", what, keys_bytes)
-        if properties.replicated:
-            yield from self._replicated_work(candidates)
+        key_bytes, values, *received = of_clusters[candidates.cluster].T
+        shards_ids = ids * candidates.column_shards
+        keys = Work("sort", "ids", traffic.ids_bytes(shards_ids, key_bytes, values))
+        yield keys.only(~replicated)
+        yield dataclasses.replace(keys, what="slots").only(replicated)
+        for work in self._replicated_work(candidates, traffic.ids_bytes(1, *received)):
+            yield work.only(replicated)
 
-    def _replicated_work(self, candidates: Candidates) -> Iterator[Work]:
-        workload = self.workload
+    def _replicated_work(
+        self, candidates: Candidates, id_bytes: np.ndarray
+    ) -> Iterator[Work]:
+        """Yields the work of every device for tables in DP.
+
+        Args:
+          candidates: candidates, of any cluster.
+          id_bytes: ``[candidates]`` what devices move for an id that they are told.
+        """
+        workload, dim = self.workload, candidates.dim
         batch_ids = np.rint(workload.batch_size * candidates.hotness)
         own_ids = workload.device_batch * candidates.hotness * candidates.filled
-        ids = candidates.of_cluster.ids[workload.kernels]
-        id_bytes = traffic.ids_bytes(1, ids.received_key_bytes, ids.received_values)
+        summed = candidates.room_for_rows[candidates.first[:-1]]
         if workload.devices > 1:
             whole = traffic.summed_whole(candidates.rows, batch_ids)
             # The step's all-reduce of capacities also says which rows are touched: by a
             # flag for each row, or by all ids, each in an element of its own.
             flags = np.where(whole, candidates.rows, batch_ids)
             yield TOUCHED_ROWS.in_buffer(traffic.VALUE_BYTES * flags)
-            summed = candidates.room_for_rows
-            sum_bytes = VALUE_BYTES[workload.wire.sums] * candidates.dim * summed
-            yield ROW_SUM.in_buffer(sum_bytes)
+            yield ROW_SUM.in_buffer(VALUE_BYTES[workload.wire.sums] * dim * summed)
             gathered = np.where(whole, 0, batch_ids)
             yield Work("sort", "gathered slots", id_bytes * gathered)
             # The buffer of row gradients is zeroed, and read once more for squares.
             if self.in_xla:
-                yield self._sums(own_ids, summed, candidates.dim, sent=True)
+                yield self._sums(own_ids, summed, dim, sent=True)
             passes = (not self.in_xla) + workload.row_wise
-            summed_bytes = passes * traffic.rows_bytes(summed, candidates.dim)
+            summed_bytes = passes * traffic.rows_bytes(summed, dim)
             yield Work("gradients", "row gradients", summed_bytes)
         elif self.in_xla:
-            yield Work("sort", "slots", id_bytes * batch_ids)
-            yield self._sums(own_ids, candidates.room_for_rows, candidates.dim)
-        yield self._update(candidates, np.arange(len(candidates)))
+            yield self._sums(own_ids, summed, dim)
+        touched = candidates.expected_unique(workload.batch_size)
+        yield self._update(candidates, np.arange(len(candidates)), touched)
 
     def storage_price(self, storage: StorageKind) -> dict[Peak, float]:
         """Returns ms for a unit of each peak that sizes a storage's exchanges."""

@@ -79,6 +79,15 @@ class Work:
     host_bytes: float | np.ndarray = 0.0
     disk_bytes: float | np.ndarray = 0.0
 
+    def only(self, some: np.ndarray) -> Work:
+        """Returns the same for ``[candidates]`` some of them, and nothing for the
+        others."""
+        return dataclasses.replace(
+            self,
+            memory_bytes=self.memory_bytes * some,
+            buffer_bytes=self.buffer_bytes * some,
+        )
+
     def in_buffer(self, buffer_bytes: float | np.ndarray) -> Work:
         """Returns the same for a buffer of this size, which is written and sent,
         received and read."""

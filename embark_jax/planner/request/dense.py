@@ -217,7 +217,6 @@ def network_of(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     dense_features: int,
-    pool_stride: int = 1,
 ) -> DenseNetwork | None:
     """Returns the matrix products of a model that a config or a table list describes,
     if they are known.
@@ -225,10 +224,8 @@ def network_of(
     Args:
       model: section of the config, or the list's ``DenseNet``.
       tables, features, dense_features: inputs of the model.
-      pool_stride: number of neighbouring columns of the pooled rows that are averaged
-        into one.
     """
-    width = embedding_width(tables, features) // pool_stride
+    width = embedding_width(tables, features)
     match model.kind:
         case "dlrm_dcnv2":
             how = {"cross_layers": model.cross_layers, "cross_rank": model.cross_rank}

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import KINDS, TIMED, Load, Loads
+from embark_jax.planner.cost.candidates import KINDS, TIMED, Load
+from embark_jax.planner.cost.loads import Loads
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Instance

@@ -14,18 +14,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from embark_jax.planner.cost.loads import (
+from embark_jax.planner.cost.candidates import (
     CLUSTER_NAMES,
     EXCHANGE_NAMES,
+    HELD_BY_ALL,
+    Candidates,
     Cut,
-    PricedCandidates,
+    Layout,
 )
 from embark_jax.planner.cost.memory import STORED_TIERS, Memory
 from embark_jax.planner.request.workload import TableUse, Workload
 from embark_jax.planner.search import params
 from embark_jax.plans.clusters import (
     CLUSTERS,
-    DIRECT,
     EXCHANGES,
     FOR_SEQUENCES,
     REPLICATED,
@@ -39,21 +40,13 @@ from embark_jax.plans.tables import TableSpec
 MIN_WIDTH = 8
 """Smallest number of columns of a shard: 32 bytes, the sector in which GPU memory is
 read (https://docs.nvidia.com/cuda/cuda-c-best-practices-guide, coalesced access)."""
-Layout = tuple[int, int, int, int]
-"""Cluster and exchange, as numbers, row shards and column shards."""
-HELD_BY_ALL: Layout = (
-    CLUSTER_NAMES.index(REPLICATED),
-    EXCHANGE_NAMES.index(DIRECT),
-    1,
-    1,
-)
 
 
 def worthwhile_candidates(
     requests: Sequence[tuple[TableUse, ForcedPlacement]],
     tables: Sequence[TableSpec],
     workload: Workload,
-) -> PricedCandidates:
+) -> Candidates:
     """Returns the candidates that are worth a try, priced.
 
     Args:
@@ -69,7 +62,7 @@ def worthwhile_candidates(
             of_cut = _layouts(cut, force, workload)
             layouts += [(len(cuts), *layout) for layout in of_cut]
             cuts.append(cut)
-    return PricedCandidates(cuts, np.array(layouts), workload)
+    return Candidates(cuts, layouts, workload)
 
 
 def fewest_slots(use: TableUse, workload: Workload) -> int:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from embark_jax._base.memory import bytes_text
-from embark_jax.planner.cost.loads import POOLS_AT_OWNER
 from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search import params
@@ -20,7 +19,6 @@ from embark_jax.planner.search.linear_program import UnsolvedError
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.neighbourhood import reinsert
 from embark_jax.planner.search.relaxation import Relaxation
-from embark_jax.planner.search.spread import Spread
 from embark_jax.plans.forced import FREE
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.wire import VALUE_BYTES
@@ -63,9 +61,9 @@ def solve(instance: Instance, quick: bool = False) -> SearchResult:
     """
     if lacking := _lacking(instance):
         raise DoesNotFitError(lacking)
-    starts, spread = [], Spread(instance)
+    starts = []
     for allowed in searched(instance):
-        relaxation = Relaxation(spread, allowed)
+        relaxation = Relaxation(instance, allowed)
         relaxed = relaxation.solve()
         if relaxed is not None:
             starts.append(Branch(relaxation, relaxed))
@@ -79,9 +77,10 @@ def solve(instance: Instance, quick: bool = False) -> SearchResult:
 
     groups, tables = len(instance.counts), len(instance.tables)
     roundings = max(params.ROUNDINGS, params.ROUNDED_GROUPS // groups)
+    is_large = groups > params.LARGE_MODEL
     for start in starts:
         # No plan of this start is faster than its bound, nor of those that follow.
-        if found and (instance.is_large or start.bound_ms >= found[0].step_ms):
+        if found and (is_large or start.bound_ms >= found[0].step_ms):
             break
         search(start, 1 if quick else roundings)
         if found and quick:
@@ -121,7 +120,7 @@ def searched(instance: Instance) -> list[np.ndarray]:
     A candidate is in no mask if one of its shards does not fit."""
     candidates = instance.candidates
     fixed = np.array([force.exchange is not None for force in instance.forced])
-    free = POOLS_AT_OWNER[candidates.cluster] & ~fixed[candidates.table]
+    free = candidates.pools_at_owner & ~fixed[candidates.table]
     fits = instance.shard_bytes <= instance.memory.limit_bytes
     groups = len(instance.counts)
 
