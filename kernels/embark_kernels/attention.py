@@ -282,4 +282,5 @@ def _attend_block(
     largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
     share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
     whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
-    return add_up(share) / jnp.where(whole > 0, whole, 1.0)
+    total = add_up(share).astype(jnp.float32) / jnp.where(whole > 0, whole, 1.0)
+    return total.astype(value.dtype)
