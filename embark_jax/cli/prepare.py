@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,6 @@ from embark_jax.plans.options import (
     KNOWN_COLUMNS,
     OWN_FILES,
     RECIPES,
-    YAMBDA,
     OnBadLine,
 )
 from embark_jax.plans.tables import HASHED_KEYS
@@ -34,8 +34,8 @@ def prepare(
         str,
         typer.Argument(
             metavar="DATASET",
-            help=f"One of {', '.join((*RECIPES, YAMBDA))}; or "
-            f"{' or '.join(OWN_FILES)}, for files of your own.",
+            help=f"One of {', '.join((*RECIPES, *KNOWN_COLUMNS))}; or csv or parquet, "
+            "for files of your own.",
         ),
     ],
     overrides: Annotated[
@@ -43,8 +43,8 @@ def prepare(
         typer.Argument(
             metavar="[KEY=VALUE]...",
             help="For csv and parquet: keys of --columns, such as label=clicked or "
-            "dense.price=log. For yambda: longest, min_history, scan, "
-            "most_cross_rows, window.",
+            "dense.price=log. For taobao and yambda: keys of histories, such as "
+            "longest=100.",
         ),
     ] = None,
     *,
@@ -139,35 +139,41 @@ def prepare(
     --raw clicks.csv --out prepared
     """
     from embark_jax._base.config import ConfigError, nearest
+    from embark_jax._base.validation import validated
+    from embark_jax.data.columns import HistoryColumns
     from embark_jax.prepare import run
 
     made_from: dict[str, Any] = {"dataset": dataset}
     if raw is None and dataset not in KNOWN_COLUMNS:
         raise ConfigError("--raw: is missing, must be the folder of the files")
-    if dataset == YAMBDA:
-        _prepare_yambda(raw, out, overrides or (), made_from)
-        return
     if dataset in OWN_FILES:
         described = _columns(dataset, columns, overrides or ())
         made_from["columns"] = described.model_dump(mode="json")
         recipe = pkgutil.resolve_name(OWN_FILES[dataset])(raw, described)
     elif dataset not in RECIPES:
-        hint = nearest(dataset, (*RECIPES, YAMBDA, *OWN_FILES))
+        hint = nearest(dataset, (*RECIPES, *OWN_FILES))
         raise ConfigError(f"dataset is {dataset!r}; {hint}")
-    elif columns or overrides:
-        raise typer.BadParameter(
-            f"the columns of {dataset} are known: --columns and KEY=VALUE are for "
-            f"{' and '.join(OWN_FILES)}"
-        )
     else:
         recipe = pkgutil.resolve_name(RECIPES[dataset])(raw)
+        if columns or (overrides and recipe.history is None):
+            raise typer.BadParameter(
+                f"the columns of {dataset} are known: --columns and KEY=VALUE are for "
+                f"{' and '.join(OWN_FILES)}"
+            )
+        if overrides and recipe.history is not None:
+            given = recipe.history.model_dump()
+            history = validated(HistoryColumns, given, overrides, dataset)
+            recipe = dataclasses.replace(recipe, history=history)
+            made_from["history"] = history.model_dump(mode="json")
+    usual = recipe.usual
+    hashed_to = {n: min(max_rows, rows or 0) for n, rows in usual.hash_columns.items()}
     options = run.Options(
-        split=split or recipe.usual_split,
+        split=split or usual.split,
         min_count=min_count,
         max_rows=max_rows,
         hashed=hashed,
-        hash_columns=_hashed(hash_column or ()),
-        window=window,
+        hash_columns=hashed_to | _hashed(hash_column or ()),
+        window=window or usual.window,
         unseen=unseen,
         on_bad_line=on_bad_line,
     )
@@ -196,30 +202,14 @@ def prepare(
             say(f"  {line}")
 
 
-def _prepare_yambda(
-    raw: Path,
-    out: Path,
-    overrides: Sequence[str],
-    made_from: Mapping[str, Any],
-) -> None:
-    """Prepares events of users, without the options for columns."""
-    from embark_jax._base.validation import validated
-    from embark_jax.prepare import yambda
-
-    options = validated(yambda.Options, {}, overrides, YAMBDA)
-    with progress_bars() as progress:
-        manifest = yambda.prepare(raw, out, options, made_from, progress)
-    _say_what(manifest, out)
-    say(f"{manifest.raw_rows:,} events, {len(manifest.windows):,} windows")
-
-
 def _say_what(manifest: Manifest, out: Path) -> None:
     samples = [f"{manifest.rows(split):,} {split}" for split in manifest.files]
     counts = [rows for rows in manifest.table_rows.values() if rows != HASHED_KEYS]
     tables = f"{sum(counts):,} rows of {len(counts)} tables"
     if by_key := len(manifest.table_rows) - len(counts):
         tables += f" and {by_key} tables of keys, which must be dynamic"
-    say(f"{', '.join(samples)} samples, {tables}: {out}")
+    windows = f", {n:,} windows" if (n := len(manifest.windows)) > 1 else ""
+    say(f"{', '.join(samples)} samples{windows}, {tables}: {out}")
 
 
 def _say_splits(manifest: Manifest, trains_unknown: bool) -> None:

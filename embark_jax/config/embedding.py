@@ -44,7 +44,7 @@ from embark_jax.plans.options import (
     WireFormat,
 )
 from embark_jax.plans.tables import HASHED_KEYS, FeatureSpec, TableSpec
-from embark_jax.statistics.accesses import FeatureAccess, Statistics
+from embark_jax.statistics.accesses import NO_STATISTICS, FeatureAccess, Statistics
 
 _OF_PLACEMENT = {field.name for field in dataclasses.fields(ForcedPlacement)}
 _SHARED = "dim", "init_scale", "initializer", "dtype"
@@ -245,15 +245,12 @@ class EmbeddingConfig(Config):
 
     def mean_lengths(self) -> Statistics:
         """Returns what the features say of the lengths of bags."""
-        return Statistics(
-            features={
-                name: FeatureAccess(
-                    feature.mean_hotness, feature.hotness or 1, ids_seen=0
-                )
-                for name, feature in self.features.items()
-                if feature.mean_hotness is not None
-            }
-        )
+        lengths = {
+            name: FeatureAccess(feature.mean_hotness, feature.hotness or 1, ids_seen=0)
+            for name, feature in self.features.items()
+            if feature.mean_hotness is not None
+        }
+        return Statistics(features=lengths) if lengths else NO_STATISTICS
 
     def declared(self, need: str) -> tuple[dict[str, int], tuple[FeatureSpec, ...]]:
         """Returns the rows of each table, and the features, that this section declares.

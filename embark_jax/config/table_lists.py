@@ -16,8 +16,7 @@ is the experiment config that it stands for (``experiment_of``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator
 from operator import gt
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,10 +33,9 @@ from embark_jax._base.config import (
     read_text,
 )
 from embark_jax._base.validation import validated
-from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.config.embedding import EmbeddingConfig, TableConfig
 from embark_jax.plans.options import (
     DENSE_OPTIMIZERS,
-    Evicted,
     Pooling,
     RowOptimizerName,
 )
@@ -54,63 +52,36 @@ MOST_TABLES, MOST_LAYERS = 100_000, 1000
 DEFAULT_BATCH = 65_536
 """Samples of a step of a list that does not say how many."""
 ITEM = "table list"
-_OF_CONFIGS = {f.name for t in (TableSpec, ForcedPlacement) for f in fields(t)}
-_OF_CONFIGS -= {"discard"}  # a config's evicted
-"""Keys of a table in a config, some of which a list lacks."""
 MODELS = Path(__file__).parents[1] / "config_files" / "models"
 """``configs/models``, through a link that a built package has as a folder."""
 
 
-class ListedTable(Config):
+class ListedTable(TableConfig):
     """``count`` equal tables, each read by one feature per hotness, of equal pooling.
     With pooling "none" the hotness is the longest sequence. ``mean_hotness`` is one
-    number of ids a bag for each hotness; without it, bags are full.
+    number of ids a bag for each hotness; without it, bags are full. All other keys are
+    those of a table in a config; a dynamic one has ``expected_keys`` and, without
+    ``max_slots``, slots for all of them.
 
-    Tables with ``expected_keys`` are dynamic: they have this many different keys at the
-    end, or ``[at the first steps, at the end]``, slots for all of them, or up to
-    ``max_slots``, and rows that leave in ``evicted``. Others have ``rows``.
+    Bags are averaged, not summed, unless the list says so: a sum of 200 rows of a small
+    table is too large to train from; lookups and exchanges stay the same.
 
     Tables without a name are called after their position: t0, t1, …; with a name and a
     count, a number is added to the name.
     """
 
-    rows: Count | None = None
-    dim: Count
-    expected_keys: Count | tuple[Count, Count] | None = None
-    max_slots: Count | None = None
-    evicted: Evicted = "host"
     hotness: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 1
     mean_hotness: NonNegativeFloat | tuple[NonNegativeFloat, ...] | None = None
-    pooling: Pooling = "sum"
+    pooling: Pooling = "mean"
     count: Count = 1
     name: Annotated[str, Field(strict=True, min_length=1)] | None = None
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _has_own_keys(cls, given: Any) -> Any:
-        keys = _OF_CONFIGS - cls.model_fields.keys()
-        for key in sorted(keys & set(given if isinstance(given, Mapping) else ())):
-            name = given.get("name", "NAME")
-            raise ValueError(
-                f"{key} is no key of a list: leave it out, and give it beside the "
-                f"list, as embedding.tables.{name}.{key}={given[key]}"
-            )
-        return given
-
     @pydantic.model_validator(mode="after")
-    def _has_rows(self) -> ListedTable:
+    def _check(self) -> ListedTable:
         if self.rows is None and self.expected_keys is None:
             raise ValueError("has no rows; a dynamic table has expected_keys instead")
-        of_dynamic = self.model_fields_set & {"expected_keys", "max_slots", "evicted"}
-        if self.rows is not None and of_dynamic:
-            raise ValueError(
-                f"has rows and {min(of_dynamic)}, which is for dynamic tables; leave "
-                "one of them out"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _check_means(self) -> ListedTable:
+        if self.dim is None:
+            raise ValueError("has no dim, which must be set")
         longest, means = _each(self.hotness), _each(self.mean_hotness)
         if means and (len(means) != len(longest) or any(map(gt, means, longest))):
             raise ValueError(
@@ -119,29 +90,30 @@ class ListedTable(Config):
             )
         return self
 
-    def spec(self, name: str) -> TableSpec:
-        """Returns one of the tables."""
-        if self.rows is not None:
-            return TableSpec(name, self.rows, self.dim)
-        keys = self.expected_keys
-        assert keys is not None
-        max_slots = self.max_slots or (keys if isinstance(keys, int) else keys[1])
-        return TableSpec.dynamic(
-            name, self.dim, None, max_slots, evicted=self.evicted, expected_keys=keys
-        )
+    def table(self) -> dict[str, Any]:
+        """Returns the section of a config for one of the tables."""
+        table = {key: getattr(self, key) for key in TableConfig.model_fields}
+        if self.rows is None:
+            *_, keys = _each(self.expected_keys)
+            table |= {"rows": keys, "max_slots": self.max_slots or keys}
+        return table
 
-    def features(self, name: str) -> list[tuple[FeatureSpec, float]]:
-        """Returns the features of one of the tables, with the mean ids of a bag."""
+    def features(self, name: str) -> dict[str, dict[str, Any]]:
+        """Returns the sections of the features of one of the tables."""
         longest = _each(self.hotness)
         names = [f"{name}_{k}" for k in range(len(longest))]
         if isinstance(self.hotness, int):
             names = [name]
-        return [
-            (FeatureSpec(feature, name, hotness, self.pooling), mean)
-            for feature, hotness, mean in zip(
-                names, longest, _each(self.mean_hotness) or longest, strict=True
-            )
-        ]
+        means = _each(self.mean_hotness) or [None] * len(longest)
+        return {
+            feature: {
+                "table": name,
+                "hotness": hotness,
+                "mean_hotness": mean,
+                "pooling": self.pooling,
+            }
+            for feature, hotness, mean in zip(names, longest, means, strict=True)
+        }
 
 
 def _each(value: float | tuple[float, ...] | None) -> tuple[Any, ...]:
@@ -184,15 +156,28 @@ class TableList(Config):
     optimizer: RowOptimizerName | None = None
     dense: DenseNet | None = None
 
+    def embedding(self) -> dict[str, Any]:
+        """Returns the section of a config for the tables.
+
+        Raises:
+          ValueError: if two tables have one name.
+        """
+        tables, features = {}, {}
+        for name, listed in self._named():
+            if name in tables:
+                raise ValueError(f"table name {name!r} is used 2 times, must be unique")
+            tables[name] = listed.table()
+            features |= listed.features(name)
+        optimizer = {"kind": self.optimizer or "rowwise_adagrad"}
+        return {"tables": tables, "features": features, "optimizer": optimizer}
+
     def specs(self) -> tuple[list[TableSpec], list[FeatureSpec]]:
         """Returns tables and features, spelled out."""
-        named = [*self.named()]
-        features = [
-            feature for name, each in named for feature, _ in each.features(name)
-        ]
-        return [each.spec(name) for name, each in named], features
+        embedding = EmbeddingConfig.model_validate(self.embedding())
+        rows, features = embedding.declared("a table list has them")
+        return [embedding.table(name, n) for name, n in rows.items()], [*features]
 
-    def named(self) -> Iterator[tuple[str, ListedTable]]:
+    def _named(self) -> Iterator[tuple[str, ListedTable]]:
         """Yields each table's name and entry."""
         place = 0
         for listed in self.tables:
@@ -266,48 +251,20 @@ def experiment_of(listed: TableList) -> dict[str, Any]:
     """Returns the mapping that an experiment config with this model would be.
 
     The data are synthetic: 65,536 samples a step and uniform ids, if the list does not
-    say otherwise. Bags are averaged, not summed: a sum of 200 rows of a small table is
-    too large to train from; lookups and exchanges stay the same. Without dense layers
-    there is no model: the tables can be planned, and trained once one is chosen.
+    say otherwise. Without dense layers there is no model: the tables can be planned,
+    and trained once one is chosen.
     """
-    tables, _ = listed.specs()
+    embedding, dense = listed.embedding(), listed.dense
     data: dict[str, Any] = {"kind": "synthetic"}
     data["zipf_exponent"] = listed.zipf_exponent or 0.0
-    if listed.dense is not None:
-        data["dense_features"] = listed.dense.features
-    optimizer = listed.optimizer or "rowwise_adagrad"
+    if dense is not None:
+        data["dense_features"] = dense.features
     return {
         "data": data,
-        "model": _model(listed.dense) if listed.dense else {"kind": "none"},
-        "embedding": {
-            "tables": {table.name: _table(table) for table in tables},
-            "features": {
-                feature.name: {
-                    "table": feature.table,
-                    "hotness": feature.hotness,
-                    "pooling": "none" if feature.sequence else "mean",
-                    "mean_hotness": mean if mean < feature.hotness else None,
-                }
-                for name, each in listed.named()
-                for feature, mean in each.features(name)
-            },
-            "optimizer": {"kind": optimizer},
-        },
-        "dense_optimizer": {"kind": dense_optimizer_of(optimizer)},
+        "model": {"kind": "none"} if dense is None else _model(dense),
+        "embedding": embedding,
+        "dense_optimizer": {"kind": dense_optimizer_of(embedding["optimizer"]["kind"])},
         "train": {"batch_size": listed.batch or DEFAULT_BATCH},
-    }
-
-
-def _table(table: TableSpec) -> dict[str, Any]:
-    if not table.is_dynamic:
-        return {"rows": table.rows, "dim": table.dim}
-    return {
-        "rows": table.expected_keys,
-        "dim": table.dim,
-        "slots": table.slots,
-        "max_slots": table.max_slots,
-        "evicted": "discard" if table.discard else table.tier,
-        "expected_keys": table.expected_keys,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import (
     Field,
     NonNegativeInt,
@@ -70,6 +71,36 @@ class CategoryColumn(Config):
     first."""
 
 
+class Pools(Config):
+    """Events by the values of a column, of each of which a history has the latest."""
+
+    column: str
+    """A column of histories whose values are row numbers."""
+    count: PositiveInt
+    """Number of pools, which are the first rows; each has an equal share of the longest
+    history."""
+
+
+class AgeBuckets(Config):
+    """Buckets of how long each event was before the last one, which stand for its time:
+    the square root of minutes, as in MLPerf's DLRMv4."""
+
+    column: str
+    """A column of histories with seconds."""
+    most: PositiveInt = 2048
+    """The last bucket."""
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows of their table."""
+        return self.most + 1
+
+    def of(self, seconds: np.ndarray) -> np.ndarray:
+        """Returns the bucket of each age, int32."""
+        roots = np.sqrt(np.maximum(0, seconds) / 60)
+        return np.minimum(roots, self.most).astype(np.int32)
+
+
 class HistoryColumns(Config):
     """What each sample has of the earlier events of its user: for each column a
     sequence ``past_COLUMN``, the latest last, which reads the column's table."""
@@ -90,6 +121,12 @@ class HistoryColumns(Config):
     """Every so many training lines of a user are a sample, counted from the last one;
     the others are events alone. One more than ``longest`` trains on each event once
     with ``model.every_position``."""
+    scan: PositiveInt | None = None
+    """A history is of so many latest events; None looks at all."""
+    pools: Pools | None = None
+    """Takes the latest events of each pool; None takes the latest of all."""
+    ages: AgeBuckets | None = None
+    """Gives events ages in place of times."""
     separator: Annotated[str, Field(min_length=1)] = ";"
     """The separator between events in text that is scored later, whose histories the
     columns ``past_COLUMN`` have."""

@@ -17,23 +17,13 @@ from pydantic import NonNegativeInt, PositiveInt
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import read_arrow
-from embark_jax.data.columns import PAST
+from embark_jax.data.columns import PAST, AgeBuckets, Pools
 from embark_jax.data.hashed_file import MEND, HashedFile
 from embark_jax.data.jagged import Jagged
 
-COLUMNS = ("item", "artist", "album", "time", "action")
-"""Columns of events, in the order of the sequences."""
-Events = dict[str, np.ndarray]
-"""The columns of some events."""
 EVENTS, EVENT_RANGES = "events", (np.dtype(np.int64), 3)
 """The matrix of the samples' ranges: number of the file, and where events begin and end
 there."""
-POOLS = 3
-"""Actions: a long listen, a like, a skip."""
-CANDIDATE_ACTION = POOLS
-TIME_BUCKETS = 2048
-SEQUENCES = tuple(f"{PAST}{name}" for name in COLUMNS)
-"""The sequences of Yambda."""
 
 
 class EventFile(HashedFile):
@@ -49,14 +39,15 @@ class EventLists(Config):
       files: the files of events.
       longest: largest number of events of a history.
       sequences: the features that a history becomes: PAST, and a column of events.
-      pools: whether a history has the last third of so many events of each action, and
-        buckets of times, as in MLPerf's DLRMv4; otherwise it has the latest events.
+      pools: of each pool a history has the latest events; None takes the latest of all.
+      ages: of the times of events a history has ages instead.
     """
 
     files: tuple[EventFile, ...]
     longest: PositiveInt
-    sequences: tuple[str, ...] = SEQUENCES
-    pools: bool = True
+    sequences: tuple[str, ...]
+    pools: Pools | None = None
+    ages: AgeBuckets | None = None
 
 
 class Histories:
@@ -75,93 +66,63 @@ class Histories:
         self._open = functools.cache(self._open_file)
 
     def of(
-        self, ranges: np.ndarray, spread: Callable[..., Iterable[Any]]
+        self, ranges: np.ndarray, spread: Callable[..., Iterable[Any]] = map
     ) -> dict[str, Jagged]:
-        """Returns each sequence's ids, of the type of its table.
+        """Returns each sequence's ids, of the type of its table: the latest events, the
+        last one at the end; with pools the sequence begins in the first place.
 
         Args:
           ranges: ``[batch, 3]``, as files of samples hold them.
           spread: a ``map``, such as that of threads.
         """
-
-        if not self._lists.pools:
-            return self._latest(ranges)
-
-        def columns_of(sample: int) -> list[np.ndarray]:
-            events = self._history(*ranges[sample].tolist())
-            events["time"] = time_bucket(events["time"])
-            return [events[name].astype(np.int32) for name in COLUMNS]
-
-        of_samples = list(spread(columns_of, range(len(ranges))))
-        length = np.array([len(item) for item, *_ in of_samples], np.int32)
-        return {
-            name: Jagged(np.concatenate(values), length, longest=self._lists.longest)
-            for name, values in zip(
-                SEQUENCES, zip(*of_samples, strict=True), strict=True
-            )
-        }
-
-    def _latest(self, ranges: np.ndarray) -> dict[str, Jagged]:
-        """Returns the latest events of each sample, the last one at the end."""
-        longest = self._lists.longest
+        lists, longest = self._lists, self._lists.longest
         file, begin, end = ranges.T
-        rows = np.array([file.rows for file in self._lists.files])
+        rows = np.array([file.rows for file in lists.files])
         good = (file >= 0) & (file < len(rows)) & (begin >= 0) & (begin <= end)
         good &= end <= rows[np.where(good, file, 0)]
-        for sample in np.flatnonzero(~good)[:1]:
-            self._check(*ranges[sample].tolist())
-        length = np.minimum(end - begin, longest)
-        first = end - length - (np.cumsum(length) - length)
-        place = np.arange(length.sum()) + np.repeat(first, length)
+        for sample in np.flatnonzero(~good & ((begin != end) | (begin < 0)))[:1]:
+            raise DataError(
+                f"{self._folder}: a sample's history is of events {begin[sample]} to "
+                f"{end[sample]} of file {file[sample]}, which are not there; {MEND}"
+            )
+        if lists.pools is None:
+            length = np.minimum(end - begin, longest)
+            first = end - length - (np.cumsum(length) - length)
+            place = np.arange(length.sum()) + np.repeat(first, length)
+        else:
+            chosen = list(spread(self._of_pools, ranges.tolist()))
+            length = np.array([len(places) for places in chosen])
+            place = np.concatenate(chosen)
         of_file = np.repeat(file, length)
         values = dict[str, np.ndarray]()
         for number in np.unique(of_file).tolist() or [0]:
             there, events = of_file == number, self._open(number)
-            for name in self._lists.sequences:
+            for name in lists.sequences:
                 column = events[name.removeprefix(PAST)]
                 all_ids = values.setdefault(name, np.empty(len(place), column.dtype))
                 all_ids[there] = column[place[there]]
+        if lists.ages is not None:
+            name = f"{PAST}{lists.ages.column}"
+            latest = np.repeat(np.cumsum(length) - 1, length)
+            ages = values[name][latest] - values[name]
+            values[name] = lists.ages.of(ages)
         length = length.astype(np.int32)
+        padding = longest - length if lists.pools is None else np.zeros_like(length)
         return {
-            name: Jagged(ids, length, longest=longest, begin=longest - length)
+            name: Jagged(ids, length, longest=longest, begin=padding)
             for name, ids in values.items()
         }
 
-    def _check(self, file: int, begin: int, end: int) -> None:
-        """Raises ``DataError`` if a sample's events are not there."""
-        files = self._lists.files
-        if begin == end:
-            return
-        if not (0 <= file < len(files) and 0 <= begin < end <= files[file].rows):
-            raise DataError(
-                f"{self._folder}: a sample's history is of events {begin} to {end} of "
-                f"file {file}, which are not there; {MEND}"
-            )
+    def _of_pools(self, of_sample: tuple[int, int, int]) -> np.ndarray:
+        """Returns the places of the latest events of each pool, by time."""
+        file, begin, end = of_sample
+        pools = self._lists.pools
+        assert pools is not None
+        events = self._open(file)[pools.column][begin:end] if begin < end else begin
+        each = self._lists.longest // pools.count
+        latest = [np.flatnonzero(events == p)[-each:] for p in range(pools.count)]
+        return begin + np.sort(np.concatenate(latest))
 
-    def _history(self, file: int, begin: int, end: int) -> Events:
-        self._check(file, begin, end)
-        if begin == end:
-            return {name: np.empty(0, np.uint32) for name in COLUMNS}
-        longest = self._lists.longest
-        columns = self._open(file).items()
-        events = {name: column[begin:end] for name, column in columns}
-        action = events["action"]
-        of_pools = [
-            np.flatnonzero(action == pool)[-(longest // POOLS) :]
-            for pool in range(POOLS)
-        ]
-        chosen = np.sort(np.concatenate(of_pools))
-        return {name: column[chosen] for name, column in events.items()}
-
-    def _open_file(self, number: int) -> Events:
+    def _open_file(self, number: int) -> dict[str, np.ndarray]:
         table = read_arrow(self._lists.files[number].verified(self._folder))
         return {name: table[name].to_numpy() for name in table.column_names}
-
-
-def time_bucket(times: np.ndarray) -> np.ndarray:
-    """Returns the bucket of the time of each event before the last: the square root of
-    minutes, as in MLPerf's reference."""
-    if not len(times):
-        return np.zeros(0, np.int64)
-    minutes = np.maximum(0, times[-1].astype(np.int64) - times) / 60
-    return np.minimum(np.sqrt(minutes), TIME_BUCKETS).astype(np.int64)

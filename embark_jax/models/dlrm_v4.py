@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from pydantic import Field, PositiveInt
 
-from embark_jax.models.events import sequences_of
+from embark_jax.models.events import Sequences
 from embark_jax.models.interface import (
     Embeddings,
     PackedModel,
@@ -163,7 +163,7 @@ class DLRMv4(PackedModel):
     def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         check_embeddings(embeddings, self.shapes)
-        sequences = sequences_of(
+        sequences = Sequences(
             embeddings[self.content], context=len(self.context), candidate=True
         )
         rows = {

@@ -1,9 +1,8 @@
 """The sequences that layers read: context, the events of a history, a candidate.
 
-Layers apply to the events of all samples at once, ``[…, width]``, and know nothing of
-padding: that is the matter of ``PaddedSequences``, whose events lie in ``[batch,
-longest, width]``, and of ``PackedSequences``, in which those of a device's samples lie
-one after the other, ``[total, width]``, so that nothing is computed for padding.
+Layers apply to the events of all samples at once, ``[total, width]``. Those of a
+device's samples lie one after the other, so that nothing is computed for padding; what
+knows where is ``Sequences``.
 """
 
 from __future__ import annotations
@@ -14,119 +13,32 @@ import jax
 import jax.numpy as jnp
 from embark_kernels.attention import (
     Weights,
-    attend,
     attend_packed,
     move_rows,
     places_of_events,
 )
-from jax import lax
 
-from embark_jax.models.interface import Masked, Packed, on_devices
+from embark_jax.models.interface import Embedding, Masked, Packed, on_devices
 from embark_jax.plans.tables import PADDING_ID
 
-Embedding = jax.Array | Masked | Packed
 
-
-def sequences_of(
-    history: Embedding, context: int = 0, candidate: bool = False
-) -> PaddedSequences | PackedSequences:
-    """Returns sequences of the events of a history, the first of which are of the
-    context, and the last one the candidate.
-
-    Args:
-      history: embeddings of the feature that says which events there are.
-      context: number of events of the context.
-      candidate: whether the last event is a candidate.
-    """
-    if isinstance(history, Packed):
-        return PackedSequences(history, context, candidate)
-    if not isinstance(history, Masked):
-        history = Masked(history, jnp.ones(history.shape[:2], bool))
-    return PaddedSequences(history.valid, context, candidate)
-
-
-class PaddedSequences:
-    """Sequences ``[batch, longest]``. Padding of a history has no position.
-
-    Args:
-      valid: ``[batch, places]`` which places of the history hold an event.
-      context, candidate: as in ``sequences_of``.
-
-    Attributes:
-      longest: largest number of events.
-      position: ``[batch, longest]`` int32 position of each event in its sequence.
-      distance: ``[batch, longest]`` int32 events from there to the last one.
-      groups: number of groups of samples whose events lie together.
-    """
-
-    def __init__(self, valid: jax.Array, context: int, candidate: bool):
-        self._context, self._candidate = context, candidate
-        sides = (0, 0), (context, int(candidate))
-        self._valid = jnp.pad(valid, sides, constant_values=True)
-        self.groups, self.longest = self._valid.shape
-        self.position = lax.cumsum(self._valid.astype(jnp.int32), axis=1) - 1
-        self.distance = self.position[:, -1:] - self.position
-
-    def rows(self, history: Embedding, candidate: jax.Array | None = None) -> jax.Array:
-        """Returns the rows of a feature's events, ``[batch, longest, dim]``, zeros
-        where they are of the context.
-
-        Args:
-          history: embeddings of the feature in the history.
-          candidate: ``[batch, dim]`` its embeddings of the candidate, if there is one.
-        """
-        assert not isinstance(history, Packed)
-        values = history.values if isinstance(history, Masked) else history
-        rows = jnp.pad(values, ((0, 0), (self._context, 0), (0, 0)))
-        return rows if candidate is None else _append(rows, candidate)
-
-    def ids(self, history: jax.Array, candidate: jax.Array) -> jax.Array:
-        """Returns ids of events, ``[batch, longest]``; there is no context.
-
-        Args:
-          history: ``[batch, places]`` ids of the history.
-          candidate: ``[batch]`` ids of the candidates.
-        """
-        return _append(history, candidate)
-
-    def with_context(self, x: jax.Array, context: jax.Array) -> jax.Array:
-        """Returns ``x`` with ``[batch, context, width]`` as its first events."""
-        return jnp.concatenate([context, x[:, self._context :]], axis=1)
-
-    def attend(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        weights: Weights,
-        bias: jax.Array | None = None,
-    ) -> jax.Array:
-        """Returns what each event has seen, ``[…, heads, dim]`` as its arguments; see
-        ``embark_kernels.attention``."""
-        arrays = query, key, value, self.position, self._valid
-        return attend(*arrays, weights, bias, self.longest)
-
-    def last(self, x: jax.Array) -> jax.Array:
-        """Returns each sample's last event, ``[batch, width]``."""
-        if self._candidate:
-            return x[:, -1]
-        return jnp.sum(jnp.where(self.is_last()[..., None], x, 0), axis=1)
-
-    def is_event(self) -> jax.Array:
-        """Returns ``[batch, longest]`` bool: where there is an event."""
-        return self._valid
-
-    def is_last(self) -> jax.Array:
-        """Returns ``[batch, longest]`` bool: where a sample's last event is."""
-        return self._valid & (self.distance == 0)
-
-    def by_event(self, of_samples: jax.Array) -> jax.Array:
-        """Returns ``[batch, longest]``: of each event what its sample has."""
-        return jnp.broadcast_to(of_samples[:, None], self._valid.shape)
-
-    def sums(self, of_events: jax.Array) -> jax.Array:
-        """Returns each sample's sum of ``[batch, longest]``, 0 where no event is."""
-        return of_events.sum(axis=1)
+def as_packed(embedding: Embedding) -> Packed:
+    """Returns a sequence as a packed one: places of a padded one are packed as they
+    are, with an id of -1 where there is no event."""
+    if isinstance(embedding, Packed):
+        return embedding
+    if not isinstance(embedding, Masked):
+        embedding = Masked(embedding, jnp.ones(embedding.shape[:2], bool))
+    samples, places, dim = embedding.values.shape
+    first = jnp.arange(samples, dtype=jnp.int32) * places
+    return Packed(
+        embedding.values.reshape(samples * places, dim),
+        jnp.where(embedding.valid, 0, PADDING_ID).reshape(samples * places),
+        jnp.zeros_like(first),
+        jnp.full_like(first, places),
+        first,
+        longest=places,
+    )
 
 
 class _Places(NamedTuple):
@@ -149,16 +61,25 @@ class _Places(NamedTuple):
     target: jax.Array
 
 
-class PackedSequences:
-    """Sequences ``[total]``, of whose events only those lie there that are some: places
-    of a history without an id are left out. Attributes as of ``PaddedSequences``.
+class Sequences:
+    """Sequences of the events of a history, the first of which are of the context, and
+    the last one the candidate. Places of the history without an id are left out.
 
     Args:
-      history: embeddings of the feature that says which events there are.
-      context, candidate: as in ``sequences_of``.
+      history: embeddings of the feature that says which events there are, packed or
+        padded; of an array all places hold an event.
+      context: number of events of the context.
+      candidate: whether the last event is a candidate.
+
+    Attributes:
+      longest: largest number of events.
+      position: ``[total]`` int32 position of each event in its sequence.
+      distance: ``[total]`` int32 events from there to the last one.
+      groups: number of devices whose events lie together.
     """
 
-    def __init__(self, history: Packed, context: int, candidate: bool):
+    def __init__(self, history: Embedding, context: int = 0, candidate: bool = False):
+        self._embedding, history = history, as_packed(history)
         self._history, self._context, self._candidate = history, context, candidate
         self.longest = context + history.longest + candidate
         self.groups = 1 if history.mesh is None else history.mesh.size
@@ -169,15 +90,20 @@ class PackedSequences:
 
     def rows(self, history: Embedding, candidate: jax.Array | None = None) -> jax.Array:
         """Returns the rows of a feature's events, ``[total, dim]``, zeros where they
-        are of the context, or where the feature has no event; arguments as in
-        ``PaddedSequences``."""
-        assert isinstance(history, Packed)
+        are of the context, or where the feature has no event.
+
+        Args:
+          history: embeddings of the feature in the history.
+          candidate: ``[batch, dim]`` its embeddings of the candidate, if there is one.
+        """
+        is_own = history is self._embedding
+        history = as_packed(history)
         spans = history.begin, history.length, history.first
         aligned = self._history.begin, self._history.length, self._history.first
 
         def rows(places, values, spans, aligned, candidate):
             source, target = places.source, places.target
-            if history is not self._history:
+            if not is_own:
                 source, target = _align(places, spans, aligned, len(values))
             rows = move_rows(values, source, target)
             if candidate is None:
@@ -191,8 +117,12 @@ class PackedSequences:
         )
 
     def ids(self, history: jax.Array, candidate: jax.Array) -> jax.Array:
-        """Returns ids of events, ``[total]``, -1 after the last; arguments as in
-        ``PaddedSequences``, but that the history's are packed."""
+        """Returns ids of events, ``[total]``, -1 after the last; there is no context.
+
+        Args:
+          history: ids of the history, which lie as its embeddings do.
+          candidate: ``[batch]`` ids of the candidates.
+        """
 
         def ids(places, history, candidate):
             def take(ids, index, fill):
@@ -205,6 +135,8 @@ class PackedSequences:
                 last = take(candidate.astype(own.dtype), places.sample, PADDING_ID)
                 return jnp.where(self._is_last(places), last, own)
 
+        with jax.enable_x64(history.dtype.itemsize == 8):
+            history = history.reshape(-1)
         return self._on_devices(ids)(self._places, history, candidate)
 
     def with_context(self, x: jax.Array, context: jax.Array) -> jax.Array:
@@ -231,7 +163,8 @@ class PackedSequences:
         weights: Weights,
         bias: jax.Array | None = None,
     ) -> jax.Array:
-        """As that of ``PaddedSequences``."""
+        """Returns what each event has seen, ``[total, heads, dim]`` as its arguments;
+        see ``embark_kernels.attention``."""
 
         def attend(query, key, value, places, bias):
             arrays = query, key, value, places.first, places.length
@@ -331,13 +264,6 @@ class PackedSequences:
         """Returns the number of a sequence's events after each."""
         length = places.length.at[places.sample].get(mode="clip")
         return length - 1 - places.position
-
-
-def _append(history: jax.Array, candidate: jax.Array) -> jax.Array:
-    """Returns ``[batch, places, …]`` and at its end ``[batch, …]``."""
-    with jax.enable_x64(history.dtype.itemsize == 8):
-        candidate = candidate.astype(history.dtype)
-        return jnp.concatenate([history, candidate[:, None]], axis=1)
 
 
 def _align(

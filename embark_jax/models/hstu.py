@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from pydantic import PositiveInt
 
-from embark_jax.models.events import sequences_of
+from embark_jax.models.events import Sequences
 from embark_jax.models.interface import (
     Embeddings,
     PackedModel,
@@ -112,7 +112,7 @@ class HSTU(PackedModel):
         if self.dense is not None:
             start = start + self.dense(dense)
         history = embeddings[self.history[0][0]]
-        sequences = sequences_of(history, context=1, candidate=True)
+        sequences = Sequences(history, context=1, candidate=True)
         pairs = zip(self.history, self.event_projections, strict=True)
         events = functools.reduce(
             jnp.add,

@@ -94,6 +94,10 @@ class PackedModel(nnx.Module):
     ones and arrays as ``MaskedModel`` does."""
 
 
+Embedding = jax.Array | Masked | Packed
+"""The embeddings of a sequence."""
+
+
 def on_devices(mesh: Mesh | None, function: Callable, everywhere: int = 0) -> Callable:
     """Turns a function of one device's samples and events into one of whole arrays;
     without a mesh it is that already. The last arguments, so many, are the same on all

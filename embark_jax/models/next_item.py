@@ -7,14 +7,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from embark_jax.models.events import (
-    PackedSequences,
-    PaddedSequences,
-    sequences_of,
-)
+from embark_jax.models.events import Sequences
 from embark_jax.models.function import Samples
 from embark_jax.models.interface import (
     Embeddings,
@@ -126,12 +121,7 @@ class NextItem(RetrievalModel, PackedModel):
         # Each event's target is the next one, and the last event's the item: they lie
         # as a history without context does, with a candidate.
         past = embeddings[self.history]
-        targets = sequences_of(past, candidate=True)
-        if isinstance(targets, PaddedSequences):
-            index = jnp.arange(targets.longest)
-            is_event = sequences.is_event()
-            index = lax.cummax(jnp.where(is_event, index, 0), axis=1)
-            seen = jnp.take_along_axis(seen, index[..., None], axis=1)
+        targets = Sequences(past, candidate=True)
         target_ids = targets.ids(batch.ids[self.history], ids[:, 0])
         labels = targets.by_event(batch.labels)
         is_last, is_event = targets.is_last(), targets.is_event()
@@ -140,7 +130,7 @@ class NextItem(RetrievalModel, PackedModel):
         users, vectors = unit(seen), unit(targets.rows(past, items))
 
         def grouped(array):
-            return array.reshape(targets.groups, -1, *array.shape[weights.ndim :])
+            return array.reshape(targets.groups, -1, *array.shape[1:])
 
         with wide(target_ids):
             target_ids = grouped(target_ids)
@@ -154,11 +144,11 @@ class NextItem(RetrievalModel, PackedModel):
 
     def _encoded(
         self, dense: jax.Array, embeddings: Embeddings
-    ) -> tuple[jax.Array, PaddedSequences | PackedSequences]:
+    ) -> tuple[jax.Array, Sequences]:
         """Returns what each event has seen, ``[…, dim]``, and where events lie: one of
         the context, and those of the history."""
         past = embeddings[self.history]
-        sequences = sequences_of(past, context=1)
+        sequences = Sequences(past, context=1)
         start = jnp.broadcast_to(self.start[...], embeddings[self.item].shape)
         for name, layer in zip(self.context, self.projections, strict=True):
             start = start + layer(embeddings[name])

@@ -14,10 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from embark_jax.models.events import PackedSequences, PaddedSequences
+from embark_jax.models.events import Sequences
 from embark_jax.models.layers import Linear
-
-Sequences = PaddedSequences | PackedSequences
 
 
 def project(layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

@@ -49,6 +49,7 @@ RECIPES = {
     "criteo-1tb-multi-hot": "embark_jax.prepare.criteo:terabyte_multi_hot",
     "avazu": "embark_jax.prepare.avazu:avazu",
     "taobao": "embark_jax.prepare.taobao:taobao",
+    "yambda": "embark_jax.prepare.yambda:yambda",
 }
 """The registry of data sets that ``embark data prepare`` reads: a function that makes a
 recipe of the folder that users download."""
@@ -64,8 +65,6 @@ KNOWN_COLUMNS = {
     "movielens-100k-next": "embark_jax.prepare.movielens:NEXT_COLUMNS",
 }
 """What is said of these columns before the user says more."""
-YAMBDA = "yambda"
-"""A data set of users' events, which ``embark data prepare`` reads without a recipe."""
 DENSE_OPTIMIZERS = {
     "sgd": {"weight_decay": 0.0},
     "adagrad": {"eps": 1e-8, "weight_decay": 0.0},

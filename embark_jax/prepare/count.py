@@ -57,9 +57,8 @@ def known_tables(
         kept = earlier.manifest.tables.items()
         hashed |= {name: table.rows for name, table in kept if table.kind == "hashes"}
     numbered: dict[str, int | None] = {}
-    columns = {} if recipe.columns is None else recipe.columns.features
     for feature in recipe.features:
-        rows = columns[feature.name].rows if feature.name in columns else None
+        rows = recipe.rows.get(feature.name)
         if numbered.setdefault(feature.table, rows) != rows:
             raise DataError(
                 f"features.{feature.name}.rows: is {rows}, another column of table "

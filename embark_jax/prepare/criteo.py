@@ -22,6 +22,7 @@ from embark_jax.prepare.recipe import (
     LAST_FILE,
     TEST,
     VALIDATION,
+    Options,
     Recipe,
     check_folder,
     find,
@@ -95,5 +96,5 @@ def _recipe(paths: Sequence[Path], time_split: str) -> Recipe:
         features=tuple(map(FeatureSpec, CATEGORIES)),
         numbers=dict.fromkeys(COUNTS, NumberColumn(transform="log")),
         time_split=time_split,
-        usual_split="time",
+        usual=Options(split="time"),
     )

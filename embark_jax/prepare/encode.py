@@ -27,6 +27,7 @@ from embark_jax.prepare import sql
 from embark_jax.prepare.recipe import (
     ALONE,
     IN_FILE,
+    IS_SAMPLE,
     ROW,
     SPLIT,
     TRAIN,
@@ -38,7 +39,6 @@ from embark_jax.prepare.samples import Samples
 
 CHUNK_ROWS = 2**18
 """How many samples are encoded together, and are in a file at most."""
-IS_SAMPLE = "is a sample"
 Lookup = Callable[[str, pa.Array, np.ndarray, np.ndarray], np.ndarray]
 """Returns the ids of a feature's values, which a vocabulary has, given the number of
 the sample of each, and its place in the bag."""

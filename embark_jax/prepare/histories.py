@@ -7,8 +7,6 @@ together in the order of time, and a sample the range of those before it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 
@@ -20,7 +18,7 @@ from embark_jax.data.event_lists import EVENT_RANGES, EventFile, EventLists
 from embark_jax.data.manifest import LABEL, Manifest
 from embark_jax.prepare import sql
 from embark_jax.prepare.encode import id_of, joined_ids
-from embark_jax.prepare.recipe import ROW, TIME, USER, Work
+from embark_jax.prepare.recipe import IS_EVENT, ROW, TIME, USER, Work, event_column
 
 FILE_EVENTS = 2**22
 """About how many lines of users are read together, and become a file of events."""
@@ -66,18 +64,23 @@ def write_events(
     spill.mkdir(parents=True, exist_ok=True)
     ranges = np.memmap(spill / "ranges", dtype, "w+", shape=(samples, width))
     files = list[EventFile]()
-    ids = ", ".join(
-        f"{id_of(manifest.table_of(name), sql.name(name))} AS {sql.name(name)}"
-        for name in columns.columns
-    )
+    kept, made = "true", []
+    if columns.positive:
+        kept = f"{LABEL} = 1"
+    elif IS_EVENT in work.recipe.select:
+        kept = sql.name(IS_EVENT)
+    for name in columns.columns:
+        given = event_column(name)
+        value = sql.name(given if given in work.recipe.select else name)
+        made.append(f"{id_of(manifest.table_of(name), value)} AS {sql.name(name)}")
     groups = work.database.rows(_GROUPS.format(most=FILE_EVENTS))
     if not groups:
         where = work.recipe.raw[0].path
         raise DataError(f"{where}: no line has a user, must be some for histories")
     for number, (first, last) in enumerate(groups):
         query = _LINES.format(
-            is_event=f"{LABEL} = 1" if columns.positive else "true",
-            columns=ids,
+            is_event=kept,
+            columns=", ".join(made),
             first=_literal(first),
             last=_literal(last),
         )
@@ -91,12 +94,13 @@ def write_events(
         if not columns.ties:
             of_time = np.maximum.accumulate(np.where(is_first | ~is_tie, place, 0))
         before = np.cumsum(is_event) - is_event  # events of the group before each line
-        ranges[row] = np.stack(
-            [np.full(len(row), number), before[of_user], before[of_time]], axis=1
-        )
+        begin, end = before[of_user], before[of_time]
+        if columns.scan is not None:
+            begin = np.maximum(begin, end - columns.scan)
+        ranges[row] = np.stack([np.full(len(row), number), begin, end], axis=1)
         name = f"events/{number:06}.arrow"
         lines = lines.filter(lines["is_event"])
-        events = _encoded(work.database, manifest, lines, columns.columns)
+        events = _encoded(work.database, manifest, lines, columns)
         write_arrow(work.out / name, events)
         files.append(EventFile.of(work.out, name, rows=len(events)))
         work.progress("histories", number + 1, len(groups))
@@ -104,17 +108,21 @@ def write_events(
         files=tuple(files),
         longest=columns.longest,
         sequences=tuple(columns.features),
-        pools=False,
+        pools=columns.pools,
+        ages=columns.ages,
     )
     return lists, ranges
 
 
 def _encoded(
-    database: sql.Database, manifest: Manifest, lines: pa.Table, names: Sequence[str]
+    database: sql.Database, manifest: Manifest, lines: pa.Table, columns: HistoryColumns
 ) -> pa.Table:
-    """Returns the ids of the columns of events."""
+    """Returns the ids of the columns of events; of times the seconds."""
     ids = {}
-    for name in names:
+    for name in columns.columns:
+        if columns.ages is not None and name == columns.ages.column:
+            ids[name] = lines[name].to_numpy().astype(np.int64)
+            continue
         table, kind = manifest.features[name].table, manifest.table_of(name).kind
         values = lines[name].combine_chunks()
         found = joined_ids(database, table, values) if kind == "values" else values

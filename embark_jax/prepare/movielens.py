@@ -13,7 +13,7 @@ from pathlib import Path
 from embark_jax.data.columns import Columns
 from embark_jax.data.download import fetch_movielens_100k
 from embark_jax.prepare import own_files
-from embark_jax.prepare.recipe import Recipe
+from embark_jax.prepare.recipe import Options, Recipe
 
 _LOG = {"user": "user_id", "time": "timestamp"}
 COLUMNS = {
@@ -39,10 +39,10 @@ alone."""
 def movielens_100k(raw: Path | None, columns: Columns) -> Recipe:
     """Reads the folder of ``fetch_movielens_100k``, which None fetches."""
     log = (fetch_movielens_100k() if raw is None else raw) / "ml-100k.inter"
-    return dataclasses.replace(own_files.csv(log, columns), usual_split="random")
+    return dataclasses.replace(own_files.csv(log, columns), usual=Options())
 
 
 def movielens_100k_next(raw: Path | None, columns: Columns) -> Recipe:
     """Reads the same ratings as events."""
-    recipe = movielens_100k(raw, columns)
-    return dataclasses.replace(recipe, usual_split="leave-one-out")
+    usual = Options(split="leave-one-out")
+    return dataclasses.replace(movielens_100k(raw, columns), usual=usual)

@@ -27,6 +27,7 @@ from embark_jax.prepare.recipe import (
     SPLIT,
     USER,
     WEIGHT,
+    Options,
     Recipe,
     last_share,
 )
@@ -156,6 +157,7 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         )
         for path, added in of_side.items()
     }
+    numbered = columns.features
     own = [column for column in read if column.name not in beside]
     used = [*(c.name for c in own if c.name not in columns.optional), *joined.values()]
     return Recipe(
@@ -175,7 +177,8 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         sides=sides,
         query=_join([column.alias or "" for column in keys.values()], [*sides]),
         time_split=sql.name(SPLIT) if is_given else in_order,
-        usual_split="time" if is_given or columns.time else "random",
+        rows={n: column.rows for n, column in numbered.items() if column.rows},
+        usual=Options(split="time" if is_given or columns.time else "random"),
         file_splits=of_files,
         history=columns.history,
         numbers=columns.dense,

@@ -34,10 +34,41 @@ USER = "user of the sample"
 """A column of samples with the user of each one, if the data set has histories."""
 WEIGHT = "weight of the sample"
 """A column of samples with the weight of each one, if the data set has weights."""
+IS_SAMPLE, IS_EVENT = "is a sample", "is an event"
+"""Columns of samples: whether a line is one, and whether it is in later histories."""
 ALONE = "events alone"
 """A table of the rows that are events of histories, but no samples."""
 WINDOW = "window of the sample"
 """A column of samples with the begin of the time window of each one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options that a user may choose.
+
+    Attributes:
+      split: which samples are held out, as ``splits.Split`` reads it.
+      min_count: number of training samples that a value needs for a row of its own.
+      max_rows: most rows of a table; a table with more values is hashed to them.
+      hashed: whether every table is hashed.
+      hash_columns: columns whose tables are hashed, with the number of rows; None is
+        ``max_rows``.
+      window: length of the time windows that samples are cut into, in the units of the
+        column of times, or in seconds if these are dates; None makes no windows.
+      unseen: share of the values in training samples that are taken for unknown ones,
+        so that the row that these share is trained.
+      on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
+        counts them.
+    """
+
+    split: str = "random"
+    min_count: int = 1
+    max_rows: int = 40_000_000
+    hashed: bool = False
+    hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    window: int | None = None
+    unseen: float = 0.0
+    on_bad_line: OnBadLine = "error"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +94,9 @@ class Recipe:
       history: what each sample has of the earlier events of its USER, by TIME.
       time_split: holds out the latest samples; None if the data set is in no order, or
         has TIME.
-      usual_split: split that is taken unless the user asks for another.
+      unique_sides: whether no two lines of a side file have a key.
+      rows: numbers of rows of tables whose row numbers the data have themselves.
+      usual: options that are taken unless the user chooses others.
       file_splits: the split of each file, if files say it.
       bags_of_one_id: hotness of features that reading makes multi-hot.
       numbers: transforms of columns of numbers, for dense features and for features;
@@ -83,7 +116,9 @@ class Recipe:
     query: str | None = None
     history: HistoryColumns | None = None
     time_split: str | None = None
-    usual_split: str = "random"
+    unique_sides: bool = True
+    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    usual: Options = Options()
     file_splits: Sequence[int] | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
@@ -116,6 +151,7 @@ class Recipe:
         where = self.raw[0].path
         names = [*self.dense, *(feature.name for feature in self.features)]
         own = {ROW, IN_FILE, LABEL, SPLIT, TIME, USER, WEIGHT, WINDOW, GOOD, "rowid"}
+        own |= {IS_SAMPLE, IS_EVENT}
         own |= {column.alias for column in self.raw_columns if column.alias}
         own = {name.lower() for name in own}  # as DuckDB compares names
         if taken := [name for name in names if name.lower() in own]:
@@ -138,6 +174,12 @@ class Recipe:
                     "200 bytes, without /; rename the column, or give its table a "
                     "name: features.NAME.table"
                 )
+
+
+def event_column(name: str) -> str:
+    """Returns the column of samples with what an event has where a sample has another
+    value of a column."""
+    return f"{name} of an event"
 
 
 def cut(
@@ -194,35 +236,6 @@ def find(folder: Path, *names: str) -> Path:
         f"{folder}: has no {' or '.join(names)}, plain or with .gz; --raw is the "
         "folder of the files as they were downloaded"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options that a user may choose.
-
-    Attributes:
-      split: which samples are held out, as ``splits.Split`` reads it.
-      min_count: number of training samples that a value needs for a row of its own.
-      max_rows: most rows of a table; a table with more values is hashed to them.
-      hashed: whether every table is hashed.
-      hash_columns: columns whose tables are hashed, with the number of rows; None is
-        ``max_rows``.
-      window: length of the time windows that samples are cut into, in the units of the
-        column of times, or in seconds if these are dates; None makes no windows.
-      unseen: share of the values in training samples that are taken for unknown ones,
-        so that the row that these share is trained.
-      on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
-        counts them.
-    """
-
-    split: str = "random"
-    min_count: int = 1
-    max_rows: int = 40_000_000
-    hashed: bool = False
-    hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    window: int | None = None
-    unseen: float = 0.0
-    on_bad_line: OnBadLine = "error"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,8 @@ from embark_jax.prepare.recipe import (
     ALONE,
     GIVEN_TIME,
     IN_FILE,
+    IS_EVENT,
+    IS_SAMPLE,
     ROW,
     SPLIT,
     TIME,
@@ -24,6 +26,7 @@ from embark_jax.prepare.recipe import (
     WINDOW,
     Recipe,
     Work,
+    event_column,
 )
 from embark_jax.prepare.splits import HELD_OUT, Split, split_of
 from embark_jax.prepare.values import Column
@@ -65,7 +68,7 @@ def make_samples(work: Work) -> Samples:
     database, recipe, options = work.database, work.recipe, work.options
     merged = dict[str, tuple[int, str]]()
     for name, (file, of_side) in recipe.sides.items():
-        merged |= _read_side(database, name, file, of_side).merged
+        merged |= _read_side(database, name, file, of_side, recipe).merged
     sizes = [file.path.stat().st_size for file in recipe.raw]
     columns, found = _alike(database, recipe), list[Rows]()
     for number, file in enumerate(recipe.raw):
@@ -84,17 +87,19 @@ def make_samples(work: Work) -> Samples:
             "ORDER BY place"
         )
     select, seconds = dict(recipe.select), 1
-    has_times = recipe.columns is not None and recipe.columns.time is not None
+    has_times = any(column.alias == GIVEN_TIME for column in columns)
     if has_times:
         select[TIME], seconds = _times(database, recipe, files)
-    elif options.window is not None:
+    elif options.window is not None and TIME not in select:
         raise DataError(
             "--window cuts the data by their column of times, must come with one: "
             "time=NAME"
         )
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
     read_names = {*select, *(column.alias for column in columns)}
-    names += [LABEL, *({WEIGHT, TIME, USER} & read_names)]
+    names += [LABEL, *({WEIGHT, TIME, USER, IS_SAMPLE, IS_EVENT} & read_names)]
+    if recipe.history is not None:
+        names += [n for n in map(event_column, recipe.history.columns) if n in select]
     select = {name: select.get(name, sql.name(name)) for name in names}
     by = Split.parsed(options.split)
     split = split_of(by, database, recipe, files, select.get(TIME), seconds)
@@ -139,16 +144,18 @@ def make_samples(work: Work) -> Samples:
 def _set_events_apart(database: sql.Database, recipe: Recipe) -> None:
     """Makes ALONE, which is empty if every line is a sample."""
     history, row, user, time = recipe.history, *map(sql.name, (ROW, USER, TIME))
-    if history is None or (history.least, history.every) == (0, 1):
+    is_sample = sql.name(IS_SAMPLE) if IS_SAMPLE in recipe.select else "true"
+    if history is None or ((history.least, history.every, is_sample) == (0, 1, "true")):
         database.run(f"CREATE TABLE {sql.name(ALONE)} (row BIGINT)")
         return
     database.run(
         f"CREATE TABLE {sql.name(ALONE)} AS SELECT row FROM (SELECT {row} AS row, "
-        f"{SPLIT} = {TRAIN} AS trains, if({user} IS NULL, 0, row_number() OVER "
-        f"(PARTITION BY {user} ORDER BY {time}, {row}) - 1) AS before, row_number() "
+        f"{SPLIT} = {TRAIN} AS trains, {is_sample} AS is_sample, if({user} IS NULL, 0, "
+        f"row_number() OVER (PARTITION BY {user} ORDER BY {time}, {row}) - 1) AS "
+        f"before, row_number() "
         f"OVER (PARTITION BY {user}, {SPLIT} ORDER BY {time} DESC, {row} DESC) - 1 AS "
-        f"after FROM samples) WHERE before < {history.least} OR trains AND "
-        f"after % {history.every} > 0"
+        f"after FROM samples) WHERE NOT is_sample OR before < {history.least} OR "
+        f"trains AND after % {history.every} > 0"
     )
 
 
@@ -193,7 +200,11 @@ _TEXTS = {"VARCHAR", "BOOLEAN", "UBIGINT"}
 
 
 def _read_side(
-    database: sql.Database, name: str, file: RawFile, columns: Sequence[Column]
+    database: sql.Database,
+    name: str,
+    file: RawFile,
+    columns: Sequence[Column],
+    recipe: Recipe,
 ) -> Rows:
     """Makes a table of a file that samples are joined with."""
     rows = read(database, name, file, columns)
@@ -204,7 +215,7 @@ def _read_side(
         f"SELECT {sql.name(key)}, count(*) FROM {sql.name(name)} GROUP BY 1 "
         "HAVING count(*) > 1 ORDER BY 1 LIMIT 1"
     )
-    for value, count in twice:
+    for value, count in twice if recipe.unique_sides else ():
         raise DataError(f"{file.path}: {columns[0].name} {value!r} has {count} lines")
     return rows
 

@@ -131,6 +131,7 @@ class Column:
       events: whether its lists are of events: a missing value keeps its place.
       independent: whether these lists have lengths of their own.
       in_lists: whether other files have lists, where this one has nothing at all.
+      texts: the only texts that a single value may be; empty takes any.
       rule: what its values must be, in words; None takes those of its kind.
       alias: its name in queries, if it is another.
     """
@@ -147,6 +148,7 @@ class Column:
     events: bool = False
     independent: bool = False
     in_lists: bool = False
+    texts: tuple[str, ...] = ()
     rule: str | None = None
     alias: str | None = None
 
@@ -174,6 +176,9 @@ class Column:
         if self.bounds is not None and self.kind != "category":
             check += f" AND {self._within(made.value)}"
             rule = "must be from {:g} to {:g}".format(*self.bounds)
+        if self.texts:
+            check += f" AND {made.value} IN ({_listed(self.texts)})"
+            rule = f"must be one of {', '.join(self.texts)}"
         if self.required:
             check += f" AND {made.value} IS NOT NULL"
         return dataclasses.replace(made, check=check, rule=self.rule or rule)
@@ -193,8 +198,10 @@ class Column:
         return f"CASE WHEN {text} NOT IN ({_listed(missing)}) THEN {text} END"
 
     def _integer(self, raw: str, type_: str) -> Typed:
+        if type_ in _INTEGERS:
+            return Typed(f"({raw})::BIGINT", "true", "must be an integer")
         if type_ != "VARCHAR":
-            return self._number(raw, type_)
+            raise DataError(f"type is {type_}, must be integers")
         given = (
             f"CASE WHEN {raw} NOT IN ({_listed(self.missing or _EMPTY)}) THEN {raw} END"
         )

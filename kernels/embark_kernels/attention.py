@@ -161,7 +161,7 @@ def places_of_events(
     last one the number of samples, and no position."""
     ends = jnp.zeros(events, jnp.int32).at[first + length].add(1, mode="drop")
     sample = jnp.cumsum(ends, dtype=jnp.int32)  # samples that have ended
-    begin = first.at[sample].get(mode="clip")
+    begin = jnp.asarray(first).at[sample].get(mode="clip")
     return sample, jnp.arange(events, dtype=jnp.int32) - begin
 
 

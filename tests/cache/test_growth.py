@@ -119,7 +119,6 @@ def test_a_list_says_how_many_keys_a_table_will_have():
     ]
     for entry, message in (
         ("dim: 8", "tables.0: has no rows; a dynamic table has expected_keys instead"),
-        ("dim: 8, rows: 3, max_slots: 9", "tables.0: has rows and max_slots, which is"),
         ("dim: 8, expected_keys: [1, 2, 3]", "expected_keys: .*must have at most 2"),
     ):
         with pytest.raises(ValueError, match=message):

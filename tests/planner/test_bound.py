@@ -16,7 +16,6 @@ from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.relaxation import Relaxation
 from embark_jax.planner.search.solve import least_bytes, searched
-from embark_jax.planner.search.spread import Spread
 from tests.thorough import thorough
 
 SIZES = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (2, 2, 2), (1, 4, 2), (1, 1, 3)]
@@ -190,7 +189,7 @@ def check(seed, request=request):
     instance = Instance(tables, features, forced, workload)
     optima = []
     for allowed in searched(instance):
-        relaxation = Relaxation(Spread(instance), allowed)
+        relaxation = Relaxation(instance, allowed)
         ms = all_ms(instance, allowed)
         if ms is None:
             return None
@@ -261,7 +260,7 @@ def test_the_relaxation_counts_large_shards_where_memory_is_short():
     ]
     features = [ej.FeatureSpec(table.name) for table in tables]
     instance = Instance(tables, features, {}, workload)
-    relaxed = Relaxation(Spread(instance)).solve()
+    relaxed = Relaxation(instance).solve()
     assert relaxed is not None
     needed_bytes = relaxed.tables @ instance.shard_bytes
     assert needed_bytes <= instance.memory.limit_bytes * 1.01

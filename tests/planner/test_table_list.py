@@ -104,7 +104,8 @@ def test_counts_names_and_shared_tables():
         """
         - {count: 2, rows: 1_000, dim: 8, hotness: 3}
         - {rows: 20, dim: 4, hotness: [1, 10], name: genre}
-        - {rows: 5, dim: 4, count: 2, name: day}
+        - {rows: 5, dim: 4, name: day0}
+        - {rows: 5, dim: 4, name: day1, pooling: sum, tier: host}
         """
     ).specs()
     assert tables == [
@@ -112,15 +113,15 @@ def test_counts_names_and_shared_tables():
         TableSpec("t1", 1000, 8),
         TableSpec("genre", 20, 4),
         TableSpec("day0", 5, 4),
-        TableSpec("day1", 5, 4),
+        TableSpec("day1", 5, 4, tier="host"),
     ]
     assert features == [
-        FeatureSpec("t0", hotness=3),
-        FeatureSpec("t1", hotness=3),
-        FeatureSpec("genre_0", "genre"),
-        FeatureSpec("genre_1", "genre", hotness=10),
-        FeatureSpec("day0"),
-        FeatureSpec("day1"),
+        FeatureSpec("t0", hotness=3, pooling="mean"),
+        FeatureSpec("t1", hotness=3, pooling="mean"),
+        FeatureSpec("genre_0", "genre", pooling="mean"),
+        FeatureSpec("genre_1", "genre", hotness=10, pooling="mean"),
+        FeatureSpec("day0", pooling="mean"),
+        FeatureSpec("day1", pooling="sum"),
     ]
 
 
@@ -142,8 +143,9 @@ def test_all_that_is_wrong_is_said_once(tmp_path):
         read_table_list(text)
     assert str(error.value).splitlines() == [
         "table list: 4 problems",
-        "  tables.0.rows: 0 given, must be greater than or equal to 1, or null",
-        "  tables.1.dim: 'x' given, must be a valid integer",
+        "  tables.0.rows: 0 given, must be greater than 0, or null",
+        "  tables.1.dim: 'x' given, must be a valid integer, "
+        "unable to parse string as an integer, or null",
         "  tables.1.hotness: [1, 'x'] given, must be a valid integer",
         "  tables.1.hotness.1: 'x' given, must be a valid integer",
     ]
@@ -156,7 +158,7 @@ def test_a_list_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
     (tmp_path / "t7").write_text("[{rows: 1, dim: 4}]")
     assert load_table_list("t7").specs() == (
         [TableSpec("t0", 1, 4)],
-        [FeatureSpec("t0")],
+        [FeatureSpec("t0", pooling="mean")],
     )
 
 

@@ -37,10 +37,9 @@ def sizes(data: PreparedData) -> list[int]:
 
 def samples(data: PreparedData, split: str) -> list[dict]:
     """Samples in the order of the files, with values in the place of ids."""
-    keys = {}
-    for table in data.table_rows:
-        known = read_arrow(data.folder / "vocabulary" / f"{table}.arrow")
-        keys[table] = [None, "rare", *known["key"].to_pylist()]
+    keys: dict = {name: range(rows) for name, rows in data.table_rows.items()}
+    for file in (data.folder / "vocabulary").glob("*.arrow"):
+        keys[file.stem] = [None, "rare", *read_arrow(file)["key"].to_pylist()]
     found = []
     check = BatchChecker(data.features, data.table_rows, data.dense_features)
     for batch in map(check, data.in_file_order(split, 7)):

@@ -95,7 +95,7 @@ def test_the_last_films_of_each_user_are_held_out(tmp_path, every):
     history = movielens.NEXT_COLUMNS["history"] | {"longest": 5, "every": every}
     described = columns(movielens.NEXT_COLUMNS, history=history)
     recipe = movielens.movielens_100k_next(tmp_path, described)
-    data = prepared_by(recipe, tmp_path / "out", split=recipe.usual_split)
+    data = prepared_by(recipe, tmp_path / "out", split=recipe.usual.split)
 
     def expected(ends) -> list:
         return sorted(

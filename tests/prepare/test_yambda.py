@@ -1,5 +1,7 @@
 """Yambda: generated files, samples and histories against loops over the raw events."""
 
+import dataclasses
+import hashlib
 import shutil
 
 import numpy as np
@@ -11,12 +13,13 @@ from embark_jax.data.batch import DataError
 from embark_jax.data.event_lists import Histories
 from embark_jax.data.prepared import PreparedData
 from embark_jax.data.windows import WindowsData
-from embark_jax.prepare import yambda
-from embark_jax.prepare.yambda import Options
+from embark_jax.prepare import histories, yambda
+from embark_jax.prepare.run import prepare
 from tests import yambda as yambda_files
+from tests.prepare.raw_files import samples
 
 USERS = 23
-OPTIONS = {"longest": 9, "min_history": 5, "scan": 40, "most_cross_rows": 97}
+HISTORY = {"longest": 9, "least": 5, "scan": 40}
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +29,13 @@ def raw(tmp_path_factory):
     return folder
 
 
-def prepared(raw, out, **options):
-    options = Options.model_validate(OPTIONS | options)
-    return yambda.prepare(raw, out, options, {})
+def prepared(raw, out, **history):
+    recipe = yambda.yambda(raw)
+    history = yambda.HISTORY.model_copy(update=HISTORY | history)
+    crosses = dict.fromkeys(yambda.CROSSES, 97)
+    options = dataclasses.replace(recipe.usual, hash_columns=crosses)
+    recipe = dataclasses.replace(recipe, history=history)
+    return prepare(recipe, out, options, {})[0]
 
 
 def expected_samples(raw):
@@ -60,38 +67,41 @@ def expected_samples(raw):
 def test_samples_and_histories_are_those_of_a_loop_over_events(
     raw, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(yambda, "GROUP_EVENTS", 400)
+    monkeypatch.setattr(histories, "FILE_EVENTS", 400)
     manifest = prepared(raw, tmp_path / "out")
     assert manifest.events is not None
     assert len(manifest.events.files) > 1
     data = PreparedData(tmp_path / "out", seed=None)
     (batch,) = data.in_file_order("train", data.train_samples)
-    by_user = {}
-    for row in range(len(batch)):
-        by_user.setdefault(int(batch.ids["uid"][row, 0]), []).append(row)
+    found, by_user = samples(data, "train"), {}
+    for row, sample in enumerate(found):
+        by_user.setdefault(sample["uid"], []).append(row)
     number = dict.fromkeys(by_user, 0)
-    samples = 0
     for event, is_long, seen, sides in expected_samples(raw):
         # Windows are in order, and in a window a user's samples are.
         row = by_user[event["uid"]][number[event["uid"]]]
         number[event["uid"]] += 1
-        samples += 1
-        ids = {name: array[row] for name, array in batch.ids.items()}
-        assert batch.labels[row] == is_long
-        assert ids["item"] == event["item_id"]
-        assert ids["album"] == sides["album"].get(event["item_id"], 0)
-        padding = [-1] * (9 - len(seen))
-        items = [e[0] for e in seen]
-        assert ids["past_item"].tolist() == items + padding
-        artists = [sides["artist"][item] for item in items]
-        assert ids["past_artist"].tolist() == artists + padding
-        assert ids["past_action"].tolist() == [e[2] for e in seen] + padding
+        sample, items = found[row], [e[0] for e in seen]
+        assert sample["label"] == is_long
+        assert sample["item"] == event["item_id"]
+        assert sample["album"] == sides["album"].get(event["item_id"])
+        assert (sample["time"], sample["action"]) == (0, 3)
+        assert sample["past_item"] == items
+        assert sample["past_artist"] == [sides["artist"][item] for item in items]
+        assert sample["past_action"] == [e[2] for e in seen]
         asked = seen[-1][1]
         buckets = [int(((asked - e[1]) / 60) ** 0.5) for e in seen]
-        assert ids["past_time"].tolist() == buckets + padding
+        assert sample["past_time"] == buckets
+        # Padding is behind the events.
+        padded = np.asarray(batch.ids["past_item"])[row]
+        assert (padded >= 0).tolist() == [True] * len(seen) + [False] * (9 - len(seen))
         last_pooled = asked // 3600 % 24 / 24
         assert batch.dense[row, 0] == pytest.approx(np.cos(2 * np.pi * last_pooled))
-    assert samples == data.train_samples == manifest.rows("train")
+        pair = f"{event['uid']}\x1f{event['is_organic']}"
+        digest = hashlib.md5(pair.encode()).digest()[8:]
+        cross = 1 + int.from_bytes(digest, "little") % 96
+        assert batch.ids["user_x_is_organic"][row, 0] == cross
+    assert sum(number.values()) == data.train_samples == manifest.rows("train")
 
 
 def test_windows_are_days_whose_samples_keep_their_order(raw, tmp_path):
@@ -133,13 +143,15 @@ def test_bad_files_are_named(raw, tmp_path):
     kinds[7] = "shared"
     number = table.column_names.index("event_type")
     pq.write_table(table.set_column(number, "event_type", pa.array(kinds)), path)
-    with pytest.raises(DataError, match="row 7: event_type is 'shared', must be one"):
+    with pytest.raises(
+        DataError, match="row 7: column event_type: value is 'shared', must be"
+    ):
         prepared(tmp_path, tmp_path / "out")
     pq.write_table(table.drop(["is_organic"]), path)
     with pytest.raises(DataError, match="has no column 'is_organic'"):
         prepared(tmp_path, tmp_path / "other")
-    with pytest.raises(DataError, match="lower min_history"):
-        prepared(raw, tmp_path / "none", min_history=10_000)
+    with pytest.raises(DataError, match="no sample is in the training split"):
+        prepared(raw, tmp_path / "none", least=10_000)
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, None])

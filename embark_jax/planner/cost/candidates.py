@@ -259,7 +259,7 @@ class Candidates:
         for cut, shards in dict.fromkeys(pairs):  # cut by cut: skews keep some
             use = self.uses[cut]
             shares[cut, shards] = use.skew.row_shard_shares(use.rows, shards)
-        return np.concatenate([shares[pair] for pair in pairs])
+        return np.concatenate([np.zeros(0), *(shares[pair] for pair in pairs)])
 
     @functools.cached_property
     def sent_ids(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,9 @@
-"""Advice on a plan: what would make it faster, and what less memory would cost.
+"""Advice: what would help where tables do not fit, what would make a plan faster, and
+what less memory would cost.
 
 Everything that is named was tried: the plan's own placements are priced with other
-formats, with look-ahead or another batch; on other nodes, or with tables in host
-memory, a short search plans anew, so that a whole one may find more.
+formats, exchanges or look-ahead, or another batch; on other nodes, or with tables in
+host memory, a short search plans anew, so that a whole one may find more.
 """
 
 from __future__ import annotations
@@ -10,96 +11,111 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from embark_jax._base.memory import bytes_text
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.pricing import price
-from embark_jax.planner.request.checking import checked
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search import params
 from embark_jax.planner.search.assignment import Assignment
-from embark_jax.planner.search.instance import Instance
+from embark_jax.planner.search.instance import Request
 from embark_jax.planner.search.solve import SearchResult, solve
-from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.clusters import CLUSTERS
+from embark_jax.plans.options import Exchange
 from embark_jax.plans.prediction import HARDLY_LONGER
 from embark_jax.plans.storage import Placement
-from embark_jax.plans.tables import FeatureSpec, TableSpec
 
-Forced = Mapping[str, ForcedPlacement]
+HALVINGS = DOUBLINGS = 4
+"""How often the batch is halved, and nodes are doubled, for tables that do not fit."""
 NAMED = 3
 """Changes that are named."""
 LEAST_GAIN = 0.02
 """Share of more samples a second from which on a change is worth a word."""
 SHORT_OF_MEMORY = 0.5
 """Share of the memory limit from which on tables in host memory may make room."""
+STAGED: Exchange = "hierarchical"
 
 
-class Change(NamedTuple):
-    """A change of the request, and what a step takes with it."""
+def _planned(requests: Sequence[Request]) -> Iterator[tuple[Request, SearchResult]]:
+    """Yields what a short search finds for the requests that fit."""
+    for request in requests:
+        with contextlib.suppress(ValueError):
+            yield request, solve(request.instance(), quick=True)
 
-    name: str
-    step_ms: float
-    batch_size: int
+
+def what_helps(request: Request) -> str:
+    """Says which changes make a request fit that does not, of each kind the smallest:
+    tables in host memory, a smaller batch, or for who plans for a fleet more nodes; ""
+    if none do."""
+    fleet, samples = request.workload.fleet, request.workload.batch_size
+    kinds: list[list[Request]] = []
+    if here := request.on_devices():
+        largest = max(here, key=lambda table: table.rows * table.dim)
+        key = f"embedding.tables.{largest.name}.tier"
+        one = request.elsewhere(f"{key}: auto", [largest])
+        kinds.append([one, request.elsewhere(f"tier: auto, as in {key}, of all", here)])
+    batches = [samples >> n for n in range(1, HALVINGS + 1)]
+    kinds.append(
+        [request.under(f"a batch of {n:,}", batch_size=n) for n in batches if n]
+    )
+    if not fleet.shared:
+        nodes = [fleet.nodes << n for n in range(1, DOUBLINGS + 1)]
+        kinds.append([request.on(f"{n} nodes", nodes=n) for n in nodes])
+    texts = []
+    for requests in kinds:
+        for changed, found in _planned(requests):
+            size = bytes_text(found.assignment.bytes())
+            cost = f"{found.step_ms:.3f} ms a step, {size} a device"
+            texts.append(f"{changed.change} ({cost})")
+            break
+    return f"; what would help: {', or '.join(texts)}" if texts else ""
 
 
-def faster(
-    best: Assignment,
-    placements: Sequence[Placement],
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    workload: Workload,
-    forced: Forced,
-) -> list[str]:
-    """Says which changes would bring most samples a second, the best first; nothing
-    for fleets of which figures are placeholders.
+def faster(best: Assignment, placements: Sequence[Placement], asked: Request) -> str:
+    """Says which changes would bring most samples a second, the best first; "" if none
+    bring many.
 
     Args:
       best: the plan.
       placements: its placements.
-      tables, features, workload, forced: its request.
+      asked: its request.
     """
-    if workload.fleet.placeholders:
-        return []
-    step_ms = best.step_ms()
-    per_ms = workload.batch_size / step_ms
-    changes = [
-        *_priced(placements, features, workload),
-        *_searched(best, tables, features, workload, forced),
-    ]
+    per_ms = asked.workload.batch_size / best.step_ms()
     gains = [
-        (change.batch_size / change.step_ms / per_ms - 1, change) for change in changes
+        (workload.batch_size / step_ms / per_ms - 1, change, step_ms)
+        for change, workload, step_ms in (
+            *_priced(placements, asked),
+            *(
+                (request.change, request.workload, found.step_ms)
+                for request, found in _planned(_to_search(best, asked))
+            ),
+        )
     ]
-    gains.sort(key=lambda each: -each[0])
     texts = [
-        f"{change.name} ({change.step_ms:.3f} ms a step, {gain:+.0%} samples a second)"
-        for gain, change in gains[:NAMED]
+        f"{change} ({step_ms:.3f} ms a step, {gain:+.0%} samples a second)"
+        for gain, change, step_ms in sorted(gains, reverse=True)[:NAMED]
         if gain >= LEAST_GAIN
     ]
-    return [f"what would make it faster: {'; '.join(texts)}"] if texts else []
+    return f"what would make it faster: {'; '.join(texts)}" if texts else ""
 
 
 def _priced(
-    placements: Sequence[Placement], features: Sequence[FeatureSpec], workload: Workload
-) -> Iterator[Change]:
-    """Yields changes with which the same placements fit."""
-    wire = workload.wire
-    formats = {
-        f"embedding.wire.{what}=bfloat16": dataclasses.replace(
-            workload, wire=dataclasses.replace(wire, **{what: "bfloat16"})
-        )
-        for what in ("rows", "gradients")
-        if getattr(wire, what) == "float32" and workload.devices > 1
-    }
-    twice = 2 * workload.batch_size
-    others = formats | {
-        f"train.batch_size={twice}": dataclasses.replace(workload, batch_size=twice)
-    }
-    if not (workload.overlap or workload.fleet.shared):
-        others["overlap=True"] = dataclasses.replace(workload, overlap=True)
-    requests = [(name, placements, other) for name, other in others.items()]
+    placements: Sequence[Placement], asked: Request
+) -> Iterator[tuple[str, Workload, float]]:
+    """Yields changes with which the same placements fit, and what a step takes."""
+    workload, fleet = asked.workload, asked.workload.fleet
+    wire, twice = workload.wire, 2 * workload.batch_size
+    same = [asked.under(f"train.batch_size={twice}", batch_size=twice)]
+    for what in ("rows", "gradients"):
+        if getattr(wire, what) == "float32" and workload.devices > 1:
+            form = dataclasses.replace(wire, **{what: "bfloat16"})
+            same.append(asked.under(f"embedding.wire.{what}=bfloat16", wire=form))
+    if not (workload.overlap or fleet.shared):
+        same.append(asked.under("overlap=True", overlap=True))
+    tried = [(request.change, placements, request.workload) for request in same]
     if all(each.table.dtype == "float32" for each in placements):
         halved = [
             dataclasses.replace(
@@ -107,41 +123,34 @@ def _priced(
             )
             for each in placements
         ]
-        requests.append(("embedding.dtype=bfloat16", halved, workload))
-    for name, placed, other in requests:
-        priced = price(placed, features, other)
-        if priced.objective.bytes(priced.loads) <= Memory(other).limit_bytes:
-            yield Change(name, priced.step_ms, other.batch_size)
-
-
-def _searched(
-    best: Assignment,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    workload: Workload,
-    forced: Forced,
-) -> Iterator[Change]:
-    """Yields changes for which a short search finds plans."""
-    fleet, requests = workload.fleet, []
-    twice = dataclasses.replace(fleet, nodes=2 * fleet.nodes)
-    if workload.batch_size % twice.devices == 0:
-        more = dataclasses.replace(workload, fleet=twice)
-        requests.append((f"mesh.nodes={twice.nodes}", tables, more))
-    limit_bytes = Memory(workload).limit_bytes
-    here = [table for table in tables if not (table.cached or table.is_dynamic)]
-    has_host = fleet.device.host_bytes_per_s is not None
-    short = best.bytes() > SHORT_OF_MEMORY * limit_bytes
-    if here and has_host and short and not best.instance.is_large:
-        moved = [
-            dataclasses.replace(table, tier="auto") if table in here else table
-            for table in tables
+        tried.append(("embedding.dtype=bfloat16", halved, workload))
+    if min(fleet.nodes, fleet.gpus_per_node) > 1:
+        staged = [
+            dataclasses.replace(each, exchange=STAGED)
+            if STAGED in CLUSTERS[each.cluster].exchanges
+            else each
+            for each in placements
         ]
-        requests.append(("embedding.tables.NAME.tier=auto", moved, workload))
-    for name, others, load in requests:
-        with contextlib.suppress(ValueError):
-            grown, fixed = checked(others, features, forced, load)
-            found = solve(Instance(grown, features, fixed, load), quick=True)
-            yield Change(name, found.assignment.step_ms(), load.batch_size)
+        key = f"embedding.tables.NAME.exchange={STAGED}"
+        tried.append((key, staged, workload))
+    for change, placed, other in tried:
+        priced = price(placed, asked.features, other)
+        if priced.objective.bytes(priced.loads) <= Memory(other).limit_bytes:
+            yield change, other, priced.step_ms
+
+
+def _to_search(best: Assignment, asked: Request) -> list[Request]:
+    """Returns changes for which a short search finds plans."""
+    nodes, here = asked.workload.fleet.nodes, asked.on_devices()
+    requests = [asked.on(f"mesh.nodes={2 * nodes}", nodes=2 * nodes)]
+    if nodes > 1:
+        requests.append(asked.on(f"mesh.nodes={nodes // 2}", nodes=nodes // 2))
+    has_host = asked.workload.fleet.device.host_bytes_per_s is not None
+    limit_bytes = SHORT_OF_MEMORY * Memory(asked.workload).limit_bytes
+    few = len(asked.tables) <= params.SEARCHED_TABLES
+    if here and has_host and few and best.bytes() > limit_bytes:
+        requests.append(asked.elsewhere("embedding.tables.NAME.tier=auto", here))
+    return requests
 
 
 def lighter(found: SearchResult) -> Assignment | None:

@@ -11,6 +11,7 @@ from embark_jax.planner.cost.loads import Loads
 from embark_jax.planner.search.instance import Instance
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.storage import Placement
+from embark_jax.plans.tables import TableSpec
 
 
 class Assignment:
@@ -68,6 +69,10 @@ class Assignment:
     def fits(self) -> bool:
         """Whether memory suffices, and all slots have numbers."""
         return not self.rank()[0]
+
+    def tables(self) -> list[TableSpec]:
+        """Returns the tables, each in its tier."""
+        return [placement.table for placement in self.placements()]
 
     def placements(self) -> tuple[Placement, ...]:
         """Returns the placements of a plan."""

@@ -72,10 +72,10 @@ def branch(
 
 def _cut(lowest: Branch) -> int | None:
     """Returns the peak whose fraction is worth most; None if none is worth a cut."""
-    spread, values = lowest.relaxation.spread, lowest.solution.peaks
+    instance, values = lowest.relaxation.instance, lowest.solution.peaks
     fraction = np.mod(values + ROUNDING, 1) - ROUNDING
-    fraction[(fraction <= ROUNDING) | ~spread.whole] = 0.0
-    worth = np.minimum(fraction, 1 - fraction) * spread.ms
+    fraction[(fraction <= ROUNDING) | ~instance.whole] = 0.0
+    worth = np.minimum(fraction, 1 - fraction) * instance.peak_ms
     peak = int(np.argmax(worth))
     return peak if worth[peak] > LEAST_WORTH * lowest.bound_ms else None
 

@@ -1,20 +1,87 @@
-"""One request as the search sees it: groups of alike tables and their candidates."""
+"""One request as the search sees it: groups of alike tables and their candidates.
+
+A candidate adds to the peaks of its storage (``cost/work.py``), and to the use of the
+storage of its hot rows. Peaks are numbered kind by kind, those of all storages
+together; then come those of the update and of row stores, which are of all storages,
+and last what is exposed of row stores, to which no candidate adds.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from embark_jax.planner.cost.candidates import Load
+from embark_jax.planner.cost.memory import STORED_TIERS
 from embark_jax.planner.cost.objective import Objective
 from embark_jax.planner.cost.work import Peak
+from embark_jax.planner.request.checking import checked
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.planner.search.layouts import worthwhile_candidates
-from embark_jax.planner.search.params import LARGE_MODEL
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+
+PEAK_HOT_USE = len(Peak)
+ADDED = PEAK_HOT_USE + 1
+"""Number of peaks that a candidate adds to."""
+OF_STORAGES = [peak for peak in Peak if peak not in (Peak.UPDATE, Peak.STORE)]
+"""Peaks that each storage has for itself; its use comes last."""
+
+
+Forced = Mapping[str, ForcedPlacement]
+
+
+class Request(NamedTuple):
+    """What is asked of the planner.
+
+    Attributes:
+      tables, features, forced: the model, and what is forced of its placements.
+      workload: circumstances of the step.
+      change: how it differs from what a user asked.
+    """
+
+    tables: Sequence[TableSpec]
+    features: Sequence[FeatureSpec]
+    forced: Forced
+    workload: Workload
+    change: str = ""
+
+    def on(self, change: str, **fields: int) -> Request:
+        """Returns the request on a fleet with other fields."""
+        fleet = dataclasses.replace(self.workload.fleet, **fields)
+        return self.under(change, fleet=fleet)
+
+    def under(self, change: str, **fields: object) -> Request:
+        """Returns the request with other fields of the workload."""
+        workload = dataclasses.replace(self.workload, **fields)
+        return self._replace(workload=workload, change=change)
+
+    def elsewhere(self, change: str, some: Collection[TableSpec]) -> Request:
+        """Returns the request with some tables wherever there is room."""
+        tables = [
+            dataclasses.replace(table, tier="auto") if table in some else table
+            for table in self.tables
+        ]
+        return self._replace(tables=tables, change=change)
+
+    def on_devices(self) -> list[TableSpec]:
+        """Returns the tables that must have all rows on devices."""
+        return [
+            table for table in self.tables if not (table.cached or table.is_dynamic)
+        ]
+
+    def instance(self) -> Instance:
+        """Returns the request as the search sees it.
+
+        Raises:
+          ValueError: if it is inconsistent.
+        """
+        grown, forced = checked(self.tables, self.features, self.forced, self.workload)
+        return Instance(grown, self.features, forced, self.workload)
 
 
 class Instance:
@@ -31,13 +98,21 @@ class Instance:
       owners: ``[groups]`` forced owners, or None.
       candidates: candidates of all groups, group by group; a candidate's ``table`` is
         a group.
+      peak_ms: ``[peaks]`` price of each peak.
+      peak: ``[ADDED, candidates]`` number of each peak that a candidate adds to.
+      mean: ``[ADDED, candidates]`` what it adds there on each device, if it is spread
+        evenly.
+      largest: ``[ADDED, candidates]`` its largest shard, or 1 for the use of a storage.
+      whole: ``[peaks]`` whether each is a whole number: that of partial sums, and the
+        use of a storage.
+      stored_bytes: ``[STORED_TIERS, candidates]`` bytes in host memory and on disks.
     """
 
     def __init__(
         self,
         tables: Sequence[TableSpec],
         features: Sequence[FeatureSpec],
-        forced: Mapping[str, ForcedPlacement],
+        forced: Forced,
         workload: Workload,
     ):
         """
@@ -71,12 +146,39 @@ class Instance:
         self.candidates = worthwhile_candidates([*numbers], tables, workload)
         self.objective = Objective(self.candidates.storages, workload)
         self.memory = self.objective.memory
+        self._spread()
 
-    @property
-    def is_large(self) -> bool:
-        """Whether it has so many unlike tables that the search tries only the best
-        start."""
-        return len(self.counts) > LARGE_MODEL
+    def _spread(self) -> None:
+        """Spreads candidates evenly over all devices."""
+        candidates, objective = self.candidates, self.objective
+        storages, devices = len(objective.storages), objective.devices
+        loads = objective.of_devices(candidates.loads, at_least=True)
+        self.mean, self.largest = mean, largest = np.zeros((2, ADDED, len(candidates)))
+        means = candidates.reduced(np.add, loads) * candidates.column_shards / devices
+        mean[: Peak.NODE] = means
+        largest[: Peak.NODE] = candidates.reduced(np.maximum, loads)
+        gpus = self.workload.fleet.gpus_per_node
+        # On the fewest nodes, each on another device.
+        nodes = np.ceil(candidates.row_shards / gpus)
+        largest[Peak.NODE] = candidates.staged * largest[Peak.SUMS]
+        of_nodes = largest[Peak.NODE] * nodes * candidates.column_shards
+        mean[Peak.NODE] = of_nodes * gpus / devices
+        largest[Peak.USE], largest[PEAK_HOT_USE] = 1.0, candidates.hot_rows > 0
+        self.peak = peak = np.zeros((ADDED, len(candidates)), np.int64)
+        for number, kind in enumerate(OF_STORAGES):
+            peak[kind] = number * storages + candidates.storage
+        uses = OF_STORAGES.index(Peak.USE) * storages
+        peak[PEAK_HOT_USE] = uses + np.maximum(candidates.hot_storage, 0)
+        peak[Peak.UPDATE] = uses + storages
+        peak[Peak.STORE] = uses + storages + 1
+        prices = objective.prices[OF_STORAGES].reshape(-1)
+        self.peak_ms = np.concatenate([prices, np.ones(3)])
+        self.whole = np.zeros(len(self.peak_ms), bool)
+        self.whole[peak[[Peak.SUMS, Peak.NODE, Peak.USE, PEAK_HOT_USE]]] = True
+        tiers = np.arange(len(STORED_TIERS))[:, None]
+        stored = candidates.reduced(np.add, candidates.loads[Load.STORED_BYTES])
+        in_tier = objective.tier[candidates.storage] == tiers
+        self.stored_bytes = in_tier * stored * candidates.column_shards
 
     @functools.cached_property
     def has_stores(self) -> bool:
@@ -98,7 +200,33 @@ class Instance:
         device, and of rows in host memory and on disks, which count as the bytes of
         device memory that are as large a share of its limit."""
         candidates = self.candidates
-        stored = candidates.reduced(np.add, candidates.loads[Load.STORED_BYTES])
         weights = self.objective.stored_weights[candidates.storage]
-        stored_bytes = weights * stored * candidates.column_shards
-        return candidates.everywhere_bytes + stored_bytes
+        return candidates.everywhere_bytes + weights * self.stored_bytes.sum(axis=0)
+
+    @functools.cached_property
+    def mean_ms(self) -> np.ndarray:
+        """``[candidates]`` time that each adds if it is spread evenly."""
+        added_ms = (self.peak_ms[self.peak] * self.mean).sum(axis=0)
+        return self.candidates.everywhere_ms + added_ms
+
+    @functools.cached_property
+    def undominated(self) -> np.ndarray:
+        """``[candidates]`` whether no other of the same table and storage is as
+        good in every peak, time and bytes; of equal candidates the first stays."""
+        candidates = self.candidates
+        everywhere = [candidates.everywhere_ms, candidates.everywhere_bytes]
+        of_places = [*everywhere, *self.stored_bytes]
+        costs = np.concatenate([self.mean, self.largest, of_places])
+        pairs = candidates.table * len(self.objective.storages) + candidates.storage
+        order = np.argsort(pairs, kind="stable")
+        costs, pairs = costs[:, order], pairs[order]
+        keep = np.ones(len(pairs), bool)
+        for shift in range(1, int(np.unique(pairs, return_counts=True)[1].max())):
+            one, other = costs[:, :-shift], costs[:, shift:]
+            alike = pairs[:-shift] == pairs[shift:]
+            no_more = alike & (one <= other).all(axis=0)
+            keep[shift:] &= ~no_more
+            keep[:-shift] &= no_more | ~(alike & (other <= one).all(axis=0))
+        undominated = np.zeros(len(pairs), bool)
+        undominated[order] = keep
+        return undominated

@@ -30,7 +30,7 @@ def reinsert(
     """
     dice = np.random.default_rng(0)
     devices = search.instance.workload.devices
-    movable = np.flatnonzero(search.movable)
+    movable, mean_ms = np.flatnonzero(search.movable), search.instance.mean_ms
     best, current = assignment, assignment.copy()
     best_ms = current_ms = assignment.step_ms()
     rounds = params.ROUNDS * len(movable)
@@ -42,12 +42,12 @@ def reinsert(
         for table in out:
             insertion.take(table)
         tried = {t: search.tried[search.instance.group[t]] for t in out}
-        costs = {t: insertion.best(tried[t])[0] * dice.uniform(0.5, 1.5) for t in out}
+        costs = {t: mean_ms[before[t][0]] * dice.uniform(0.5, 1.5) for t in out}
         for table in sorted(out, key=costs.__getitem__, reverse=True):
             _, candidate, owners = insertion.best(tried[table])
             insertion.put(table, candidate, owners)
         tries = [devices * len(each.chosen) for each in tried.values()]
-        work -= 2 * (sum(tries) + params.INSERTION * len(tries))
+        work -= sum(tries) + params.INSERTION * len(tries)
         step_ms = current.step_ms()
         longest_ms = current_ms * (1 + params.LONGER * dice.integers(2))
         if step_ms < longest_ms and current.fits():

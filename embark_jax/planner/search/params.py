@@ -26,7 +26,7 @@ REINSERTED_POWERS: tuple[int, ...] = (16, 64, 256)
 """Powers of the smooth cost by which they are put in anew."""
 IMPROVED = 4
 """Assignments of different starts whose tables are taken out together."""
-REINSERTIONS, INSERTION = 2.5e7, 2000
+REINSERTIONS, INSERTION = 1.25e7, 2000
 """Candidates on devices that all rounds try together; and as how many each insertion
 counts, whatever it tries."""
 ROUNDS = 12

@@ -2,7 +2,7 @@
 
 Shards have no owners in it, so that every load may be spread evenly over the devices,
 and tables may take fractions of candidates. In symbols, where x_c tables of group g
-take candidate c, and y_p is peak p (``spread.py``)::
+take candidate c, and y_p is peak p (``instance.py``)::
 
     minimise   Σ_c everywhere_c x_c + Σ_p price_p y_p + w
     such that  Σ_{c of g} x_c = count_g                        every table takes one
@@ -37,8 +37,8 @@ import numpy as np
 from scipy import sparse
 
 from embark_jax.planner.search import params
+from embark_jax.planner.search.instance import OF_STORAGES, Instance
 from embark_jax.planner.search.linear_program import LinearProgram
-from embark_jax.planner.search.spread import OF_STORAGES, Spread
 
 STORE, EXPOSED = -2, -1
 """Numbers of the last peaks: of row stores, and what is exposed of them."""
@@ -86,10 +86,10 @@ class Relaxation:
 
     Attributes:
       instance: instance that is relaxed.
-      spread: candidates of the instance, spread evenly.
+      peaks: number of peaks.
       live: ``[live]`` candidates that are not left out.
       group: ``[live]`` group of each.
-      mean, largest: ``[peaks, live]`` values of ``spread``, in units of ``unit``.
+      mean, largest: ``[peaks, live]`` values of the instance, in units of ``unit``.
       unit: ``[peaks]`` largest value of any candidate.
       worth: ``[live + peaks]`` ms of each table and of a unit of each peak.
       cost: ``[live + peaks]`` objective: the same without row stores' peak.
@@ -98,32 +98,32 @@ class Relaxation:
       scale: ms of a unit of the programs' cost.
     """
 
-    def __init__(self, spread: Spread, allowed: np.ndarray | bool = True):
+    def __init__(self, instance: Instance, allowed: np.ndarray | bool = True):
         """
         Args:
-          spread: candidates of the instance that is relaxed.
+          instance: instance that is relaxed.
           allowed: ``[candidates]`` whether plans may have each.
         """
-        self.spread, self.instance = spread, spread.instance
-        candidates = self.instance.candidates
-        self.live = np.flatnonzero(spread.undominated & allowed)
+        self.instance, self.peaks = instance, len(instance.peak_ms)
+        candidates = instance.candidates
+        self.live = np.flatnonzero(instance.undominated & allowed)
         self.group = candidates.table[self.live]
-        peak = spread.peak[:, self.live]
-        mean = spread.mean[:, self.live]
-        largest = spread.largest[:, self.live]
+        peak = instance.peak[:, self.live]
+        mean = instance.mean[:, self.live]
+        largest = instance.largest[:, self.live]
         # The solver's tolerances are absolute, and loads are bytes, ids and ms: each
         # row is in units of its largest value. Whole numbers stay as they are.
-        self.unit = np.zeros(spread.peaks)
+        self.unit = np.zeros(self.peaks)
         np.maximum.at(self.unit, peak, np.where(mean > 0, mean, largest))
-        self.unit[(self.unit <= 0) | spread.whole] = 1.0
+        self.unit[(self.unit <= 0) | instance.whole] = 1.0
         self.mean = self._by_peak(peak, mean)
         self.largest = self._by_peak(peak, largest)
         everywhere_ms = candidates.everywhere_ms[self.live]
-        self.worth = np.append(everywhere_ms, spread.ms * self.unit)
+        self.worth = np.append(everywhere_ms, instance.peak_ms * self.unit)
         self.cost = self.worth.copy()
         self.cost[STORE] = 0.0
         row, column = self.largest.coords
-        keys = self.group[column] * spread.peaks + row
+        keys = self.group[column] * self.peaks + row
         order = np.argsort(keys, kind="stable")
         self.shards = keys[order], column[order], self.largest.data[order]
         self.scale = max(float(self.cost.max()), TINY)
@@ -133,7 +133,7 @@ class Relaxation:
         """Returns ``[peaks, live]`` of ``[ADDED, live]`` values, in units."""
         columns = np.broadcast_to(np.arange(len(self.live)), peak.shape)
         entries = (values / self.unit[peak]).ravel(), (peak.ravel(), columns.ravel())
-        made = sparse.coo_array(entries, (self.spread.peaks, len(self.live))).tocsr()
+        made = sparse.coo_array(entries, (self.peaks, len(self.live))).tocsr()
         made.eliminate_zeros()
         return made.tocoo()
 
@@ -151,7 +151,7 @@ class Relaxation:
         Raises:
           UnsolvedError: if the solver finds no end.
         """
-        instance, number, peaks = self.instance, len(self.live), self.spread.peaks
+        instance, number, peaks = self.instance, len(self.live), self.peaks
         extra = peaks * bool(crowding)  # the largest shard is one more variable
         if within is None:
             within = PeakRange(np.zeros(peaks), np.full(peaks, np.inf))
@@ -196,7 +196,7 @@ class Relaxation:
 
     def _program(self, crowding: float) -> _Program:
         """Returns a new program, with the largest shards that the first one has."""
-        instance, number, peaks = self.instance, len(self.live), self.spread.peaks
+        instance, number, peaks = self.instance, len(self.live), self.peaks
         extra = peaks * bool(crowding)
         cost = np.append(self.cost, np.zeros(extra)) / self.scale
         upper = np.append(instance.counts[self.group], np.full(peaks + extra, np.inf))
@@ -231,7 +231,7 @@ class Relaxation:
           rates: ``[live + peaks]`` costs, with the rows at their multipliers.
           within: range of the peaks.
         """
-        counts, peaks = self.instance.counts, self.spread.peaks
+        counts, peaks = self.instance.counts, self.peaks
         of_peaks = rates[len(self.live) :]
         values = np.zeros(len(of_peaks))
         values[:peaks] = within.least
@@ -254,7 +254,7 @@ class Relaxation:
         """Returns ``[2, live + peaks]`` bytes in backward of the dense layers and in
         the update, and ``[2]`` the fixed part of them (``Objective.bytes``)."""
         objective = self.instance.objective
-        held, update = np.zeros((2, self.spread.peaks))
+        held, update = np.zeros((2, self.peaks))
         of_storages = slice(len(OF_STORAGES) * len(objective.storages))
         held[of_storages] = objective.held_bytes[OF_STORAGES].reshape(-1)
         update[of_storages] = objective.update_bytes[OF_STORAGES].reshape(-1)
@@ -274,9 +274,9 @@ class Relaxation:
         in_bytes, fixed_bytes = self.memory()
         matrix = [*in_bytes / limit_bytes]
         limits = [*(1 - fixed_bytes / limit_bytes)]
-        none = np.zeros(self.spread.peaks)
+        none = np.zeros(self.peaks)
         pools = instance.memory.stored_limit_bytes * instance.workload.fleet.nodes
-        for stored, pool in zip(self.spread.stored_bytes, pools, strict=True):
+        for stored, pool in zip(self.instance.stored_bytes, pools, strict=True):
             if stored.any() and np.isfinite(pool):
                 matrix.append(np.append(stored[self.live] / pool, none))
                 limits.append(1.0)
@@ -292,11 +292,11 @@ class Relaxation:
     def _peak_rows(self, crowding: float) -> Any:
         """Returns the means less each peak; with crowding means and a share of the
         largest shard, and then that shard, less each peak."""
-        each = sparse.eye_array(self.spread.peaks)
+        each = sparse.eye_array(self.peaks)
         if not crowding:
             return sparse.hstack([self.mean, -each])
         # What is whole, such as partial sums, always fits.
-        share = sparse.diags_array(np.where(self.spread.whole, 0.0, crowding))
+        share = sparse.diags_array(np.where(self.instance.whole, 0.0, crowding))
         return sparse.block_array([[self.mean, -each, share], [None, -each, each]])
 
     def _largest_rows(self, keys: np.ndarray, extra: int = 0) -> Any:
@@ -307,7 +307,7 @@ class Relaxation:
           extra: number of variables before those of the rows.
         """
         all_keys, columns, sizes = self.shards
-        group, row = np.divmod(keys, self.spread.peaks)
+        group, row = np.divmod(keys, self.peaks)
         # The shards of a key lie together: from ``first``, so many in ``lengths``.
         first = np.searchsorted(all_keys, keys)
         lengths = np.searchsorted(all_keys, keys, side="right") - first
@@ -319,7 +319,7 @@ class Relaxation:
         shards = values, (key_of_shard, columns[shard])
         peaks = np.full(len(keys), -1.0), (np.arange(len(keys)), row)
         of_shards = sparse.coo_array(shards, (len(keys), number))
-        of_peaks = sparse.coo_array(peaks, (len(keys), self.spread.peaks))
+        of_peaks = sparse.coo_array(peaks, (len(keys), self.peaks))
         return sparse.hstack([of_shards, of_peaks])
 
     def _broken(
@@ -340,7 +340,7 @@ class Relaxation:
         all_keys, columns, sizes = self.shards
         taken = np.flatnonzero(tables[columns] > 1e-9)
         keys, number = np.unique(all_keys[taken], return_inverse=True)
-        group, row = np.divmod(keys, self.spread.peaks)
+        group, row = np.divmod(keys, self.peaks)
         largest = np.bincount(number, sizes[taken] * tables[columns[taken]])
         above = largest / self.instance.counts[group] - peaks[row]
         return keys[above * prices[row] > tolerance]

@@ -19,7 +19,6 @@ from embark_jax.planner.search.linear_program import UnsolvedError
 from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.planner.search.neighbourhood import reinsert
 from embark_jax.planner.search.relaxation import Relaxation
-from embark_jax.planner.search.spread import Spread
 from embark_jax.plans.forced import FREE
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.wire import VALUE_BYTES
@@ -62,9 +61,9 @@ def solve(instance: Instance, quick: bool = False) -> SearchResult:
     """
     if lacking := _lacking(instance):
         raise DoesNotFitError(lacking)
-    starts, spread = [], Spread(instance)
+    starts = []
     for allowed in searched(instance):
-        relaxation = Relaxation(spread, allowed)
+        relaxation = Relaxation(instance, allowed)
         relaxed = relaxation.solve()
         if relaxed is not None:
             starts.append(Branch(relaxation, relaxed))
@@ -78,9 +77,10 @@ def solve(instance: Instance, quick: bool = False) -> SearchResult:
 
     groups, tables = len(instance.counts), len(instance.tables)
     roundings = max(params.ROUNDINGS, params.ROUNDED_GROUPS // groups)
+    is_large = groups > params.LARGE_MODEL
     for start in starts:
         # No plan of this start is faster than its bound, nor of those that follow.
-        if found and (instance.is_large or start.bound_ms >= found[0].step_ms):
+        if found and (is_large or start.bound_ms >= found[0].step_ms):
             break
         search(start, 1 if quick else roundings)
         if found and quick:
