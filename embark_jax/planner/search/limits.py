@@ -12,8 +12,12 @@ from __future__ import annotations
 import contextlib
 
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import Request
+from embark_jax.planner.search.params import (
+    IMPROVED,
+    MEMORY_SHARES,
+    SEARCHED_TABLES,
+)
 from embark_jax.planner.search.solve import DoesNotFitError, SearchResult, solve
 
 
@@ -26,9 +30,10 @@ def solve_within(asked: Request) -> list[SearchResult]:
       DoesNotFitError: if the tables do not fit.
     """
 
-    def found(limit_bytes: float | None) -> SearchResult:
+    def found(limit_bytes: float | None, improved: int = IMPROVED) -> SearchResult:
         memory_gb = limit_bytes and limit_bytes / 1e9
-        return solve(asked.under("", memory_gb=memory_gb).instance())
+        limited = asked.under("", memory_gb=memory_gb)
+        return solve(limited.instance(), improved=improved)
 
     limit_bytes = Memory(asked.workload).limit_bytes
     if asked.workload.fleet.placeholders:  # the memory of their devices says nothing
@@ -41,12 +46,12 @@ def solve_within(asked: Request) -> list[SearchResult]:
     if whole.assignment.bytes() > limit_bytes:
         results = [found(limit_bytes)]
     bound_ms = max(result.bound_ms for result in (whole, *results))
-    few = len(asked.tables) <= params.SEARCHED_TABLES
-    for share in params.MEMORY_SHARES if few else ():
+    few = len(asked.tables) <= SEARCHED_TABLES
+    for share in MEMORY_SHARES if few else ():
         share_bytes = share * device_bytes
         if share_bytes < min(limit_bytes, whole.assignment.bytes()):
             with contextlib.suppress(DoesNotFitError):
-                results.append(found(share_bytes))
+                results.append(found(share_bytes, improved=1))
     results.sort(key=lambda result: result.step_ms)
     return [
         result._replace(bound_ms=bound_ms)
