@@ -13,11 +13,7 @@ import contextlib
 
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.search.instance import Request
-from embark_jax.planner.search.params import (
-    IMPROVED,
-    MEMORY_SHARES,
-    SEARCHED_TABLES,
-)
+from embark_jax.planner.search.params import MEMORY_SHARES, SEARCHED_TABLES
 from embark_jax.planner.search.solve import DoesNotFitError, SearchResult, solve
 
 
@@ -30,10 +26,9 @@ def solve_within(asked: Request) -> list[SearchResult]:
       DoesNotFitError: if the tables do not fit.
     """
 
-    def found(limit_bytes: float | None, improved: int = IMPROVED) -> SearchResult:
+    def found(limit_bytes: float | None) -> SearchResult:
         memory_gb = limit_bytes and limit_bytes / 1e9
-        limited = asked.under("", memory_gb=memory_gb)
-        return solve(limited.instance(), improved=improved)
+        return solve(asked.under("", memory_gb=memory_gb).instance())
 
     limit_bytes = Memory(asked.workload).limit_bytes
     if asked.workload.fleet.placeholders:  # the memory of their devices says nothing
@@ -51,7 +46,7 @@ def solve_within(asked: Request) -> list[SearchResult]:
         share_bytes = share * device_bytes
         if share_bytes < min(limit_bytes, whole.assignment.bytes()):
             with contextlib.suppress(DoesNotFitError):
-                results.append(found(share_bytes, improved=1))
+                results.append(found(share_bytes))
     results.sort(key=lambda result: result.step_ms)
     return [
         result._replace(bound_ms=bound_ms)

@@ -48,16 +48,13 @@ class SearchResult(NamedTuple):
         return self.assignment.step_ms()
 
 
-def solve(
-    instance: Instance, quick: bool = False, improved: int = params.IMPROVED
-) -> SearchResult:
+def solve(instance: Instance, quick: bool = False) -> SearchResult:
     """Returns the best assignment of all starts, the lowest bound first, and of the
     leaves of their branches, once tables of the best ones were put in anew together.
 
     Args:
       instance: instance to plan.
       quick: whether to take the first that is found, unimproved.
-      improved: number of best assignments whose tables are put in anew.
 
     Raises:
       DoesNotFitError: if the tables do not fit.
@@ -99,7 +96,7 @@ def solve(
     if not found:
         short = instance.memory.shortage(least_bytes(instance))
         raise DoesNotFitError(short + _with_what_is_forced(instance))
-    results = [_improved(each, bound_ms) for each in found[:improved]]
+    results = [_improved(each, bound_ms) for each in found[: params.IMPROVED]]
     return min(results, key=lambda result: result.step_ms)
 
 
