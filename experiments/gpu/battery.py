@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,18 +64,33 @@ def timings(group: str) -> Iterator[cases.Case]:
             for width in cases.widths(model):
                 for name in BOTH:
                     yield cases.model_lookup(name, model, width, devices)
+    elif group == "attention":
+        yield from attention_timings()
     elif group == "unique":
         for ids in ("uniform", "zipf"):
             for name in (*BOTH, "jnp.unique"):
                 yield cases.unique(name, ids)
 
 
-def group_of(width: int | None) -> str:
-    return "check integers" if width is None else f"check width {width}"
+def attention_timings() -> Iterator[cases.Case]:
+    """Forward alone, and forward with backward."""
+    for weights, dim in (("silu", 128), ("softmax", 128), ("silu", 64)):
+        for backward in (False, True):
+            yield cases.attention("mosaic_gpu", weights, dim, backward)
+    for backward in (False, True):
+        yield cases.attention("xla", "silu", 128, backward)
 
 
-CHECKS = {group_of(width): width for width in (None, *check_cases.WIDTHS)}
-TIMINGS = ("copy", "lookup128", "update", "lookup32", "unique", "shapes")
+def cases_of(width: int | None) -> Callable[[], Iterator[check_cases.Case]]:
+    return lambda: check_cases.cases(width)
+
+
+CHECKS = {
+    "check attention": check_cases.attention_cases,
+    "check integers": cases_of(None),
+    **{f"check width {width}": cases_of(width) for width in check_cases.WIDTHS},
+}
+TIMINGS = ("copy", "attention", "lookup128", "update", "lookup32", "unique", "shapes")
 
 
 def measure(case: cases.Case) -> dict:
@@ -105,25 +120,25 @@ def measure(case: cases.Case) -> dict:
     row |= {"max_s": max(rounds), "calls_a_round": calls, "first_call_s": first_s}
     if case.bytes:
         row |= {"bytes": case.bytes, "bytes_per_s": case.bytes / row["median_s"]}
+    if case.flops:
+        row |= {"flops": case.flops, "flops_per_s": case.flops / row["median_s"]}
     return row
 
 
-def checks(width: int | None) -> Iterator[dict]:
+def checks(group: str) -> Iterator[dict]:
     """The cases that break kernels, against NumPy."""
-    for case in check_cases.cases(width):
+    for case in CHECKS[group]():
         row = check_cases.run_case(case)
         found = {name: row[name] for name in ("op", "width", "dtype") if row.get(name)}
         problem = {"error": row["problem"]} if row["problem"] else {}
         errors = {"relative_error": row["error"], "tolerance": row["limit"]}
-        yield {"group": group_of(width), **found, "about": row["about"]} | (
-            problem or errors
-        )
+        yield {"group": group, **found, "about": row["about"]} | (problem or errors)
 
 
 def run_group(group: str) -> None:
     """Prints a row of JSON for each case, as soon as it is done."""
     if group in CHECKS:
-        for row in checks(CHECKS[group]):
+        for row in checks(group):
             print(json.dumps(row), flush=True)
         return
     for case in timings(group):
@@ -176,6 +191,8 @@ def summary(rows: list[dict]) -> str:
             share = row.get("fraction_of_copy")
             value = f"{1e3 * row['median_s']:9.3f} ms"
             value += "" if share is None else f" {share:6.1%} of copy"
+            if "flops_per_s" in row:
+                value += f" {row['flops_per_s'] / 1e12:6.1f} TFLOP/s"
         lines.append(f"{row['group']:10} {what:60} {value}")
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from typing import Any
 import embark_kernels as ek
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from embark_jax.config.table_lists import load_table_list
 
@@ -36,6 +37,7 @@ class Case:
       function: ``(state, inputs)`` to the output; to the new state if ``in_place``.
       in_place: the state is donated.
       bytes: that must be moved through the GPU's memory.
+      flops: that must be computed.
     """
 
     fields: dict[str, Any]
@@ -44,6 +46,7 @@ class Case:
     function: Callable
     in_place: bool = False
     bytes: int = 0
+    flops: int = 0
 
 
 def make_ids(key, shape, rows: int, distribution: str) -> jax.Array:
@@ -291,6 +294,61 @@ def unique(implementation: str, distribution: str, n: int = ENTRIES) -> Case:
         lambda key: (),
         lambda key: make_ids(key, (n,), rows, distribution),
         function,
+    )
+
+
+def attention(
+    implementation: str,
+    weights: str,
+    dim: int,
+    backward: bool,
+    heads: int = 4,
+    samples: int = 16,
+    longest: int = 4086,
+) -> Case:
+    """DLRMv4's packed histories: a quarter is as long as may be, the others are of all
+    lengths up to seven tenths of it.
+
+    FLOPs are those of two products forward and five backward, of the pairs of an event
+    and an earlier one of its sample or itself.
+    """
+    share = (np.arange(samples) + 0.5) / samples
+    length = np.where(share > 0.75, 1, share / 0.75 * 0.7) * longest
+    length = np.random.default_rng(0).permutation(length.astype(np.int32))
+    first = np.cumsum(length, dtype=np.int32) - length
+    events = -(-int(length.sum()) // 128) * 128
+    pairs = int((length.astype(np.int64) * (length + 1) // 2).sum())
+    shape = events, heads, dim
+
+    def attend(query, key, value):
+        places = jnp.asarray(first), jnp.asarray(length)
+        given = query, key, value, *places, longest, weights
+        return ek.attend_packed(*given, implementation=implementation)
+
+    def function(state, arrays):
+        if not backward:
+            return attend(*arrays[:3])
+        sums, pull = jax.vjp(attend, *arrays[:3])
+        return sums, pull(arrays[3])
+
+    def make_inputs(key):
+        keys = jax.random.split(key, 4)
+        return [jax.random.normal(each, shape, jnp.bfloat16) for each in keys]
+
+    return Case(
+        {
+            "op": "attention",
+            "implementation": implementation,
+            "about": f"{weights}, {'forward and backward' if backward else 'forward'}",
+            "events": int(length.sum()),
+            "heads": heads,
+            "width": dim,
+            "dtype": "bfloat16",
+        },
+        lambda key: (),
+        make_inputs,
+        function,
+        flops=2 * (7 if backward else 2) * pairs * heads * dim,
     )
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embark_kernels import oracle
+from embark_kernels import check, oracle
+from embark_kernels.attention import Weights
 from embark_kernels.buckets import unique_by_owner
 from embark_kernels.check import largest_error
 from embark_kernels.grouping import begins_segment, group_rows, number_segments
@@ -37,6 +38,9 @@ OPTIMIZERS = (
     LazyAdam(0.1, **BETAS, schedule=lambda steps: 0.5**steps, weight_decay=0.3),
     RowwiseAdagrad(0.1, weight_decay=0.3),
 )
+ATTENTION: tuple[Weights, ...] = ("silu", "softmax")
+LENGTHS = ((128, 64, 192), (500,))
+ATTENTION_DIMS: dict[Weights, int] = {"silu": 96, "softmax": 16}
 STEP = 3
 ROWS = 997
 IDS = 2048
@@ -109,6 +113,30 @@ def cases(width: int | None) -> Iterator[Case]:
         yield _sum_and_update(rng, width, dtype, optimizer)
         if optimizer.schedule:
             yield _sum_and_update(rng, width, dtype, optimizer, apply=False)
+
+
+def attention_cases() -> Iterator[Case]:
+    """Makes the cases of attention: with room after the last event, with samples that
+    end where a tile does, and with one sample alone."""
+    cases = [(name, dim, check.LENGTHS) for name in ATTENTION for dim in (64, 128)]
+    cases += [(name, 128, lengths) for name in ATTENTION for lengths in LENGTHS]
+    cases += [(name, dim, check.LENGTHS) for name, dim in ATTENTION_DIMS.items()]
+    for weights, dim, lengths in cases:
+        given = None if lengths == check.LENGTHS else lengths
+        function, arguments, expected = check.make_attention_program(
+            weights, dim, given
+        )
+        results = [expected[name][:2] for name in sorted(expected)]
+        yield Case(
+            "attention",
+            dim,
+            "bfloat16",
+            f"{weights}, samples of {' '.join(map(str, lengths))}",
+            function,
+            arguments,
+            lambda results=results: results,
+            check.ATTENTION_LIMIT,
+        )
 
 
 def run_case(case: Case) -> dict[str, Any]:

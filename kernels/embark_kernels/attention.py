@@ -68,7 +68,7 @@ def attend_packed(
       ValueError: if the implementation is unknown or cannot handle the arguments.
     """
     divisor = divisor or longest
-    unsupported = _why_not_supported(query, key, value, bias)
+    unsupported = why_unsupported(query, key, value, bias)
     if choose_unless(unsupported, implementation, _why_not_here) == "xla":
         packed = query, key, value, first, length
         return _attend_unpacked(packed, longest, weights, bias, divisor)
@@ -99,7 +99,7 @@ def why_plain_attention(
     """
     array = jax.ShapeDtypeStruct((1, 1, head_dim), jnp.dtype(dtype))
     bias = jnp.zeros(1) if biased else None
-    return _why_not_supported(array, array, array, bias) or _why_not_here()
+    return why_unsupported(array, array, array, bias) or _why_not_here()
 
 
 def _why_not_here() -> str:
@@ -112,7 +112,9 @@ def _why_not_here() -> str:
     return check.attention_problem()
 
 
-def _why_not_supported(query: Any, key: Any, value: Any, bias: Any) -> str:
+def why_unsupported(query: Any, key: Any, value: Any, bias: Any) -> str:
+    """Returns why the kernel cannot handle arguments of ``attend_packed``; "" if it
+    can."""
     if bias is not None:
         return "attention has a bias, which the kernel cannot add"
     if not query.dtype == key.dtype == value.dtype == jnp.bfloat16:
@@ -280,4 +282,5 @@ def _attend_block(
     largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
     share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
     whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
-    return add_up(share) / jnp.where(whole > 0, whole, 1.0)
+    total = add_up(share).astype(jnp.float32) / jnp.where(whole > 0, whole, 1.0)
+    return total.astype(value.dtype)

@@ -9,7 +9,7 @@ a tile. What the kernels make of them is compared with the textbook (``oracle``)
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -138,12 +138,14 @@ def make_program(width: int, dtype: str) -> Program:
     return program, (table, state, values, ids, bag, listed), expected
 
 
-def make_attention_program(weights: Weights, dim: int) -> Program:
-    """Makes a program of attention and its gradients."""
+def make_attention_program(
+    weights: Weights, dim: int, lengths: Sequence[int] | None = None
+) -> Program:
+    """Makes a program of attention, in samples of some lengths, and its gradients."""
     rng = np.random.default_rng(dim)
-    length = np.array(LENGTHS, np.int32)
+    length = np.array(lengths or LENGTHS, np.int32)
     first = np.cumsum(length, dtype=np.int32) - length
-    shape = ROOM, HEADS, dim
+    shape = sum(lengths or [ROOM]), HEADS, dim
     arrays = [rng.normal(size=shape).astype(jnp.bfloat16) for _ in range(4)]
     # What of another sample would be added is large beside what must be.
     for begin, count in zip(first[::2], length[::2], strict=True):

@@ -10,6 +10,7 @@ import pytest
 from embark_kernels import attend_packed, check
 from jax.sharding import SingleDeviceSharding
 
+from experiments.gpu import check_cases
 from experiments.step_bytes.hlo import Program
 from tests.compiled import h100_mesh
 from tests.thorough import thorough
@@ -73,6 +74,13 @@ def test_kernels_declare_what_they_move(on_h100):
 
 def test_rooms_that_are_no_multiple_of_a_tile_compile(on_h100):
     assert compile_gradient(on_h100, "softmax", 64, EVENTS + 1)
+
+
+@pytest.mark.slow
+def test_cases_of_the_battery_compile(on_h100):
+    for case in check_cases.attention_cases():
+        shapes = [on_h100(np.shape(x), x.dtype) for x in case.arguments]
+        case.program.lower(*shapes).compile()
 
 
 @pytest.mark.parametrize(("weights", "dim"), check.ATTENTION_PROGRAMS)
