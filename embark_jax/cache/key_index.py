@@ -391,7 +391,7 @@ def _apply_if(condition: jax.Array, function: Callable[..., A], arrays: A) -> A:
     ``lax.cond`` XLA copies them on GPUs."""
     _, arrays = lax.while_loop(
         lambda carried: carried[0],
-        lambda carried: (False, function(*carried[1])),
+        lambda carried: (jnp.array(False), function(*carried[1])),
         (condition, arrays),
     )
     return arrays

@@ -24,6 +24,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.agreement import differences, parts
+from embark_jax._base.memory import bytes_text
 from embark_jax._base.object_store import key_value_store
 from embark_jax.cache.stored_rows import StoredArray, StoredRows
 from embark_jax.checkpoint import digests
@@ -51,8 +52,6 @@ from embark_jax.embedding.logical import dynamic_blocks, table_shards
 from embark_jax.launch.agreement import from_process_0
 from embark_jax.plans.layout import SHARD_FIELDS
 from embark_jax.train.state import TrainState
-
-GIGABYTE = 1e9
 
 
 class Checkpointer(contextlib.AbstractContextManager):
@@ -188,10 +187,10 @@ class Checkpointer(contextlib.AbstractContextManager):
             self._folder.commit(step)
             self._damaged.discard(step)
             self._remove_old()
-            seconds, size = time.monotonic() - begin, written.size / GIGABYTE
+            size, seconds = bytes_text(written.size), time.monotonic() - begin
             self._say(
-                f"checkpoint {step}: {size:.2f} GB in {seconds:.1f} s, "
-                f"{size / seconds:.2f} GB/s; training waited {copied_s:.2f} s"
+                f"checkpoint {step}: {size} in {seconds:.1f} s; training waited "
+                f"{copied_s:.2f} s"
             )
 
         def finish() -> None:

@@ -30,25 +30,6 @@ app.callback()(end_like_ctrl_c)
 app.command("prepare")(prepare.prepare)
 
 
-@app.command("movielens-100k")
-def movielens_100k(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the files; the cache by default.")
-    ] = None,
-    wheel: Annotated[
-        Path | None,
-        typer.Option(
-            help="Take the files from this wheel of recbole 1.2.1, without a network."
-        ),
-    ] = None,
-) -> None:
-    """Fetch MovieLens-100k and check its hash."""
-    from embark_jax.data import fetch_movielens_100k
-
-    folder = fetch_movielens_100k(out, wheel)
-    say(f"MovieLens-100k is in {folder}")
-
-
 @app.command("stats")
 def stats(
     config_file: Annotated[

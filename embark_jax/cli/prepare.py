@@ -12,6 +12,7 @@ import typer
 
 from embark_jax.cli.arguments import progress_bars, say
 from embark_jax.plans.options import (
+    HISTORIES,
     KNOWN_COLUMNS,
     OWN_FILES,
     RECIPES,
@@ -43,8 +44,8 @@ def prepare(
         typer.Argument(
             metavar="[KEY=VALUE]...",
             help="For csv and parquet: keys of --columns, such as label=clicked or "
-            "dense.price=log. For taobao and yambda: keys of histories, such as "
-            "longest=100.",
+            f"dense.price=log. For {' and '.join(HISTORIES)}: keys of histories, such "
+            "as longest=100.",
         ),
     ] = None,
     *,
@@ -153,13 +154,13 @@ def prepare(
     elif dataset not in RECIPES:
         hint = nearest(dataset, (*RECIPES, *OWN_FILES))
         raise ConfigError(f"dataset is {dataset!r}; {hint}")
+    elif columns or (overrides and dataset not in HISTORIES):
+        raise typer.BadParameter(
+            f"the columns of {dataset} are known: --columns and KEY=VALUE are for "
+            f"{', '.join(OWN_FILES)}"
+        )
     else:
         recipe = pkgutil.resolve_name(RECIPES[dataset])(raw)
-        if columns or (overrides and recipe.history is None):
-            raise typer.BadParameter(
-                f"the columns of {dataset} are known: --columns and KEY=VALUE are for "
-                f"{' and '.join(OWN_FILES)}"
-            )
         if overrides and recipe.history is not None:
             given = recipe.history.model_dump()
             history = validated(HistoryColumns, given, overrides, dataset)
@@ -181,12 +182,13 @@ def prepare(
         manifest, made = run.prepare(recipe, out, options, made_from, progress, extend)
     _say_what(manifest, out)
     samples = sum(map(manifest.rows, manifest.files))
+    drawn, samples = manifest.negatives, samples - manifest.negatives
     alone = (manifest.raw_rows or 0) - samples - manifest.skipped_lines
+    others = f", {alone:,} are events alone" * (alone > 0)
+    others += f"; {drawn:,} negatives are drawn" * (drawn > 0)
     say(
         f"of {manifest.raw_rows:,} lines or rows of the raw files {samples:,} are "
-        f"samples, {manifest.skipped_lines:,} are left out"
-        + f", {alone:,} are events alone"
-        * (alone > 0)
+        f"samples, {manifest.skipped_lines:,} are left out{others}"
     )
     _say_splits(manifest, min_count > 1 or unseen > 0)
     for name, count in manifest.missing_dense.items():

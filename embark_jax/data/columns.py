@@ -52,9 +52,10 @@ class CategoryColumn(Config):
     separator: Annotated[str, Field(min_length=1)] | None = None
     """The separator between the values of a list in text; None means a single value.
     Parquet has its own lists."""
-    text: bool = False
+    text: bool | None = None
     """Whether each text is a value as it is: otherwise 007 and 7, or 1.10 and 1.1, are
-    one, and texts such as NA are missing."""
+    one, and texts such as NA are missing. None says that it is one in columns of text
+    of Parquet, and not in CSV, where numbers are text, too."""
     missing: tuple[str, ...] | None = None
     """The texts that stand for a missing value; None takes those of the file."""
     sequence: bool = False
@@ -137,6 +138,24 @@ class HistoryColumns(Config):
         return {f"{PAST}{name}": name for name in self.columns}
 
 
+class NegativeColumns(Config):
+    """Negatives of a log: for each sample of label 1 others of label 0, with items that
+    training samples of label 1 have, but not its own."""
+
+    item: str
+    """The column of the item."""
+    columns: tuple[str, ...] = ()
+    """Further columns of the item, such as its category, which come with it."""
+    count: PositiveInt = 1
+    """Number of negatives of a sample."""
+    by: Literal["uniform", "popularity"] = "uniform"
+    """Whether all items are as likely, or each as often as it occurs."""
+    unseen: bool = False
+    """Whether none is drawn that the sample's user has on any line."""
+    seed: NonNegativeInt = 0
+    """Seed of the draws."""
+
+
 class LabelColumn(Config):
     """One of several labels."""
 
@@ -184,6 +203,8 @@ class Columns(Config):
     earlier by ``time``; those of one time are in the order of the files."""
     decimal: Literal[".", ","] = "."
     """The sign before the fraction of a number of ``dense`` in text."""
+    negatives: NegativeColumns | None = None
+    """Negatives that are drawn for each positive sample."""
     optional: tuple[str, ...] = ()
     """Columns that some files may lack: their values are missing there."""
     time: str | None = None
@@ -212,6 +233,11 @@ class Columns(Config):
                 raise ValueError("history: needs the columns user and time")
             if self.history.positive and (self.labels or self.label is None):
                 raise ValueError("history.positive: needs one column of labels")
+        if self.negatives is not None:
+            if self.labels:
+                raise ValueError("negatives: need a single label")
+            if self.negatives.unseen and self.user is None:
+                raise ValueError("negatives.unseen: needs the column user")
         return self
 
     @property
@@ -304,6 +330,15 @@ class Columns(Config):
                     f"{where}: column {sequence!r} is there, and history makes it; "
                     "ignore or rename it"
                 )
+        drawn = self.negatives
+        for name in (drawn.item, *drawn.columns) if drawn else ():
+            crosses = [cross for cross, of in self.cross.items() if name in of]
+            as_range = name in self.dense and self.dense[name].transform == "quantiles"
+            if name not in {*features, *self.dense} or crosses or as_range:
+                hint = nearest(name, {*features, *self.dense})
+                if crosses or as_range:
+                    hint = "it is crossed, or in ranges, which draws do not know"
+                raise DataError(f"{where}: negatives: {name!r} is no column; {hint}")
         ranges = [c for c in self.dense.values() if c.transform == "quantiles"]
         for cross, crossed in self.cross.items():
             if cross in {*features, *self.dense}:
@@ -325,6 +360,8 @@ def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None
     for name in wanted:
         if name not in names:
             hint = nearest(name, names)
+            if name.startswith(PAST):
+                hint = "it has the earlier events of the row's user, the latest last"
             raise DataError(f"{where}: has no column {name!r}; {hint}")
         if (count := list(names).count(name)) > 1:
             raise DataError(

@@ -16,7 +16,6 @@ from embark_jax.data.batch import DataError
 # This wheel contains the whole of MovieLens-100k as an example.
 _REQUIREMENT = "recbole==1.2.1"
 _WHEEL_NAME = "recbole-1.2.1-py3-none-any.whl"
-_WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
 _WHEEL_FOLDER = "recbole/dataset_example/ml-100k"
 _FILE_SHA256 = {
     "ml-100k.inter": "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
@@ -31,21 +30,21 @@ def movielens_100k_folder() -> Path:
     return cache_folder() / "ml-100k"
 
 
-def fetch_movielens_100k(
-    destination: Path | None = None, wheel: Path | None = None
-) -> Path:
+def fetch_movielens_100k(destination: Path | None = None) -> Path:
     """Puts the three files of MovieLens-100k into a folder, if they are not there.
+
+    pip downloads a wheel (2 MB) that has them, from the package index that it is set up
+    for; without a network ``PIP_FIND_LINKS`` names the folder of one.
 
     Args:
       destination: the folder; ``None`` is ``movielens_100k_folder()``.
-      wheel: the wheel of recbole 1.2.1, which holds them; ``None`` downloads it (2 MB)
-        with pip, from the package index that pip is set up for.
 
     Returns:
       The folder.
 
     Raises:
-      DataError: if the wheel cannot be fetched, or its SHA-256 is not the known one.
+      DataError: if the wheel cannot be fetched, or a file in it has another SHA-256
+        than the known one.
     """
     destination = local(destination or movielens_100k_folder())
     if all(_sha256(destination / name) == sha for name, sha in _FILE_SHA256.items()):
@@ -53,16 +52,15 @@ def fetch_movielens_100k(
     destination.mkdir(parents=True, exist_ok=True)
     # The same file system, so that each file appears whole or not at all.
     with tempfile.TemporaryDirectory(dir=destination, prefix=".fetch-") as scratch:
-        wheel = Path(wheel) if wheel else _download(Path(scratch))
-        if (digest := _sha256(wheel)) != _WHEEL_SHA256:
-            raise DataError(
-                f"{wheel}: SHA-256 is {digest or 'missing: no such file'}, must be "
-                f"{_WHEEL_SHA256}; take {_WHEEL_NAME} as PyPI has it"
-            )
+        wheel = _download(Path(scratch))
         with zipfile.ZipFile(wheel) as archive:
-            for name in _FILE_SHA256:
+            for name, sha in _FILE_SHA256.items():
                 unpacked = Path(scratch, name)
                 unpacked.write_bytes(archive.read(f"{_WHEEL_FOLDER}/{name}"))
+                if (digest := _sha256(unpacked)) != sha:
+                    raise DataError(
+                        f"{wheel.name}: SHA-256 of {name} is {digest}, must be {sha}"
+                    )
                 unpacked.replace(destination / name)
     return destination
 
@@ -76,7 +74,7 @@ def _download(folder: Path) -> Path:
         raise DataError(
             f"{' '.join(command)} failed: {result.stderr.strip()}; on a machine that "
             f"reaches a package index, run `pip download --no-deps {_REQUIREMENT}`, "
-            f"bring {_WHEEL_NAME} here, and pass it with `--wheel FILE`"
+            "bring the file here, and set PIP_FIND_LINKS to its folder"
         )
     return folder / _WHEEL_NAME
 

@@ -168,6 +168,7 @@ class Manifest(ChecksummedFile):
       files: files of each split, in order.
       raw_rows: number of lines or rows of the raw files: each became a sample, or is
         among ``skipped_lines``. None for synthetic data.
+      negatives: number of samples whose items were drawn, beside those of lines.
       skipped_lines: number of bad lines of the raw files, which are left out.
       missing_dense: for each dense column, how many values the raw files lack, if any;
         they are 0 in the samples.
@@ -188,6 +189,7 @@ class Manifest(ChecksummedFile):
     files: Mapping[str, tuple[SampleFile, ...]]
     raw_rows: NonNegativeInt | None = None
     skipped_lines: NonNegativeInt = 0
+    negatives: NonNegativeInt = 0
     missing_dense: Mapping[str, PositiveInt] = {}
     splits: Mapping[str, SplitFacts] = {}
     numbers: Mapping[str, FittedNumber] = {}

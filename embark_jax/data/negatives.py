@@ -41,8 +41,7 @@ class WithUniformNegatives(DatasetView):
         self._rows = rows
         self._dtype = id_dtype(rows.stop)
         self._feature = uniform_negatives(table, count)
-        stream = splitmix64(np.array([seed + 1], np.uint64) * GOLDEN_GAMMA)
-        self._stream = stream  # far from those of other seeds
+        self._seed = seed
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
@@ -56,7 +55,7 @@ class WithUniformNegatives(DatasetView):
         )
         first = step * batch_size * count
         numbers = np.arange(first, first + batch_size * count, dtype=np.uint64)
-        bits = splitmix64(self._stream + numbers * GOLDEN_GAMMA)
+        bits = random_bits(self._seed, numbers)
         ids = (bits % np.uint64(len(self._rows))).astype(self._dtype)
         ids += self._dtype.type(self._rows.start)
         return _extended(batch, ids.reshape(-1, count))
@@ -72,6 +71,13 @@ class WithUniformNegatives(DatasetView):
         """Returns a batch of the dataset with the feature, but empty."""
         shape = len(batch), self._feature.hotness
         return _extended(batch, np.full(shape, PADDING_ID, self._dtype))
+
+
+def random_bits(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Returns 64 random bits for each number of a draw, both uint64."""
+    # The stream of a seed is far from those of others.
+    stream = splitmix64(np.array([seed + 1], np.uint64) * GOLDEN_GAMMA)
+    return splitmix64(stream + numbers * GOLDEN_GAMMA)
 
 
 def uniform_negatives(table: str, count: int) -> FeatureSpec:

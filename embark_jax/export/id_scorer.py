@@ -274,7 +274,7 @@ def load_id_scorer(
         {table.name: model.table(table) for table in model.tables},
         layers(CALL),
         model.step,
-        dense.item and Towers(dense.item, *map(layers, TOWERS)),
+        Towers(dense.item, *map(layers, TOWERS)) if dense.item else None,
         dense.ranks_items,
     )
 
@@ -298,7 +298,7 @@ def _exported_scorer(files: Path) -> IdScorer:
         {name: LookupTable.read(files / table_file(name)) for name in model.tables},
         layers(CALL),
         model.step,
-        model.item and Towers(model.item, *map(layers, TOWERS)),
+        Towers(model.item, *map(layers, TOWERS)) if model.item else None,
         model.ranks_items,
     )
 

@@ -16,6 +16,7 @@ from embark_kernels.attention import (
     attend_packed,
     move_rows,
     places_of_events,
+    why_unsupported,
 )
 
 from embark_jax.models.interface import Embedding, Masked, Packed, on_devices
@@ -167,8 +168,20 @@ class Sequences:
         see ``embark_kernels.attention``."""
 
         def attend(query, key, value, places, bias):
-            arrays = query, key, value, places.first, places.length
-            return attend_packed(*arrays, self.longest, weights, bias, self.longest)
+            implementation = self._history.implementation
+            if implementation and why_unsupported(query, key, value, bias):
+                implementation = "xla"
+            return attend_packed(
+                query,
+                key,
+                value,
+                places.first,
+                places.length,
+                self.longest,
+                weights,
+                bias,
+                implementation=implementation,
+            )
 
         arrays = query, key, value, self._places, bias
         return self._on_devices(attend, everywhere=1)(*arrays)

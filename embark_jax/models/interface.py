@@ -66,6 +66,8 @@ class Packed:
       first: ``[batch]`` int32 index of the first event among those of its device.
       longest: number of places of a padded sequence.
       mesh: mesh of the devices, if they are several.
+      implementation: kernels of the layers that read it: "xla", "mosaic_gpu" where
+        those can, or None; see ``embark_kernels.attention``.
     """
 
     values: jax.Array
@@ -75,6 +77,9 @@ class Packed:
     first: jax.Array
     longest: int = dataclasses.field(metadata={"static": True})
     mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})
+    implementation: str | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
     def padded(self) -> Masked:
         """Returns the sequence with padding."""

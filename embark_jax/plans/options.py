@@ -53,6 +53,8 @@ RECIPES = {
 }
 """The registry of data sets that ``embark data prepare`` reads: a function that makes a
 recipe of the folder that users download."""
+HISTORIES = ("taobao", "yambda")
+"""Those whose histories the user may describe otherwise."""
 OWN_FILES = {
     "csv": "embark_jax.prepare.own_files:csv",
     "parquet": "embark_jax.prepare.own_files:parquet",

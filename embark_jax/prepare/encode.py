@@ -24,6 +24,7 @@ from embark_jax.data.numbers import FittedNumber
 from embark_jax.data.vocabulary import MISSING_ID, RARE_ID
 from embark_jax.plans.tables import PADDING_ID
 from embark_jax.prepare import sql
+from embark_jax.prepare.negatives import Negatives
 from embark_jax.prepare.recipe import (
     ALONE,
     IN_FILE,
@@ -180,53 +181,44 @@ def encode(
       manifest: the manifest, complete but for the files and the splits.
       ranges: ``[samples, 3]`` range of each sample's events, if it has a history.
     """
-    encoder, done = SampleEncoder(manifest), 0
+    encoder, done, database = SampleEncoder(manifest), 0, work.database
     files: dict[str, list[SampleFile]] = {split: [] for split in SPLITS}
     values, unknown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    place, row = sql.name(IN_FILE), sql.name(ROW)
-    columns = [*encoder.columns(samples.types), *map(sql.name, (ROW, SPLIT, WINDOW))]
-    columns += [f"{row} NOT IN (FROM {sql.name(ALONE)}) AS {sql.name(IS_SAMPLE)}"]
-    unseen = int(work.options.unseen * 2.0**64)
+    place, row, unseen = sql.name(IN_FILE), sql.name(ROW), work.options.unseen
+    selected = ", ".join(encoder.columns(samples.types))
+    facts = f"{row}, {SPLIT}, {sql.name(WINDOW)}"
+    facts += f", {row} NOT IN (FROM {sql.name(ALONE)}) AS {sql.name(IS_SAMPLE)}"
+
+    def known(name: str, keys: pa.Array, *_: np.ndarray) -> np.ndarray:
+        return joined_ids(database, manifest.features[name].table, keys)
+
+    described = work.recipe.columns.negatives if work.recipe.columns else None
+    negatives = None
+    if described is not None:
+        negatives = Negatives(work, described, manifest, encoder, selected, known)
     chunks = [
         (file, first)
         for file, n in enumerate(samples.rows)
         for first in range(0, n, CHUNK_ROWS)
     ]
+    drawn = 0
     for file, first in chunks:
-        chunk = work.database.table(
-            f"SELECT {', '.join(columns)} FROM {sql.name(f'samples {file}')} WHERE "
+        chunk = database.table(
+            f"SELECT {selected}, {facts} FROM {sql.name(f'samples {file}')} WHERE "
             f"{place} >= {first} AND {place} < {first + CHUNK_ROWS} ORDER BY {place}"
         )
         rows = chunk[ROW].to_numpy()
-        trains = chunk[SPLIT].to_numpy() == TRAIN
-
-        def lookup(
-            name: str,
-            keys: pa.Array,
-            sample: np.ndarray,
-            place: np.ndarray,
-            rows: np.ndarray = rows,
-            trains: np.ndarray = trains,
-        ) -> np.ndarray:
-            table = manifest.features[name].table
-            if not unseen:
-                return joined_ids(work.database, table, keys)
-            drawn = f"md5_number_lower(concat(row, ' ', place, ' ', {sql.text(name)}))"
-            return joined_ids(
-                work.database,
-                table,
-                keys,
-                f"trains AND {drawn} < {unseen}",
-                row=rows[sample],
-                place=place,
-                trains=trains[sample],
-            )
-
-        batch = encoder.batch(chunk, lookup)
+        batch = encoder.batch(
+            chunk, _with_unseen(work, manifest, chunk) if unseen else known
+        )
         for split, window, places in _parts(chunk):
             folder = SPLITS[split] if window is None else f"{SPLITS[split]}/{window}"
             name = f"{folder}/{file:03}-{first // CHUNK_ROWS:06}.arrow"
             part = batch.take(places)
+            if negatives is not None:
+                part, sources = negatives.added(part, rows[places])
+                drawn += len(part) - len(places)
+                places = places[sources]
             files[SPLITS[split]].append(
                 manifests.write_samples(
                     work.out,
@@ -258,7 +250,31 @@ def encode(
         split: tuple(sorted(of_split, key=lambda file: file.window or 0))
         for split, of_split in files.items()
     }
-    return manifest.model_copy(update={"files": in_order, "splits": splits})
+    found = {"files": in_order, "splits": splits, "negatives": drawn}
+    return manifest.model_copy(update=found)
+
+
+def _with_unseen(work: Work, manifest: Manifest, chunk: pa.Table) -> Lookup:
+    """Returns a lookup that takes a share of the values of training samples for unknown
+    ones."""
+    rows, trains = chunk[ROW].to_numpy(), chunk[SPLIT].to_numpy() == TRAIN
+    most = int(work.options.unseen * 2.0**64)
+
+    def lookup(
+        name: str, keys: pa.Array, sample: np.ndarray, place: np.ndarray
+    ) -> np.ndarray:
+        drawn = f"md5_number_lower(concat(row, ' ', place, ' ', {sql.text(name)}))"
+        return joined_ids(
+            work.database,
+            manifest.features[name].table,
+            keys,
+            f"trains AND {drawn} < {most}",
+            row=rows[sample],
+            place=place,
+            trains=trains[sample],
+        )
+
+    return lookup
 
 
 def id_of(table: manifests.Table, key: str) -> str:

@@ -21,6 +21,7 @@ from embark_jax.prepare.raw_files import (
     header_names,
     parquet_names,
     separator_of,
+    texts_of,
 )
 from embark_jax.prepare.recipe import (
     GIVEN_TIME,
@@ -141,11 +142,21 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         of_side[path].remove(key)
     beside = [name for added in of_side.values() for name in added]
     columns = columns.completed([*names, *beside], str(paths[0]))
+    texts = {
+        n for p in (*paths, *joined) if p.suffix == ".parquet" for n in texts_of(p)
+    }
+    features = {
+        name: column.model_copy(update={"text": name in texts})
+        for name, column in columns.features.items()
+        if column.text is None
+    }
+    columns = columns.model_copy(update={"features": {**columns.features, **features}})
     of_files = None if columns.time or columns.split else _splits_of_files(paths)
     ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
     is_given = columns.split or of_files is not None
     in_order = None if columns.time else last_share(HELD_OUT_SHARES)
-    read = [*label_columns(columns), *input_columns(columns), *_others(columns)]
+    read = [*label_columns(columns), *input_columns(columns)]
+    read += _others(columns, columns.user in texts)
     keys = {
         path: Column(key, "category", is_text=True, alias=f"{key} in {path.name}")
         for path, key in joined.items()
@@ -216,13 +227,14 @@ def label_columns(columns: Columns, required: bool = True) -> list[Column]:
     return labels
 
 
-def _others(columns: Columns) -> list[Column]:
+def _others(columns: Columns, has_texts: bool) -> list[Column]:
     """Returns how the columns are read that say when a sample was, or its split."""
     others = []
     if columns.time:
         others.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
     if columns.user:
-        described = columns.features.get(columns.user, CategoryColumn())
+        of_texts = CategoryColumn(text=has_texts)
+        described = columns.features.get(columns.user, of_texts)
         user = _category(columns.user, described, None, columns.missing)
         others.append(dataclasses.replace(user, alias=USER))
     if columns.split:
@@ -289,7 +301,7 @@ def _category(
         separator=column.separator,
         events=column.sequence,
         missing=missing if column.missing is None else column.missing,
-        text=column.text,
+        text=bool(column.text),
         independent=column.independent,
         is_text=is_text,
         rule=rule,

@@ -113,25 +113,6 @@ class TextFile(RawFile):
                 f"{list(self.columns)}"
             )
 
-    def lines_of(
-        self, path: Path, rows: Sequence[int], rejected: Collection[int]
-    ) -> list[int]:
-        """Returns the numbers of the lines, from 1, where these rows of the source
-        begin, in their order; ``rejected`` lines are no rows."""
-        kind = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
-        csv.field_size_limit(_LONGEST_LINE)
-        found, row, line = [], -self.header, 1
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.reader(file, delimiter=self.separator, quoting=kind)
-            for values in reader:
-                if values and line not in rejected:
-                    found += [line] * (row in rows)
-                    row += 1
-                line = reader.line_num + 1
-                if len(found) == len(rows):
-                    break
-        return found
-
 
 @dataclasses.dataclass(frozen=True)
 class ParquetFile(RawFile):
@@ -262,6 +243,17 @@ def parquet_names(path: Path) -> list[str]:
         return pq.read_schema(path).names
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def texts_of(path: Path) -> list[str]:
+    """Returns the names of a file's columns of text, single or in lists."""
+
+    def is_text(kind: pa.DataType) -> bool:
+        if pa.types.is_dictionary(kind) or pa.types.is_list(kind):
+            return is_text(kind.value_type)
+        return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+    return [field.name for field in pq.read_schema(path) if is_text(field.type)]
 
 
 def shown(text: bytes) -> str:

@@ -274,8 +274,15 @@ def bad_rows(
     )
     source = file.source(path)
     if isinstance(file, TextFile):
-        source = file.source(path, _REJECTS)
-        source = f"(SELECT *, row_number() OVER () - 1 AS number FROM {source})"
+        # A row begins on the line after those of the rows before it.
+        text = f"concat_ws(' ', {', '.join(f'c{i}' for i in range(len(file.names)))})"
+        text = rf"regexp_replace({text}, '(\r?\n)+', chr(10), 'g')"
+        breaks = f"strlen({text}) - strlen(replace({text}, chr(10), ''))"
+        source = (
+            f"(SELECT *, {1 + file.header} + coalesce(sum(1 + {breaks}) OVER (ROWS "
+            "BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT AS number FROM "
+            f"{file.source(path, _REJECTS)})"
+        )
     database.run(_FORGET)
     try:
         with database.one_thread():
@@ -290,9 +297,9 @@ def bad_rows(
     if isinstance(file, TextFile):
         rejected = _rejected(database)
         told = {each.line: _words(each, file) for each in rejected}
-        rows = [row for row, *_ in found]
-        lines = file.lines_of(path, rows, set(told))
-        found = [(line, *rest) for line, (_, *rest) in zip(lines, found, strict=False)]
+        left_out = [(each.line, each.lines) for each in rejected] + _empty_lines(path)
+        for line, lines in sorted(left_out):
+            found = [(n + lines * (n >= line), *rest) for n, *rest in found]
     for row, place, value in found:
         column, typed = made[place]
         what = f"column {column.name}: "
@@ -304,6 +311,12 @@ def bad_rows(
             what += f"value is {shown(value.encode())}, {typed.rule}"
         told[row] = what
     return [f"{file.path}, {file.unit} {n}: {told[n]}" for n in sorted(told)[:most]]
+
+
+def _empty_lines(path: Path) -> list[tuple[int, int]]:
+    """Returns the number of each line without anything, which is no row, and 1."""
+    with path.open("rb") as file:
+        return [(n, 1) for n, line in enumerate(file, 1) if not line.strip(b"\r\n")]
 
 
 def _words(rejected: _Rejected, file: TextFile) -> str:

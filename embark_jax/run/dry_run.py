@@ -84,7 +84,8 @@ def dry_run(
     tell(f"step compiled for {where} in {time.perf_counter() - start:.1f} s")
     memory = fleet.device.memory_bytes
     tell(_memory_text(compiled.memory_analysis(), setup.plan, memory))
-    console.print(_collectives(compiled.as_text()))
+    if setup.plan.devices > 1:
+        console.print(_collectives(compiled.as_text() or ""))
     tell(_writing_text(setup, state.params, workdir))
 
 

@@ -188,7 +188,12 @@ def model_inputs(
         for name, rows in sequences.items():
             spans = batch.spans[name]
             embeddings[name] = Packed(
-                rows, batch.ids[name], *spans, longest=longest[name], mesh=mesh
+                rows,
+                batch.ids[name],
+                *spans,
+                longest=longest[name],
+                mesh=mesh,
+                implementation=collection.implementation,
             )
         return embeddings, batch
 

@@ -74,7 +74,7 @@ def attend_packed(
       ValueError: if the implementation is unknown or cannot handle the arguments.
     """
     divisor = divisor or longest
-    unsupported = _why_not_supported(query, key, value, bias)
+    unsupported = why_unsupported(query, key, value, bias)
     if choose_unless(unsupported, implementation, _why_not_here) == "xla":
         packed = query, key, value, first, length
         return _attend_unpacked(packed, longest, weights, bias, divisor)
@@ -105,7 +105,7 @@ def why_plain_attention(
     """
     array = jax.ShapeDtypeStruct((1, 1, head_dim), jnp.dtype(dtype))
     bias = jnp.zeros(1) if biased else None
-    return _why_not_supported(array, array, array, bias) or _why_not_here()
+    return why_unsupported(array, array, array, bias) or _why_not_here()
 
 
 def _why_not_here() -> str:
@@ -118,7 +118,9 @@ def _why_not_here() -> str:
     return check.attention_problem()
 
 
-def _why_not_supported(query: Any, key: Any, value: Any, bias: Any) -> str:
+def why_unsupported(query: Any, key: Any, value: Any, bias: Any) -> str:
+    """Returns why the kernel cannot handle arguments of ``attend_packed``; "" if it
+    can."""
     if bias is not None:
         return "attention has a bias, which the kernel cannot add"
     if not query.dtype == key.dtype == value.dtype == jnp.bfloat16:

@@ -78,3 +78,24 @@ def test_merged_texts_are_told(tmp_path):
     assert "column 'n'" not in told
     kept = done(*call, "--out", tmp_path / "b", "features.zip.text=true").out
     assert "texts such as" not in kept
+
+
+def test_columns_of_text_in_parquet_are_text(tmp_path):
+    texts, lists = [*TEXTS, None], [[text] for text in TEXTS] + [[]]
+    columns = {"label": [1] * len(texts), "code": texts, "tags": lists}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    data = prepared(tmp_path / "rows.parquet", tmp_path / "out", split="none")
+    found = samples(data, "train")
+    assert [sample["code"] for sample in found] == [text or None for text in texts]
+    assert [sample["tags"] for sample in found] == [t or [] for t in texts]
+    merged = prepared(
+        tmp_path / "rows.parquet",
+        tmp_path / "merged",
+        {"features": {"code": {"text": False}}},
+        split="none",
+    )
+    assert merged.table_rows["code"] < data.table_rows["code"]
+    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
+    ((batch, _),) = RowEncoder(tmp_path / "run").batches({"code": texts, "tags": lists})
+    (known,) = data.in_file_order("train", 99)
+    np.testing.assert_array_equal(batch.ids["code"], known.ids["code"])
