@@ -74,11 +74,10 @@ def timings(group: str) -> Iterator[cases.Case]:
 
 def attention_timings() -> Iterator[cases.Case]:
     """Forward alone, and forward with backward."""
-    for weights, dim in (("silu", 128), ("softmax", 128), ("silu", 64)):
+    of_kernels = [("mosaic_gpu", "silu", 128), ("mosaic_gpu", "softmax", 64)]
+    for implementation, weights, dim in [*of_kernels, ("xla", "silu", 128)]:
         for backward in (False, True):
-            yield cases.attention("mosaic_gpu", weights, dim, backward)
-    for backward in (False, True):
-        yield cases.attention("xla", "silu", 128, backward)
+            yield cases.attention(implementation, weights, dim, backward)
 
 
 def cases_of(width: int | None) -> Callable[[], Iterator[check_cases.Case]]:

@@ -164,7 +164,8 @@ def attend_mosaic_gpu(
     """Returns each event's sum of values, as ``attention.attend_packed`` does.
 
     Args:
-      query, key, value: ``[events, heads, dim]`` bfloat16.
+      query, key, value: ``[events, heads, dim]`` bfloat16, finite also after the last
+        event: what a mask hides is multiplied by 0.
       first_of, end_of: ``[events]`` int32 first event of each event's sample, and the
         one after its last; after the last sample of all both are 0.
       rule: what makes shares of scores.
@@ -321,9 +322,8 @@ def _run(
 
     def kernel(*refs):
         *refs, held, held_vectors, arrived = refs
-        row_refs, column_refs, *vector_refs, span_refs, blocks, out_refs = _unflatten(
-            refs, operands
-        )
+        refs = jax.tree.unflatten(jax.tree.structure(operands), refs)
+        row_refs, column_refs, *vector_refs, span_refs, blocks, out_refs = refs
         head, tile, group = (lax.axis_index(axis) for axis in AXES)
         low, steps = (ref[tile] for ref in blocks)
         own = pl.ds((tile * COMPUTING + group) * ROWS, ROWS)
@@ -402,10 +402,6 @@ def _run(
             kernel_name=name,
             **launch_options(plgpu.CompilerParams(approx_math=True)),
         )(*jax.tree.leaves(operands[:-1]))
-
-
-def _unflatten(refs: Sequence[Any], like: list) -> list:
-    return jax.tree.unflatten(jax.tree.structure(like), refs)
 
 
 def _bytes_of(arrays: Any) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -26,11 +28,15 @@ bfloat16; those of all queries would be 1 GiB."""
 PREFIXES = 4
 """Blocks of a quarter of the queries read the keys up to its end: 62.5 % of all scores,
 where 50 % are of events that are seen."""
+GROUPS, LENGTHS_OF_GROUPS, GROUPED_FROM = 8, 4, 128
+"""Packed samples attend in groups of like length, each cut to one of a few lengths,
+from this longest one on. Of 16 samples of up to 4,086 events, 2,081 on average, a GPU
+then moves 1.17 GB a sample, forward and backward, in place of 1.72 (4 heads of 128 dims
+in bfloat16); a CPU takes 41 % of the time where they are of up to 1,024."""
 EVENTS_OF_TILE = 16
-"""A sequence longer than a block is padded to a multiple of it: XLA's GPU compiler
-makes one product of the events of all samples, and finds no tiles that fit into samples
-of, for instance, 4,095 events (jax 0.10.2)."""
-
+"""Such a length is a multiple of it: XLA's GPU compiler makes one product of the events
+of all samples, and finds no tiles that fit into samples of, for instance, 4,095 events
+(jax 0.10.2)."""
 MOST_KERNEL_DIM = 128
 """Dims of a head whose gradients fit in the registers of the kernel."""
 
@@ -52,7 +58,7 @@ def attend_packed(
     last event.
 
     The kernel goes over the pairs of events of the same sample alone. Plain XLA unpacks
-    the samples and goes over the pairs of padded ones.
+    the samples, and goes over the pairs of samples of like length.
 
     Args:
       query, key, value: ``[events, heads, dim]`` of packed samples, whose events lie
@@ -139,21 +145,117 @@ def _attend_unpacked(
     """Unpacks the samples, attends, and packs the sums."""
     query, key, value, first, length = packed
     events, samples = len(query), len(first)
-    padding = -longest % EVENTS_OF_TILE if longest > QUERIES_AT_ONCE else 0
-    place = jnp.arange(longest + padding, dtype=jnp.int32)[None]
-    valid = place < length[:, None]
-    source = jnp.where(valid, first[:, None] + place, events)
     sample, position = places_of_events(first, length, events)
-    target = jnp.where(sample < samples, sample * source.shape[1] + position, -1)
+    row = sample
+    # A symbolic number of samples is not divided into groups.
+    is_grouped = longest >= GROUPED_FROM and isinstance(samples, int)
+    if is_grouped:
+        order = jnp.argsort(-length)
+        row = jnp.argsort(order).astype(jnp.int32).at[sample].get(mode="clip")
+        # By which the number of groups divides it.
+        missing = -samples % min(GROUPS, samples)
+        first, length = (jnp.pad(each[order], (0, missing)) for each in (first, length))
+    places = longest + (-longest % EVENTS_OF_TILE if is_grouped else 0)
+    place = jnp.arange(places, dtype=jnp.int32)[None]
+    source = jnp.where(place < length[:, None], first[:, None] + place, events)
+    target = jnp.where(sample < samples, row * places + position, -1)
 
     def unpack(array: jax.Array) -> jax.Array:
         padded = move_rows(array, source.reshape(-1), target)
         return padded.reshape(*source.shape, *array.shape[1:])
 
-    place = jnp.broadcast_to(place, source.shape)
-    arrays = unpack(query), unpack(key), unpack(value)
-    total = attend(*arrays, place, valid, weights, bias, divisor)
+    arrays = [unpack(query), unpack(key), unpack(value)]
+    if is_grouped:
+        total = _attend_in_groups(weights, divisor, arrays, bias, length)
+    else:
+        total = _attend_all(weights, divisor, arrays, bias)
     return move_rows(total.reshape(-1, *total.shape[2:]), target, source.reshape(-1))
+
+
+def _attend_all(weights: Weights, divisor: int, arrays, bias) -> jax.Array:
+    query, key, value = arrays
+    return attend(query, key, value, weights, bias, divisor)
+
+
+def _attend_alone(weights, divisor, arrays, bias, length) -> jax.Array:
+    """Attends, as ``attend`` does, in groups of samples of like length.
+
+    Args:
+      weights, divisor, bias: as in ``attend``.
+      arrays: queries, keys and values.
+      length: ``[batch]`` events of each sample, descending.
+    """
+
+    def function(arrays):
+        return [_attend_all(weights, divisor, arrays, bias)], None
+
+    (total,), _ = _map_groups(function, arrays, length)
+    return total
+
+
+def _attend_forward(weights, divisor, arrays, bias, length):
+    total = _attend_alone(weights, divisor, arrays, bias, length)
+    return total, (arrays, bias, length)
+
+
+def _attend_backward(weights, divisor, kept, gradient):
+    arrays, bias, length = kept
+    function = partial(_attend_all, weights, divisor)
+
+    def pull(arrays):
+        *arrays, gradient = arrays
+        return jax.vjp(function, arrays, bias)[1](gradient)
+
+    gradients, of_groups = _map_groups(pull, [*arrays, gradient], length)
+    return gradients, jax.tree.map(lambda x: x.sum(axis=0), of_groups), None
+
+
+# Or what one branch keeps for its gradient would be in memory for all of them.
+_attend_in_groups = jax.custom_vjp(_attend_alone, nondiff_argnums=(0, 1))
+_attend_in_groups.defvjp(_attend_forward, _attend_backward)
+
+
+def _map_groups(
+    function: Callable[[list[jax.Array]], tuple[list[jax.Array], Any]],
+    arrays: list[jax.Array],
+    length: jax.Array,
+) -> tuple[list[jax.Array], Any]:
+    """Applies a function to groups of samples, cut to the least of a few lengths.
+
+    Args:
+      function: takes arrays of a group, ``[samples, places, …]``; returns such arrays,
+        and what has no samples.
+      arrays: ``[batch, places, …]``.
+      length: ``[batch]`` int32 events of each sample, descending.
+
+    Returns:
+      Such arrays of all, 0 where a group was cut, and what has none for each group.
+    """
+    batch, places = arrays[0].shape[:2]
+    groups = min(GROUPS, batch)
+    step = places / LENGTHS_OF_GROUPS
+    limits = [
+        min(places, EVENTS_OF_TILE * math.ceil(step * (i + 1) / EVENTS_OF_TILE))
+        for i in range(LENGTHS_OF_GROUPS)
+    ]
+
+    def cut_to(limit: int):
+        def apply(arrays):
+            results, others = function([x[:, :limit] for x in arrays])
+            missing = [(0, 0), (0, places - limit), (0, 0), (0, 0)]
+            return [jnp.pad(x, missing) for x in results], others
+
+        return apply
+
+    branches = [cut_to(limit) for limit in limits]
+
+    def apply(group):
+        arrays, length = group
+        return lax.switch((length[0] > jnp.array(limits)).sum(), branches, arrays)
+
+    split = [x.reshape(groups, -1, *x.shape[1:]) for x in arrays]
+    results, others = lax.map(apply, (split, length.reshape(groups, -1)))
+    return [x.reshape(batch, *x.shape[2:]) for x in results], others
 
 
 def places_of_events(
@@ -197,40 +299,31 @@ def attend(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    position: jax.Array,
-    valid: jax.Array,
     weights: Weights,
     bias: jax.Array | None = None,
     divisor: int | None = None,
 ) -> jax.Array:
-    """Returns each event's sum of values, ``[batch, length, heads, dim]``.
+    """Returns each place's sum of the values up to it, ``[batch, length, heads, dim]``.
+    Where sequences end earlier, what comes after is not seen by their events.
 
     Args:
       query, key, value: ``[batch, length, heads, dim]``; the dims of values may differ.
         Scores and sums are rounded to their dtype, as are their gradients.
-      position: ``[batch, length]`` int32 place of each event in its sequence.
-      valid: ``[batch, length]`` whether there is an event.
       weights: what makes shares of scores.
-      bias: ``[distances]`` added to the score of two events by the distance of their
-        positions; larger distances take the last.
+      bias: ``[distances]`` added to the score of two events by their distance; larger
+        distances take the last.
       divisor: None is the length.
     """
-    batch, length = valid.shape
+    batch, length = query.shape[:2]
     divisor = divisor or length
     size = min(QUERIES_AT_ONCE, length)
     blocks = -(-length // size)
-
-    def cut(array: jax.Array) -> jax.Array:
-        """Returns ``[blocks, batch, size, …]``."""
-        padding = [(0, 0), (0, blocks * size - length)]
-        padded = jnp.pad(array, padding + [(0, 0)] * (array.ndim - 2))
-        return jnp.moveaxis(padded.reshape(batch, blocks, size, *array.shape[2:]), 1, 0)
-
-    queries = cut(query), jnp.arange(blocks * size).reshape(blocks, size), cut(position)
-    keys = key, value, position, valid
+    padding = [(0, 0), (0, blocks * size - length), (0, 0), (0, 0)]
+    queries = jnp.pad(query, padding).reshape(batch, blocks, size, *query.shape[2:])
+    queries = jnp.moveaxis(queries, 1, 0), jnp.arange(blocks) * size
     rule = weights, bias, divisor
     if blocks == 1:  # without a loop, which not every exporter takes
-        return _attend_block(jax.tree.map(lambda x: x[0], queries), keys, *rule)
+        return _attend_block((queries[0][0], 0), (key, value), *rule)
     prefixes = min(PREFIXES, blocks)
     edges = [i * blocks // prefixes for i in range(prefixes + 1)]
     totals = []
@@ -243,14 +336,14 @@ def attend(
             block = jax.checkpoint(lambda queries: _attend_block(queries, keys, *rule))
             return lax.map(block, queries)
 
-        totals.append(attend_prefix(queries, keys))
+        totals.append(attend_prefix(queries, (key, value)))
     total = jnp.moveaxis(jnp.concatenate(totals), 0, 1)
     return total.reshape(batch, blocks * size, *total.shape[3:])[:, :length]
 
 
 def _attend_block(
-    queries: tuple[jax.Array, jax.Array, jax.Array],
-    keys: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    queries: tuple[jax.Array, jax.typing.ArrayLike],
+    keys: tuple[jax.Array, jax.Array],
     weights: Weights,
     bias: jax.Array | None,
     divisor: int,
@@ -258,29 +351,28 @@ def _attend_block(
     """Returns the sums of some queries, ``[batch, queries, heads, dim]``.
 
     Args:
-      queries: queries, their ``[queries]`` indices in the sequence, and positions.
-      keys: keys, values, positions and ``valid``, from the first event on.
+      queries: queries, and the place of the first one.
+      keys: keys and values, from the first place on.
       weights, bias, divisor: as in ``attend``.
     """
-    query, index, query_position = queries
-    key, value, position, valid = keys
+    query, first = queries
+    key, value = keys
 
     def add_up(share: jax.Array) -> jax.Array:
         return jnp.einsum("bhqk,bkhd->bqhd", share.astype(value.dtype), value)
 
     score = jnp.einsum("bqhd,bkhd->bhqk", query, key)
     score = score.astype(jnp.float32) / math.sqrt(key.shape[-1])
+    place = first + jnp.arange(query.shape[1])
+    distance = place[:, None] - jnp.arange(key.shape[1])[None]
+    distance = distance[None, None]
     if bias is not None:
-        distance = query_position[:, None, :, None] - position[:, None, None]
         score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
-    is_before = jnp.arange(key.shape[1])[None] <= index[:, None]
-    seen = valid[:, None, None] & is_before[None, None]
     if weights == "silu":
-        return add_up(jnp.where(seen, jax.nn.silu(score) / divisor, 0.0))
-    score = jnp.where(seen, score, -jnp.inf)
+        return add_up(jnp.where(distance >= 0, jax.nn.silu(score) / divisor, 0.0))
+    score = jnp.where(distance >= 0, score, -jnp.inf)
     # No result depends on which number is subtracted from all scores.
     largest = lax.stop_gradient(score).max(axis=-1, keepdims=True)
-    share = jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0))
+    share = jnp.exp(score - largest)
     whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
-    total = add_up(share).astype(jnp.float32) / jnp.where(whole > 0, whole, 1.0)
-    return total.astype(value.dtype)
+    return (add_up(share).astype(jnp.float32) / whole).astype(value.dtype)

@@ -35,18 +35,18 @@ def test_blocks_of_queries_are_exact(weights, queries_at_once, monkeypatch):
     query, key, value = (jax.random.normal(k, shape) for k in keys[:3])
     bias = jax.random.normal(keys[3], (6,))
     valid = jnp.arange(11)[None] < jnp.array([[11], [4]])
-    position = jnp.cumsum(valid, axis=1) - 1
+    position = jnp.broadcast_to(jnp.arange(11)[None], valid.shape)
 
-    def outputs(function):
+    def outputs(function, *places):
         def loss(query, key, value, bias):
-            summed = function(query, key, value, position, valid, weights, bias)
+            summed = function(query, key, value, *places, weights, bias)
             summed = jnp.where(valid[:, :, None, None], summed, 0)
             return jnp.sum(jnp.sin(summed)), summed
 
         gradient = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)
         return jax.jit(gradient)(query, key, value, bias)
 
-    results = outputs(attend), outputs(whole)
+    results = outputs(attend), outputs(whole, position, valid)
     for one, other in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
@@ -55,23 +55,27 @@ def test_blocks_of_queries_are_exact(weights, queries_at_once, monkeypatch):
 def test_no_array_of_all_scores_is_in_memory(weights):
     batch, length, heads, dim = 2, 2048, 2, 16
     shapes = [jax.ShapeDtypeStruct((batch, length, heads, dim), jnp.float32)] * 3
-    place = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-    valid = jax.ShapeDtypeStruct((batch, length), bool)
 
-    def gradient(query, key, value, position, valid):
-        return jax.grad(
-            lambda q, k, v: attend(q, k, v, position, valid, weights).sum(), (0, 1, 2)
-        )(query, key, value)
+    def gradient(query, key, value):
+        return jax.grad(lambda *x: attend(*x, weights).sum(), (0, 1, 2))(
+            query, key, value
+        )
 
-    memory = jax.jit(gradient).lower(*shapes, place, valid).compile().memory_analysis()
+    memory = jax.jit(gradient).lower(*shapes).compile().memory_analysis()
     assert memory
     all_scores_bytes = 4 * batch * heads * length**2
     assert memory.temp_size_in_bytes < all_scores_bytes
 
 
 @pytest.mark.parametrize("weights", ["silu", "softmax"])
-def test_packed_samples_are_those_of_padded_ones(weights):
-    """Empty samples, one of the largest length, and rows after the last event."""
+@pytest.mark.parametrize("groups", thorough([0, 1, 4, 8], [0, 4]))
+def test_packed_samples_are_those_of_padded_ones(weights, groups, monkeypatch):
+    """Empty samples, one of the largest length, and rows after the last event; all
+    together, or in groups of like length."""
+    if groups:
+        sizes = {"GROUPS": groups, "GROUPED_FROM": 1, "EVENTS_OF_TILE": 2}
+        for name, size in sizes.items():
+            monkeypatch.setattr(attention, name, size)
     length = np.array([0, 3, 11, 0, 1, 5], np.int32)
     first = np.cumsum(length, dtype=np.int32) - length
     events, longest = 24, 11
@@ -79,14 +83,15 @@ def test_packed_samples_are_those_of_padded_ones(weights):
     arrays = [jax.random.normal(key, (events, 2, 4)) for key in keys[:3]]
     bias = jax.random.normal(keys[3], (6,))
 
-    def packed(*arrays):
+    def packed(query, key, value, bias):
         places = jnp.asarray(first), jnp.asarray(length)
+        arrays = query, key, value
         return attend_packed(*arrays, *places, longest, weights, bias)
 
-    def one_by_one(*arrays):
+    def one_by_one(query, key, value, bias):
         total = jnp.zeros((events, 2, 4))
         for begin, count in zip(first, length, strict=True):
-            part = [x[None, begin : begin + count] for x in arrays]
+            part = [x[None, begin : begin + count] for x in (query, key, value)]
             place = jnp.arange(count)[None]
             seen = place >= 0
             own = whole(*part, place, seen, weights, bias)
@@ -100,7 +105,7 @@ def test_packed_samples_are_those_of_padded_ones(weights):
             total = function(*arrays)
             return jnp.sum(jnp.sin(total)), total
 
-        return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*arrays)
+        return jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arrays, bias)
 
     for one, other in zip(
         *map(jax.tree.leaves, (results(packed), results(one_by_one))), strict=True
