@@ -107,6 +107,9 @@ class Negatives:
         ids: Any = made.ids
         for name in self._features:
             ids[name][drawn] = np.asarray(self._items.ids[name])[items]
+        weights: Any = made.weights
+        for name in weights.keys() & self._features:
+            weights[name][drawn] = np.asarray(self._items.weights[name])[items]
         for column in self._dense:
             made.dense[drawn, column] = self._items.dense[items, column]
         return made, places
