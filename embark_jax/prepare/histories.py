@@ -99,7 +99,7 @@ def write_events(
             begin = np.maximum(begin, end - columns.scan)
         ranges[row] = np.stack([np.full(len(row), number), begin, end], axis=1)
         name = f"events/{number:06}.arrow"
-        lines = lines.filter(lines["is_event"])
+        lines = lines.select([*columns.columns]).filter(lines["is_event"])
         events = _encoded(work.database, manifest, lines, columns)
         write_arrow(work.out / name, events)
         files.append(EventFile.of(work.out, name, rows=len(events)))

@@ -40,6 +40,7 @@ class Database:
                 "memory_limit": f"{limit // 2**20}MiB",
                 "temp_directory": str(self.spill),
                 "threads": self._threads,
+                "enable_progress_bar": False,  # it writes to files, too
             }
         )
 
