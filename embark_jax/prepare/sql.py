@@ -40,9 +40,10 @@ class Database:
                 "memory_limit": f"{limit // 2**20}MiB",
                 "temp_directory": str(self.spill),
                 "threads": self._threads,
-                "enable_progress_bar": False,  # it writes to files, too
             }
         )
+        # It writes to logs, too.
+        self._connection.execute("SET enable_progress_bar = false")
 
     def run(self, query: str, **tables: pa.Table) -> None:
         """Runs statements."""
