@@ -184,6 +184,10 @@ class Columns(Config):
     features: Mapping[str, CategoryColumn] = {}
     """Columns of categories of which there is something to say, such as that they hold
     lists; or all of them, without ``others``."""
+    weights: Mapping[str, str] = {}
+    """For features with lists, the columns with the weight of each of their values,
+    such as ``tags: tag_weights``: lists as long, in which no weight is missing. A
+    missing value keeps its place."""
     cross: Mapping[str, Annotated[tuple[str, ...], Field(min_length=2)]] = {}
     """Features of the values of several others together, such as ``user_hour: [user,
     hour]``; missing if one of these is."""
@@ -285,7 +289,7 @@ class Columns(Config):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Returns the columns that a prediction needs."""
-        return *self.dense, *self.features
+        return *self.dense, *self.features, *self.weights.values()
 
     def completed(self, names: Sequence[str], where: str) -> Columns:
         """Adds all features of a file with these columns.
@@ -330,6 +334,10 @@ class Columns(Config):
                     f"{where}: column {sequence!r} is there, and history makes it; "
                     "ignore or rename it"
                 )
+        for name in self.weights.keys() - features:
+            raise DataError(
+                f"{where}: weights.{name}: is no feature; {nearest(name, features)}"
+            )
         drawn = self.negatives
         for name in (drawn.item, *drawn.columns) if drawn else ():
             crosses = [cross for cross, of in self.cross.items() if name in of]

@@ -8,6 +8,7 @@ written, and a batch stays a pure function of the step.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -106,34 +107,33 @@ class HotBatches(DatasetView):
 def _joined(batches: Sequence[Batch]) -> Batch:
     """Returns the samples of batches of one size as one."""
 
-    def join(column: Callable[[Batch], Any]) -> Any:
-        return np.concatenate([np.asarray(column(batch)) for batch in batches])
-
     def locate(sample: int) -> str:
         batch, place = divmod(sample, len(batches[0]))
         return batches[batch].locate(place)
 
-    first = batches[0]
-    return Batch(
-        join(lambda batch: batch.dense),
-        {name: join(lambda batch, n=name: batch.ids[n]) for name in first.ids},
-        join(lambda batch: batch.labels),
-        {name: join(lambda batch, n=name: batch.weights[n]) for name in first.weights},
-        locate,
-        sample_weights=None
-        if first.sample_weights is None
-        else join(lambda batch: batch.sample_weights),
-    )
+    def join(column: Callable[[Batch], Any]) -> Any:
+        return np.concatenate([np.asarray(column(batch)) for batch in batches])
+
+    return dataclasses.replace(_changed(batches[0], join), locate=locate)
 
 
 def _picked(batch: Batch, samples: np.ndarray, hot: bool) -> Batch:
-    weights = batch.sample_weights
+    """Returns some samples."""
+    picked = _changed(batch, lambda column: column(batch)[samples])
+    return dataclasses.replace(
+        picked, locate=lambda sample: batch.locate(int(samples[sample])), hot=hot
+    )
+
+
+def _changed(batch: Batch, change: Callable[[Callable[[Batch], Any]], Any]) -> Batch:
+    """Returns a batch like another, with what ``change`` makes of each column, which a
+    function takes from a batch."""
     return Batch(
-        batch.dense[samples],
-        {name: ids[samples] for name, ids in batch.ids.items()},
-        batch.labels[samples],
-        {name: column[samples] for name, column in batch.weights.items()},
-        lambda sample: batch.locate(int(samples[sample])),
-        hot,
-        None if weights is None else weights[samples],
+        change(lambda each: each.dense),
+        {name: change(lambda each, n=name: each.ids[n]) for name in batch.ids},
+        change(lambda each: each.labels),
+        {name: change(lambda each, n=name: each.weights[n]) for name in batch.weights},
+        sample_weights=None
+        if batch.sample_weights is None
+        else change(lambda each: each.sample_weights),
     )

@@ -103,10 +103,11 @@ class PreparedFeature(Config):
     table: str
     hotness: Hotness
     pooling: Pooling
+    weighted: bool = False
     bags_of_one_id: bool = False
 
     def spec(self, name: str) -> FeatureSpec:
-        return FeatureSpec(name, self.table, self.hotness, self.pooling)
+        return FeatureSpec(name, self.table, self.hotness, self.pooling, self.weighted)
 
     @property
     def stored_hotness(self) -> int:
@@ -290,6 +291,11 @@ class Manifest(ChecksummedFile):
                 (name, feature.stored_hotness, is_long(rows[feature.table]))
                 for name, feature in self.stored_features.items()
             ),
+            tuple(
+                (name, feature.stored_hotness)
+                for name, feature in self.stored_features.items()
+                if feature.weighted
+            ),
             sample_weights=self.sample_weights,
         )
 
@@ -365,7 +371,9 @@ def write_samples(
       DataError: if a sample breaks a rule of ``data.BatchChecker``.
     """
     stored = [
-        FeatureSpec(name, feature.table, feature.stored_hotness)
+        FeatureSpec(
+            name, feature.table, feature.stored_hotness, weighted=feature.weighted
+        )
         for name, feature in manifest.stored_features.items()
     ]
     check = BatchChecker(stored, manifest.table_rows, len(manifest.dense))

@@ -109,6 +109,7 @@ def describe(work: Work, samples: Samples, known: Mapping[str, Table]) -> Manife
             table=feature.table,
             hotness=bags.get(feature.name) or hotness.get(feature.name, 1),
             pooling=feature.pooling,
+            weighted=feature.weighted,
             bags_of_one_id=feature.name in bags,
         )
         for feature in recipe.features

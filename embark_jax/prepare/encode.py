@@ -35,6 +35,7 @@ from embark_jax.prepare.recipe import (
     WEIGHT,
     WINDOW,
     Work,
+    weights_column,
 )
 from embark_jax.prepare.samples import Samples
 
@@ -79,7 +80,9 @@ class SampleEncoder:
         """
         manifest = self._manifest
         numbers = [*manifest.dense, *manifest.numbers.keys() & manifest.features]
-        made = [sql.name(n) for n in (*numbers, LABEL, WEIGHT) if n in types]
+        weights = map(weights_column, self._layout.weight_columns)
+        facts = (*numbers, *weights, LABEL, WEIGHT)
+        made = [sql.name(name) for name in facts if name in types]
         for name, (_, table) in self.categories.items():
             id_ = column = sql.name(name)
             if table.kind != "values":
@@ -128,6 +131,10 @@ class SampleEncoder:
             ids = np.full((count, feature.stored_hotness), PADDING_ID, np.int64)
             ids[sample[kept], place[kept]] = found[kept]
             ids_of[name][...] = ids
+            if feature.weighted:
+                weights = samples[weights_column(name)].combine_chunks().flatten()
+                into: Any = batch.weights[name]
+                into[sample[kept], place[kept]] = weights.to_numpy()[kept]
         return batch
 
 

@@ -17,7 +17,7 @@ from embark_jax.data.columns import HistoryColumns
 from embark_jax.data.event_lists import EVENT_RANGES, EventFile, EventLists
 from embark_jax.data.manifest import LABEL, Manifest
 from embark_jax.prepare import sql
-from embark_jax.prepare.encode import id_of, joined_ids
+from embark_jax.prepare.encode import CHUNK_ROWS, id_of, joined_ids
 from embark_jax.prepare.recipe import IS_EVENT, ROW, TIME, USER, Work, event_column
 
 FILE_EVENTS = 2**22
@@ -99,7 +99,7 @@ def write_events(
             begin = np.maximum(begin, end - columns.scan)
         ranges[row] = np.stack([np.full(len(row), number), begin, end], axis=1)
         name = f"events/{number:06}.arrow"
-        lines = lines.filter(lines["is_event"])
+        lines = lines.select([*columns.columns]).filter(lines["is_event"])
         events = _encoded(work.database, manifest, lines, columns)
         write_arrow(work.out / name, events)
         files.append(EventFile.of(work.out, name, rows=len(events)))
@@ -123,10 +123,14 @@ def _encoded(
         if columns.ages is not None and name == columns.ages.column:
             ids[name] = lines[name].to_numpy().astype(np.int64)
             continue
-        table, kind = manifest.features[name].table, manifest.table_of(name).kind
-        values = lines[name].combine_chunks()
-        found = joined_ids(database, table, values) if kind == "values" else values
-        ids[name] = np.asarray(found).astype(id_dtype(manifest.tables[table].rows))
+        table, rows = manifest.features[name].table, manifest.table_of(name).rows
+        values = found = lines[name].combine_chunks()
+        if manifest.table_of(name).kind == "values":
+            firsts = range(0, max(1, len(values)), CHUNK_ROWS)
+            chunks = (values.slice(first, CHUNK_ROWS) for first in firsts)
+            found = [joined_ids(database, table, chunk) for chunk in chunks]
+            found = np.concatenate(found)
+        ids[name] = np.asarray(found).astype(id_dtype(rows))
     return pa.table(ids)
 
 

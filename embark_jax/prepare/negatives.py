@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from embark_jax.prepare.encode import Lookup, SampleEncoder
 
 _ITEMS, _EXCLUDED = sql.name("items that are drawn"), sql.name("items left out")
+_SEEN = sql.name("items that users have seen")
 
 
 class Negatives:
@@ -69,19 +70,21 @@ class Negatives:
             f"ORDER BY samples.{item}"
         )
         self._items = encoder.batch(items, lookup)
-        out, seen, user = "[items.number]", "", f"samples.{sql.name(USER)}"
+        # What a sample may not draw: its own item, or what its user has seen.
+        key, seen, user = "items.number", "", f"samples.{sql.name(USER)}"
         if columns.unseen:
-            out = f"coalesce(of_user.seen, {out})"
-            seen = (
-                f" LEFT JOIN (SELECT {user} AS user, list(DISTINCT items.number ORDER "
-                f"BY items.number) AS seen FROM samples JOIN {_ITEMS} AS items ON "
-                f"samples.{item} = items.key GROUP BY 1) AS of_user ON {user} = "
-                "of_user.user"
+            work.database.run(
+                f"CREATE TABLE {_SEEN} AS SELECT {len(counts)} + row_number() OVER () "
+                f"AS key, {user} AS user, list(DISTINCT items.number ORDER BY "
+                f"items.number) AS seen FROM samples JOIN {_ITEMS} AS items ON "
+                f"samples.{item} = items.key WHERE {user} IS NOT NULL GROUP BY {user}"
             )
+            seen = f" LEFT JOIN {_SEEN} AS of_user ON {user} = of_user.user"
+            key = f"coalesce(of_user.key, {key})"
         work.database.run(
-            f"CREATE TABLE {_EXCLUDED} AS SELECT samples.{row} AS row, {out} AS out "
-            f"FROM samples LEFT JOIN {_ITEMS} AS items ON samples.{item} = items.key"
-            f"{seen}"
+            f"CREATE TABLE {_EXCLUDED} AS SELECT samples.{row} AS row, coalesce({key}, "
+            f"-1) AS key FROM samples LEFT JOIN {_ITEMS} AS items ON samples.{item} = "
+            f"items.key{seen}"
         )
         names = (columns.item, *columns.columns)
         self._features = [name for name in names if name in encoder.categories]
@@ -107,6 +110,9 @@ class Negatives:
         ids: Any = made.ids
         for name in self._features:
             ids[name][drawn] = np.asarray(self._items.ids[name])[items]
+        weights: Any = made.weights
+        for name in weights.keys() & self._features:
+            weights[name][drawn] = np.asarray(self._items.weights[name])[items]
         for column in self._dense:
             made.dense[drawn, column] = self._items.dense[items, column]
         return made, places
@@ -140,15 +146,16 @@ class Negatives:
 
     def _excluded(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """Returns sets of items in their order, and the set that each sample may not
-        draw: its own item, or all of its user's."""
+        draw."""
         found = self._database.table(
-            f"SELECT out FROM {_EXCLUDED} AS known JOIN chunk ON known.row = chunk.row "
-            "ORDER BY chunk.row",
+            f"SELECT known.key FROM {_EXCLUDED} AS known JOIN chunk ON known.row = "
+            "chunk.row ORDER BY chunk.row",
             chunk=pa.table({"row": rows}),
-        )["out"].to_pylist()
-        place = np.argsort(rows)
-        numbers, of_sample = dict[tuple, int](), np.empty(len(rows), np.int64)
-        for at, out in zip(place.tolist(), found, strict=True):
-            known = tuple(n for n in out if n is not None)
-            of_sample[at] = numbers.setdefault(known, len(numbers))
-        return [np.array(out, np.int64) for out in numbers], of_sample
+        )["key"].to_numpy()
+        keys, of_sample = np.unique(found[np.argsort(np.argsort(rows))], False, True)
+        seen = {-1: []}
+        if keys[-1] >= len(self._weights):
+            query = f"SELECT key, seen FROM {_SEEN} WHERE key IN (SELECT key FROM keys)"
+            seen |= dict(self._database.rows(query, keys=pa.table({"key": keys})))
+        groups = [seen.get(key, [key]) for key in keys.tolist()]
+        return [np.array(group, np.int64) for group in groups], of_sample

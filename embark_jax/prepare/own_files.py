@@ -31,9 +31,11 @@ from embark_jax.prepare.recipe import (
     Options,
     Recipe,
     last_share,
+    weights_column,
 )
 from embark_jax.prepare.values import Column, split_named
 
+EVENTS = "events"
 HELD_OUT_SHARES = 10
 """A split by time holds out one of this many parts; files are in the order of names."""
 TEXT_FILES = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.inter")
@@ -181,7 +183,10 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         | {name: cross_of(crossed) for name, crossed in columns.cross.items()},
         dense=tuple(name for name in columns.dense if name not in ranges),
         features=(
-            *(_feature(name, column) for name, column in columns.features.items()),
+            *(
+                _feature(name, column, name in columns.weights)
+                for name, column in columns.features.items()
+            ),
             *(FeatureSpec(name, pooling="mean") for name in columns.cross),
             *map(FeatureSpec, ranges),
         ),
@@ -249,16 +254,29 @@ def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[
       columns: the columns.
       texts: features that had texts in training; None takes what the columns are.
     """
-    numbers = [
-        Column(n, "number", missing=columns.missing, decimal=columns.decimal)
-        for n in columns.dense
-    ]
-    return numbers + [
-        _category(
-            name, column, None if texts is None else name in texts, columns.missing
-        )
-        for name, column in columns.features.items()
-    ]
+    read = []
+    for name in columns.dense:
+        missing, decimal = columns.missing, columns.decimal
+        read.append(Column(name, "number", missing=missing, decimal=decimal))
+    for name, column in columns.features.items():
+        is_text = None if texts is None else name in texts
+        category = _category(name, column, is_text, columns.missing)
+        if column.sequence and not column.independent:
+            category = dataclasses.replace(category, beside=EVENTS)
+        if name in columns.weights:
+            beside = category.beside or f"values of {name}"
+            category = dataclasses.replace(category, events=True, beside=beside)
+            weights = Column(
+                columns.weights[name],
+                "weights",
+                decimal=columns.decimal,
+                separator=column.separator,
+                beside=beside,
+                alias=weights_column(name),
+            )
+            read.append(weights)
+        read.append(category)
+    return read
 
 
 def label_of(columns: Columns) -> str:
@@ -302,16 +320,15 @@ def _category(
         events=column.sequence,
         missing=missing if column.missing is None else column.missing,
         text=bool(column.text),
-        independent=column.independent,
         is_text=is_text,
         rule=rule,
     )
 
 
-def _feature(name: str, column: CategoryColumn) -> FeatureSpec:
+def _feature(name: str, column: CategoryColumn, weighted: bool) -> FeatureSpec:
     # Bags are pooled by their mean; the mean of a single id's row is that row.
     pooling = "none" if column.sequence else "mean"
-    return FeatureSpec(name, column.table or name, pooling=pooling)
+    return FeatureSpec(name, column.table or name, 1, pooling, weighted)
 
 
 def _splits_of_files(paths: Sequence[Path]) -> list[int] | None:

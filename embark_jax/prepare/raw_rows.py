@@ -139,6 +139,8 @@ class RowEncoder:
             single = table[feature].combine_chunks()
             ends = np.arange(len(single) + 1, dtype=np.int32)
             table = pa.table({feature: pa.ListArray.from_arrays(ends, single)})
+        if (weights := self._columns.weights.get(feature)) is not None:
+            table = table.append_column(weights, pa.array([[1.0]] * len(table)))
         others = self._optional.union(self._columns.inputs)
         ids = [
             np.asarray(self._encoder.batch(samples, self._lookup).ids[feature])

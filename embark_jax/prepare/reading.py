@@ -186,7 +186,7 @@ class Selected(NamedTuple):
         values = [
             f"{t.value} AS {sql.name(c.alias or c.name)}"
             for c, t in made
-            if c is not _LISTS
+            if c.kind != "lists"
         ]
         texts = {c.name: t.raw for c, t in made if t.raw and not c.alias and not c.text}
         values += [f"{raw} AS {_raw_name(name)}" for name, raw in texts.items()]
@@ -201,38 +201,38 @@ class Selected(NamedTuple):
         return cls(made, ", ".join(values), good, [*texts], kept)
 
 
-_LISTS = Column("lists of events", "category")
-"""Stands for all columns with lists of events, where these have unlike lengths."""
-
-
 def _of_one_length(made: list[tuple[Column, Typed]]) -> list[tuple[Column, Typed]]:
-    """Adds the check that lists of events have one length. An empty text beside lists
-    of one value is one missing value."""
-    lists = [(c, t) for c, t in made if c.events and t.length and not c.independent]
-    if len(lists) < 2:
-        return made
-    longest = f"greatest({', '.join(typed.length for _, typed in lists)})"
-    changed = {
-        column.name: dataclasses.replace(
-            typed,
-            value=f"CASE WHEN {typed.length} = 0 AND {longest} = 1 THEN [NULL] ELSE "
-            f"{typed.value} END",
+    """Adds the checks that lists beside each other have one length. An empty text
+    beside lists of one value is one missing value, but no weight."""
+    groups: dict[str, list[tuple[Column, Typed]]] = {}
+    for column, typed in made:
+        if column.beside and typed.length:
+            groups.setdefault(column.beside, []).append((column, typed))
+    for beside, lists in groups.items():
+        if len(lists) < 2:
+            continue
+        longest = f"greatest({', '.join(typed.length for _, typed in lists)})"
+        changed, checks = {}, []
+        for column, typed in lists:
+            check = f"{typed.length} = {longest}"
+            if column.kind == "category":
+                one_missing = f"{typed.length} = 0 AND {longest} = 1"
+                value = f"CASE WHEN {one_missing} THEN [NULL] ELSE {typed.value} END"
+                changed[column.name] = dataclasses.replace(typed, value=value)
+                check += f" OR {one_missing}"
+            checks.append(f"({check})")
+        told = ", ', ', ".join(
+            f"{typed.length}, {sql.text(f' of {column.name}')}"
+            for column, typed in lists
         )
-        for column, typed in lists
-    }
-    made = [(column, changed.get(column.name, typed)) for column, typed in made]
-    check = " AND ".join(
-        f"({typed.length} = {longest} OR {typed.length} = 0 AND {longest} = 1)"
-        for _, typed in lists
-    )
-    told = ", ', ', ".join(
-        f"{typed.length}, {sql.text(f' of {column.name}')}" for column, typed in lists
-    )
-    rule = (
-        "must be as many, with empty ones for missing values; if a column does not "
-        "belong to the others: features.NAME.independent=true"
-    )
-    return [*made, (_LISTS, Typed(f"concat({told})", check, rule))]
+        rule = "must be as many, with empty ones for missing values"
+        if all(column.kind == "category" for column, _ in lists):
+            rule += "; if a column does not belong to the others: "
+            rule += "features.NAME.independent=true"
+        made = [(column, changed.get(column.name, typed)) for column, typed in made]
+        every = Typed(f"concat({told})", " AND ".join(checks), rule)
+        made.append((Column(f"lists of {beside}", "lists"), every))
+    return made
 
 
 class _Rejected(NamedTuple):
@@ -269,7 +269,7 @@ def bad_rows(
     )
     values = " ".join(
         f"WHEN {place} THEN "
-        + (t.value if c is _LISTS else f"({file.column(c.name)})::VARCHAR")
+        + (t.value if c.kind == "lists" else f"({file.column(c.name)})::VARCHAR")
         for place, (c, t) in enumerate(made)
     )
     source = file.source(path)
@@ -303,8 +303,8 @@ def bad_rows(
     for row, place, value in found:
         column, typed = made[place]
         what = f"column {column.name}: "
-        if column is _LISTS:
-            what = f"lists of events have {value} values, {typed.rule}"
+        if column.kind == "lists":
+            what = f"{column.name} have {value} values, {typed.rule}"
         elif value is None or not value.strip():
             what += "is empty, must have a value"
         else:

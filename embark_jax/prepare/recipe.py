@@ -176,6 +176,11 @@ class Recipe:
                 )
 
 
+def weights_column(feature: str) -> str:
+    """Returns the column of samples with the weights of a feature's values."""
+    return f"weights of {feature}"
+
+
 def event_column(name: str) -> str:
     """Returns the column of samples with what an event has where a sample has another
     value of a column."""

@@ -27,6 +27,7 @@ from embark_jax.prepare.recipe import (
     Recipe,
     Work,
     event_column,
+    weights_column,
 )
 from embark_jax.prepare.splits import HELD_OUT, Split, split_of
 from embark_jax.prepare.values import Column
@@ -98,6 +99,7 @@ def make_samples(work: Work) -> Samples:
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
     read_names = {*select, *(column.alias for column in columns)}
     names += [LABEL, *({WEIGHT, TIME, USER, IS_SAMPLE, IS_EVENT} & read_names)]
+    names += [weights_column(f.name) for f in recipe.categories if f.weighted]
     if recipe.history is not None:
         names += [n for n in map(event_column, recipe.history.columns) if n in select]
     select = {name: select.get(name, sql.name(name)) for name in names}

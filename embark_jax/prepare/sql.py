@@ -42,6 +42,8 @@ class Database:
                 "threads": self._threads,
             }
         )
+        # It writes to logs, too.
+        self._connection.execute("SET enable_progress_bar = false")
 
     def run(self, query: str, **tables: pa.Table) -> None:
         """Runs statements."""

@@ -119,7 +119,8 @@ class Column:
     Attributes:
       name: its name.
       kind: "integer", "number", "hex" (8 digits, as Criteo's: 32 bits), "category",
-        "split" or "time". A category may be in lists.
+        "weights", "split" or "time". A category may be in lists, weights are; "lists"
+        stands for all lists beside each other.
       required: whether every line needs a value.
       bounds: smallest and largest number allowed.
       missing: texts that stand for a missing value; None takes those of the rule above,
@@ -129,7 +130,7 @@ class Column:
       separator: the separator between the values of a list in text, if any.
       is_text: whether training had texts; None takes what the column is.
       events: whether its lists are of events: a missing value keeps its place.
-      independent: whether these lists have lengths of their own.
+      beside: name of the lists that must be as long; None leaves all lengths open.
       in_lists: whether other files have lists, where this one has nothing at all.
       texts: the only texts that a single value may be; empty takes any.
       rule: what its values must be, in words; None takes those of its kind.
@@ -137,7 +138,9 @@ class Column:
     """
 
     name: str
-    kind: Literal["integer", "number", "hex", "category", "split", "time"]
+    kind: Literal[
+        "integer", "number", "hex", "category", "weights", "split", "time", "lists"
+    ]
     required: bool = False
     bounds: tuple[float, float] | None = None
     missing: tuple[str, ...] | None = None
@@ -146,7 +149,7 @@ class Column:
     separator: str | None = None
     is_text: bool | None = None
     events: bool = False
-    independent: bool = False
+    beside: str | None = None
     in_lists: bool = False
     texts: tuple[str, ...] = ()
     rule: str | None = None
@@ -169,6 +172,7 @@ class Column:
             "number": self._number,
             "hex": self._hex,
             "category": self._category,
+            "weights": self._weights,
             "split": self._split,
             "time": self._time,
         }[self.kind](raw, type_)
@@ -272,15 +276,12 @@ class Column:
 
     def _category(self, raw: str, type_: str) -> Typed:
         lists = re.fullmatch(r"(.*)\[\d*\]", type_)
-        if self.in_lists and type_ == '"NULL"':
+        if (self.in_lists or self.separator) and type_ == '"NULL"':
             raw, type_ = "[]::VARCHAR[]", "VARCHAR"
         elif lists:
             type_ = lists[1]
         elif self.separator is not None and type_ == "VARCHAR":
-            raw = (
-                f"if(trim(coalesce({raw}, ''), {sql.text(BLANKS)}) = '', [], "
-                f"string_split({raw}, {sql.text(self.separator)}))"
-            )
+            raw = self._cut(raw)
         elif self.separator is None:
             return self._single(raw, type_)
         else:
@@ -305,6 +306,26 @@ class Column:
             bad = f"list_filter({raw}, lambda x: NOT ({single.check}))"
             check = f"len({bad}) = 0"
         return Typed(value, check, single.rule, f"len({raw})")
+
+    def _cut(self, raw: str) -> str:
+        """Returns SQL of the list in a text."""
+        return (
+            f"if(trim(coalesce({raw}, ''), {sql.text(BLANKS)}) = '', [], "
+            f"string_split({raw}, {sql.text(self.separator or '')}))"
+        )
+
+    def _weights(self, raw: str, type_: str) -> Typed:
+        if type_ == "VARCHAR" and self.separator:
+            raw, type_ = self._cut(raw), "VARCHAR[]"
+        if type_ == '"NULL"':
+            raw, type_ = "[]::DOUBLE[]", "DOUBLE[]"
+        if not type_.endswith("]"):
+            raise DataError(f"type is {type_}, must be lists of numbers")
+        raw, each = f"coalesce({raw}, [])", self._number("x", type_.partition("[")[0])
+        value = f"list_transform({raw}, lambda x: {each.value})"
+        good = f"{each.check} AND ({each.value}) IS NOT NULL"
+        bad = f"len(list_filter({raw}, lambda x: NOT coalesce({good}, false)))"
+        return Typed(value, f"{bad} = 0", "must be numbers", f"len({raw})")
 
     def _single(self, raw: str, type_: str) -> Typed:
         """Returns what makes one value."""

@@ -171,3 +171,15 @@ def test_histories_that_cannot_be(tmp_path, change, message):
     write(tmp_path / "log", random_log(1), 1)
     with pytest.raises((DataError, ValidationError), match=message):
         prepared(tmp_path / "log/0.csv", tmp_path / "out", COLUMNS | change)
+
+
+def test_rows_without_histories_are_told_what_to_bring(tmp_path):
+    lines = random_log(1)
+    write(tmp_path / "log", lines, 1)
+    data = prepared(tmp_path / "log/0.csv", tmp_path / "out", COLUMNS, split="none")
+    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
+    encoder = RowEncoder(tmp_path / "run")
+    message = "no column 'past_item'; it has the earlier events of the row's user, the"
+    for rows in (tmp_path / "log/0.csv", {"item": ["i1"], "kind": ["k 3"]}):
+        with pytest.raises(DataError, match=message):
+            list(encoder.batches(rows))
