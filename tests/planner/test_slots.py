@@ -147,7 +147,7 @@ def two_tables(link_bytes_per_s, slots):
 def test_a_slower_host_link_raises_hot_rows():
     """Where slots are few. Where they are free, they take what memory there is: one
     costs a row's memory on one device, a hot row on each."""
-    of_few = [two_tables(link, 200_000)[0] for link in (450e9, 64e9, 16e9, 4e9, 1e9)]
+    of_few = [two_tables(link, 200_000)[0] for link in (450e9, 16e9, 1e9)]
     assert of_few == sorted(of_few)
     assert of_few[0] < of_few[-1]
     assert two_tables(1e9, None)[1] > 2 * two_tables(1e9, 200_000)[1]
