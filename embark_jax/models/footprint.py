@@ -13,7 +13,12 @@ from flax import nnx
 from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
+from embark_jax.models.interface import Packed, PackedModel
 from embark_jax.models.kept_values import kept_bytes
+
+
+SAMPLES = 16
+"""Samples of which memory is found, so that events of one need be no whole number."""
 
 
 class Footprint(NamedTuple):
@@ -32,9 +37,15 @@ def footprint(
     config: ModelConfig,
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
+    events: Mapping[str, float] | None = None,
 ) -> Footprint:
-    """Returns the footprint of the model that ``build`` makes; arguments and errors are
-    those of ``build``."""
+    """Returns the footprint of the model that ``build`` makes.
+
+    Args:
+      config, embedding_shapes, dense_features: those of ``build``, as are the errors.
+      events: for each sequence the events of a sample that there is room for; None is
+        the longest.
+    """
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
     )
@@ -48,18 +59,28 @@ def footprint(
 
         return jax.vjp(forward, params, *inputs)[1]
 
+    def embedding(name: str, batch: int) -> Any:
+        shape = embedding_shapes[name]
+        if len(shape) == 1 or not isinstance(model, PackedModel):
+            return _array(batch, *shape)
+        longest, dim = shape
+        total = math.ceil(batch * (events or {}).get(name, longest))
+        ids, spans = (_array(n, dtype=jnp.int32) for n in (total, batch))
+        return Packed(_array(total, dim), ids, *[spans] * 3, longest=longest)
+
     def bytes_of(batch: int) -> int:
-        embeddings = {n: _floats(batch, *s) for n, s in embedding_shapes.items()}
-        dense = _floats(batch, dense_features)
+        embeddings = {name: embedding(name, batch) for name in embedding_shapes}
+        dense = _array(batch, dense_features)
         return kept_bytes(backward, (params, state), dense, embeddings)
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     # What does not grow with the batch is small.
-    return Footprint(parameters, bytes_of(2) - bytes_of(1))
+    more = bytes_of(2 * SAMPLES) - bytes_of(SAMPLES)
+    return Footprint(parameters, more // SAMPLES)
 
 
-def _floats(*shape: int) -> Any:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+def _array(*shape: int, dtype: Any = jnp.float32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _split(model: Model) -> tuple[Any, Any, Callable[..., jax.Array]]:

@@ -109,6 +109,8 @@ def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
     for name, of_operation, results in reversed(program.operations):
         if name in PRODUCTS or (name in VIEWS and operands.intersection(results)):
             operands.update(of_operation)
+    wanted = set(needed)
+    kept = wanted & set(of_inputs.values())
     # For each value the arrays that elementwise operations make it of.
     sources = {number: {number} for number in of_inputs.values()}
     for name, of_operation, results in program.operations:
@@ -117,9 +119,9 @@ def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
         for number in results:
             again = fused and (number not in operands or name in VIEWS)
             sources[number] = made_of if again else {number}
-    kept = {number for number in needed if sources[number] == {number}}
-    for number in sorted(set(needed) - kept, key=lambda n: len(sources[n])):
-        missing = sources[number] - kept
-        larger = sum(program.sizes[n] for n in missing) > program.sizes[number]
-        kept |= {number} if larger else missing
+            if number in wanted:
+                missing = sources[number] - kept
+                if sum(program.sizes[n] for n in missing) > program.sizes[number]:
+                    sources[number] = missing = {number}
+                kept |= missing
     return sum(program.sizes[number] for number in kept)

@@ -11,6 +11,7 @@ import embark_kernels
 
 from embark_jax._base.agreement import PLAN, differences, parts
 from embark_jax._base.config import ConfigError, config_error_at, read_text
+from embark_jax._base.memory import bytes_text
 from embark_jax.config import ExperimentConfig, NoModelConfig
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
@@ -143,7 +144,27 @@ def make_plan(
         plan = plan_for(
             workload, tables, features, forced=forced, or_tables=tiers, advise=advise
         )
+    prediction = plan.prediction
+    if prediction is not None and (text := _counted_host_memory(config, plan, fleet)):
+        said = dataclasses.replace(prediction, advice=(*prediction.advice, text))
+        plan = dataclasses.replace(plan, prediction=said)
     return Planned(workload, plan)
+
+
+def _counted_host_memory(config: ExperimentConfig, plan: Plan, fleet: Fleet) -> str:
+    """Says what host memory rows may take, if they lie there and not all GPUs of a node
+    are used; otherwise ""."""
+    host_bytes, gpus = fleet.device.host_memory_bytes, fleet.gpus_per_node
+    in_host = any(table.tier == "host" for table in plan.tables)
+    if config.fleet is None or host_bytes is None or not in_host:
+        return ""
+    its_gpus = fleets.load(config.fleet).gpus_per_node
+    if gpus == its_gpus:
+        return ""
+    return (
+        f"tier host counts {bytes_text(gpus * host_bytes)} of a node's memory: the "
+        f"share of {gpus} of its {its_gpus} GPUs"
+    )
 
 
 def _dense_load(

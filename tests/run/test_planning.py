@@ -1,5 +1,7 @@
 """What a run does by itself: whether it looks ahead, and which kernels it prices."""
 
+import re
+
 import pytest
 from embark_kernels import _implementation, check
 
@@ -50,3 +52,16 @@ def test_a_plan_prices_the_kernels_that_run(planned, monkeypatch):
         monkeypatch.setattr(check, "problem", lambda problem=problem: problem)
         assert planned()[0].kernels == kernels
         assert planned("embedding.kernels=xla")[0].kernels == "xla"
+
+
+def test_the_host_memory_of_some_gpus_of_a_node_is_said(tmp_path):
+    path = tmp_path / "tables.json"
+    path.write_text('[{"rows": 1000000, "dim": 64, "tier": "host"}]')
+    some = ["fleet=dgx-h100", "mesh.gpus_per_node=2"]
+    plans = [
+        experiment.plan_model(reading.load(path, keys)).plan
+        for keys in (some, some[:1])
+    ]
+    few, whole = (" ".join(plan.prediction.advice) for plan in plans)
+    assert re.search(r"counts \d+ GB of a node's memory: the share of 2 of its 8", few)
+    assert "share of" not in whole

@@ -1,7 +1,7 @@
 """The cost of a plan: the words of this folder.
 
 - **candidate**: a cluster, a split and an exchange of a table, before its shards have
-  owners.
+  owners. All of a request, or of a plan, are one array, priced once.
 - **work**: bytes and collectives that a phase of the step needs from a device; a **work
   item** is that of all devices, by table.
 - **load**: what the shards of a device add up to, by kind and storage: partial sums,

@@ -41,7 +41,12 @@ class Loads:
         self.everywhere_bytes += times * candidates.everywhere_bytes[candidate]
         if not len(owners):
             return
-        self.own[:, s] += times * self.of_devices(candidate, owners)
+        if len(set(owners.tolist())) == len(owners):
+            columns = candidates.column_shards[candidate]
+            shards = np.repeat(candidates.shard_loads(candidate), columns, axis=1)
+            self.own[:, s, owners] += times * shards
+        else:
+            self.own[:, s] += times * self.of_devices(candidate, owners)
         if candidates.staged[candidate]:
             self.node_sums[s] += times * self.of_nodes(candidate, owners)
 

@@ -3,7 +3,6 @@
 - **workload**: the fleet, the batch, and the circumstances of a step.
 - **table use**: how the features use one table; tables of equal use are alike. The skew
   of its ids comes from ``embark_jax/statistics``.
-- **table list**: tables of a model without data or code, in YAML.
 - **dense load**: the part of every device's memory that the dense layers take.
 - **wire**: the formats in which rows and gradients travel.
 - **forced placement**: the parts of a table's placement that the user fixes.

@@ -154,7 +154,7 @@ class TableUse:
       rows: number of rows, of all the table's, that this is the use of.
       hotness: ids a sample at most, over all its features; of sequences those that a
         device has room for, as a mean over its samples.
-      bags: rows a sample after pooling: one for a pooled feature, ``hotness`` for a
+      bags: rows a sample after pooling: one for a pooled feature, the room for a
         sequence.
       sequence: whether a sequence reads it.
       weighted: whether some of its ids come with a weight.
@@ -166,7 +166,7 @@ class TableUse:
     table: TableSpec
     rows: int
     hotness: float
-    bags: int = 1
+    bags: float = 1
     sequence: bool = False
     weighted: bool = False
     filled: float = 1.0
@@ -229,7 +229,7 @@ def table_uses(
                 _without_names(table),
                 table.rows,
                 hotness,
-                bags=sum(f.hotness if f.sequence else 1 for f in own_features),
+                bags=sum(_room(f, workload) if f.sequence else 1 for f in own_features),
                 sequence=any(feature.sequence for feature in own_features),
                 weighted=any(feature.weighted for feature in own_features),
                 filled=sum(map(statistics.mean_hotness, own_features)) / hotness,

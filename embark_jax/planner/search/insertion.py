@@ -94,35 +94,41 @@ class Insertion:
         self._memory_prices = ms_per_byte * unit_bytes[:peaks]
         self._storage_ms, self._memory_ms = np.zeros((2, len(objective.storages)))
         self._held = np.zeros((peaks, *assignment.loads.own.shape[1:]))
-        for s in np.flatnonzero(assignment.loads.tables).tolist():
-            self._reprice(s)
+        # Storages whose loads have changed since they were priced.
+        self._changed = set(np.flatnonzero(assignment.loads.tables).tolist())
 
     def take(self, table: int) -> None:
         """Takes a table out."""
         assignment = self.assignment
         assignment.take(table)
-        self._reprice(
-            int(assignment.instance.candidates.storage[assignment.candidate[table]])
-        )
+        self._note(int(assignment.candidate[table]))
 
     def put(self, table: int, candidate: int, owners: np.ndarray) -> None:
         """Puts a table in."""
         self.assignment.put(table, candidate, owners)
-        self._reprice(int(self.assignment.instance.candidates.storage[candidate]))
+        self._note(candidate)
 
-    def _reprice(self, s: int) -> None:
-        """Prices one storage anew."""
+    def _note(self, candidate: int) -> None:
+        """Notes that the loads of a candidate's storage have changed."""
+        self._changed.add(int(self.assignment.instance.candidates.storage[candidate]))
+
+    def _reprice(self) -> None:
+        """Prices the storages anew whose loads have changed."""
         loads = self.assignment.loads
-        self._held[:, s] = self._objective.of_devices(loads.own[: self._kinds, s])
-        means = _norm(self._held[:, s], self.power)
-        ms = float(self._prices[:, s] @ means)
-        self._memory_ms[s] = self._memory_prices[:, s] @ means
-        if self._node_prices[s]:
-            ms += self._node_prices[s] * float(_norm(loads.node_sums[s], self.power))
-        self._storage_ms[s] = ms - self._memory_ms[s]
+        for s in self._changed:
+            self._held[:, s] = self._objective.of_devices(loads.own[: self._kinds, s])
+            means = _norm(self._held[:, s], self.power)
+            ms = float(self._prices[:, s] @ means)
+            self._memory_ms[s] = self._memory_prices[:, s] @ means
+            if self._node_prices[s]:
+                sums = float(_norm(loads.node_sums[s], self.power))
+                ms += self._node_prices[s] * sums
+            self._storage_ms[s] = ms - self._memory_ms[s]
+        self._changed.clear()
 
     def smooth_cost(self) -> float:
         """Returns the smooth cost of the tables that are in."""
+        self._reprice()
         loads = self.assignment.loads
         stored = self._objective.stored_weights @ loads.own[Load.STORED_BYTES].sum(
             axis=1
@@ -165,6 +171,7 @@ class Insertion:
     def best(self, tried: Tried) -> tuple[float, int, np.ndarray]:
         """Returns ``(growth of the smooth cost, candidate, owners)`` for the candidate
         of the tried that adds least."""
+        self._reprice()
         loads, power, objective = self.assignment.loads, self.power, self._objective
         s, kinds = tried.storage, self._kinds
         own, held = loads.own[:kinds, s], self._held[:, s]
@@ -185,7 +192,7 @@ class Insertion:
         costs = self._everywhere(tried)
         if len(tried.staged):
             self._choose_nodes(tried, scores, costs, devices)
-        after = np.take_along_axis(own, devices[None], axis=2)
+        after = own[:, np.arange(len(s))[:, None], devices]
         after += tried.loads[:kinds]
         after = objective.of_devices(after)
         after /= scale

@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 
 from embark_jax.planner.cost.memory import Memory
-from embark_jax.planner.search import params
 from embark_jax.planner.search.instance import Request
+from embark_jax.planner.search.params import MEMORY_SHARES, SEARCHED_TABLES
 from embark_jax.planner.search.solve import DoesNotFitError, SearchResult, solve
 
 
@@ -41,8 +41,8 @@ def solve_within(asked: Request) -> list[SearchResult]:
     if whole.assignment.bytes() > limit_bytes:
         results = [found(limit_bytes)]
     bound_ms = max(result.bound_ms for result in (whole, *results))
-    few = len(asked.tables) <= params.SEARCHED_TABLES
-    for share in params.MEMORY_SHARES if few else ():
+    few = len(asked.tables) <= SEARCHED_TABLES
+    for share in MEMORY_SHARES if few else ():
         share_bytes = share * device_bytes
         if share_bytes < min(limit_bytes, whole.assignment.bytes()):
             with contextlib.suppress(DoesNotFitError):
