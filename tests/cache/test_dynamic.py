@@ -145,7 +145,7 @@ def slot_keys(trainer: ej.Trainer) -> list[int]:
 def test_a_checkpoint_of_a_table_that_discards_brings_all_rows_into_slots(tmp_path):
     kind = of_slots(45, evicted="discard")
     saved, loaded = (trainer_of(kind, (1, 1)) for _ in range(2))
-    saved.train(batches(0, 3))
+    list(saved.iterate_batches(batches(0, 3)))
     with ej.Checkpointer(tmp_path, {}, keep=1) as checkpoints:
         checkpoints.save(saved.whole_state(), 3, saved.embeddings, {})
         loaded.load(checkpoints)
