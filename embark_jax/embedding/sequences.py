@@ -38,22 +38,9 @@ class Spans(NamedTuple):
         return cls(begin, length, first.reshape(-1))
 
 
-def events_of_cut(events: int, samples: int, longest: int, cuts: int) -> int:
-    """Returns the events that a cut of a device's samples has room for.
-
-    Args:
-      events: those that a device has room for.
-      samples: samples of a cut.
-      longest: largest number of events of a sample.
-      cuts: number of cuts among which samples are dealt evenly; see ``deal``.
-    """
-    dealt = -(-events // cuts) + longest if cuts > 1 else events
-    return min(events, samples * longest, dealt)
-
-
 def events_needed(length: jax.Array, cuts: int, longest: int) -> jax.Array:
     """Returns the ``[]`` int32 events that a device must have room for, so that all of
-    them, and those of each cut, find room there; arguments as in ``events_of_cut``."""
+    them, and those of each cut, find room there; see ``plans.capacities``."""
     needed = length.sum(dtype=jnp.int32)
     if cuts == 1:
         return needed

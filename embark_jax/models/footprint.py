@@ -14,8 +14,7 @@ from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
 from embark_jax.models.interface import Packed, PackedModel
-from embark_jax.models.kept_values import kept_bytes
-
+from embark_jax.models.kept_values import kept_bytes, peak_bytes
 
 SAMPLES = 16
 """Samples of which memory is found, so that events of one need be no whole number."""
@@ -27,10 +26,14 @@ class Footprint(NamedTuple):
     Attributes:
       parameters: number of parameters of all layers.
       kept_bytes: bytes per sample that backward needs from forward.
+      peak_bytes: bytes per sample that are there at once, if the layers are of packed
+        sequences: XLA makes the gradients of one such layer after the other, where
+        those of others all exist together with what is kept.
     """
 
     parameters: int
     kept_bytes: int
+    peak_bytes: int | None = None
 
 
 def footprint(
@@ -68,15 +71,29 @@ def footprint(
         ids, spans = (_array(n, dtype=jnp.int32) for n in (total, batch))
         return Packed(_array(total, dim), ids, *[spans] * 3, longest=longest)
 
-    def bytes_of(batch: int) -> int:
-        embeddings = {name: embedding(name, batch) for name in embedding_shapes}
-        dense = _array(batch, dense_features)
-        return kept_bytes(backward, (params, state), dense, embeddings)
+    def gradients(held, *inputs):
+        params, state = held
+
+        def total(params, dense, embeddings):
+            return apply(params, state, dense, embeddings).sum()
+
+        return jax.grad(total, (0, 1, 2), allow_int=True)(params, *inputs)
+
+    def bytes_of(found: Callable[..., int], function: Callable[..., Any]) -> int:
+        """Returns what there is of a sample; what does not grow with them is small."""
+
+        def of_samples(batch: int) -> int:
+            embeddings = {name: embedding(name, batch) for name in embedding_shapes}
+            dense = _array(batch, dense_features)
+            return found(function, (params, state), dense, embeddings)
+
+        return (of_samples(2 * SAMPLES) - of_samples(SAMPLES)) // SAMPLES
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    # What does not grow with the batch is small.
-    more = bytes_of(2 * SAMPLES) - bytes_of(SAMPLES)
-    return Footprint(parameters, more // SAMPLES)
+    peak = None
+    if isinstance(model, PackedModel):
+        peak = bytes_of(peak_bytes, gradients)
+    return Footprint(parameters, bytes_of(kept_bytes, backward), peak)
 
 
 def _array(*shape: int, dtype: Any = jnp.float32) -> Any:

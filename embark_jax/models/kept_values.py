@@ -1,4 +1,4 @@
-"""The values that backward keeps of forward, as XLA does.
+"""The values of a model that are in memory, as XLA keeps them.
 
 Of what ``jax.vjp`` keeps, XLA makes again what elementwise operations give, in the
 program that reads it. There are arrays of inputs, of results of all other operations
@@ -8,7 +8,9 @@ that it is made of, such as a mask.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -92,6 +94,26 @@ class _Program:
             numbers |= {v: n for v, n in pairs if n is not None}
         return numbered(jaxpr.outvars)
 
+    def operands(self) -> set[int]:
+        """Returns the values that products read."""
+        found: set[int] = set()
+        for name, of_operation, results in reversed(self.operations):
+            if name in PRODUCTS or (name in VIEWS and found.intersection(results)):
+                found.update(of_operation)
+        return found
+
+
+def _flat(
+    function: Callable[..., Any], held: Any, inputs: tuple[Any, ...]
+) -> tuple[_Program, set[int], set[int]]:
+    """Returns the program of ``(held, *inputs) -> …``, and the numbers of its inputs,
+    but for what is held, and of its results."""
+    jaxpr = jax.make_jaxpr(function)(held, *inputs).jaxpr
+    program, there = _Program(), len(jax.tree.leaves(held))
+    of_inputs = {variable: program.value(variable) for variable in jaxpr.invars[there:]}
+    results = program.add(jaxpr, dict(of_inputs))
+    return program, set(of_inputs.values()), {n for n in results if n is not None}
+
 
 def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
     """Returns the bytes of the arrays that backward needs.
@@ -101,27 +123,54 @@ def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
       held: trees of arrays that are there anyway, such as parameters.
       inputs: the other arguments, arrays or shapes.
     """
-    jaxpr = jax.make_jaxpr(backward)(held, *inputs).jaxpr
-    program, there = _Program(), len(jax.tree.leaves(held))
-    of_inputs = {variable: program.value(variable) for variable in jaxpr.invars[there:]}
-    needed = [n for n in program.add(jaxpr, dict(of_inputs)) if n is not None]
-    operands: set[int] = set()
-    for name, of_operation, results in reversed(program.operations):
-        if name in PRODUCTS or (name in VIEWS and operands.intersection(results)):
-            operands.update(of_operation)
-    wanted = set(needed)
-    kept = wanted & set(of_inputs.values())
+    program, of_inputs, needed = _flat(backward, held, inputs)
+    operands, sizes = program.operands(), program.sizes
+    kept = needed & of_inputs
     # For each value the arrays that elementwise operations make it of.
-    sources = {number: {number} for number in of_inputs.values()}
+    sources = {number: {number} for number in of_inputs}
     for name, of_operation, results in program.operations:
         fused = name in ELEMENTWISE
         made_of = set().union(*(sources[number] for number in of_operation))
         for number in results:
             again = fused and (number not in operands or name in VIEWS)
             sources[number] = made_of if again else {number}
-            if number in wanted:
+            if number in needed:
                 missing = sources[number] - kept
-                if sum(program.sizes[n] for n in missing) > program.sizes[number]:
+                if sum(sizes[n] for n in missing) > sizes[number]:
                     sources[number] = missing = {number}
                 kept |= missing
-    return sum(program.sizes[number] for number in kept)
+    return sum(sizes[number] for number in kept)
+
+
+def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
+    """Returns the bytes of the arrays that are there at once at most, besides inputs,
+    where operations run in the order in which they were traced.
+
+    Args:
+      gradients: ``(held, *inputs) -> jax.grad(…)``.
+      held, inputs: as for ``kept_bytes``.
+    """
+    program, of_inputs, outputs = _flat(gradients, held, inputs)
+    operands, sizes = program.operands(), program.sizes
+    uses = Counter(n for _, of_operation, _ in program.operations for n in of_operation)
+    sources = {number: {number} for number in of_inputs}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for time, (name, of_operation, results) in enumerate(program.operations):
+        made_of = set().union(*(sources[number] for number in of_operation))
+        last |= dict.fromkeys(made_of, time)
+        for number in results:
+            again = name in ELEMENTWISE and (number not in operands or name in VIEWS)
+            larger = sum(sizes[n] for n in made_of) > sizes[number]
+            if again and not (larger and uses[number] > 1):
+                sources[number] = made_of
+            else:
+                sources[number] = {number}
+                first[number] = last[number] = time
+    for number in outputs:
+        last |= dict.fromkeys(sources[number], len(program.operations))
+    changes = [0] * (len(program.operations) + 2)
+    for number, time in first.items():
+        changes[time] += sizes[number]
+        changes[last[number] + 1] -= sizes[number]
+    return max(itertools.accumulate(changes))

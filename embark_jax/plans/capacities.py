@@ -59,6 +59,19 @@ def events_capacity(samples: int, mean: float, longest: int) -> int:
     return max(1, min(samples * longest, math.ceil(expected)))
 
 
+def events_of_cut(events: int, samples: int, longest: int, cuts: int) -> int:
+    """Returns the events that a cut of a device's samples has room for.
+
+    Args:
+      events: those that a device has room for.
+      samples: samples of a cut.
+      longest: largest number of events of a sample.
+      cuts: number of cuts among which samples are dealt evenly; see ``train.cuts``.
+    """
+    dealt = -(-events // cuts) + longest if cuts > 1 else events
+    return min(events, samples * longest, dealt)
+
+
 def grow(capacity: Mapping[str, int], needed: Mapping[str, int]) -> dict[str, int]:
     """Returns capacities that hold what a batch needed. One that overflowed grows by at
     least half, so that few recompilations follow."""

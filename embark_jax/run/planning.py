@@ -17,6 +17,7 @@ from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
+from embark_jax.plans.capacities import events_capacity, events_of_cut
 from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import FREE, ForcedPlacement, with_small_replicated
@@ -126,7 +127,7 @@ def make_plan(
         optimizer=max(kinds, key=STATE_VALUES.__getitem__),
         statistics=statistics,
         wire=wire(config),
-        dense=_dense_load(config, data, tables, features),
+        dense=_dense_load(config, data, tables, features, statistics),
         micro_batches=config.train.micro_batches,
         overlap=not fleet.shared,
         sample_ids=sum(feature.hotness for feature in features),
@@ -172,26 +173,47 @@ def _dense_load(
     data: Description,
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
+    statistics: Statistics,
 ) -> DenseLoad:
     """Returns what the dense layers take: those of the model, from shapes alone."""
     from embark_jax import models
     from embark_jax.run.optimizers import state_values
 
-    model = config.model
+    model, peak_bytes = config.model, None
     if not isinstance(model, NoModelConfig):
         shapes = embedding_shapes(tables, features)
+        events = _events_of_sample(config, features, statistics)
         with config_error_at("model"):
-            model = models.footprint(model, shapes, data.dense_features)
+            model = models.footprint(model, shapes, data.dense_features, events)
+        peak_bytes = model.peak_bytes
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     pooled_bytes = min(pooled_bytes, model.kept_bytes)
     return DenseLoad(
         model.parameters,
         state_values(config.dense_optimizer),
-        activation_bytes(model.kept_bytes, pooled_bytes),
+        peak_bytes or activation_bytes(model.kept_bytes, pooled_bytes),
         config.train.dense,
         getattr(config.model, "compute_dtype", "float32"),
         network_of(config.model, tables, features, data.dense_features),
     )
+
+
+def _events_of_sample(
+    config: ExperimentConfig, features: Sequence[FeatureSpec], statistics: Statistics
+) -> dict[str, float]:
+    """Returns the events of a sample that there is room for in the dense layers, by
+    sequence."""
+    cuts = config.train.micro_batches
+    samples = config.train.batch_size // config.mesh.devices
+    rooms = {}
+    for feature in features:
+        if feature.sequence:
+            longest = feature.hotness
+            mean = statistics.mean_hotness(feature)
+            room = events_capacity(samples, mean, longest)
+            room = events_of_cut(room, samples // cuts, longest, cuts)
+            rooms[feature.name] = room / (samples // cuts)
+    return rooms
 
 
 def with_open_tiers(

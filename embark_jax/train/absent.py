@@ -44,6 +44,8 @@ def allow_absent_gpus() -> None:
             "pip install 'embark_jax[gpu-compile]'"
         )
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    # Programs of GPUs that are not here cannot be read back (jax 0.10 to 0.12).
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def absent_mesh(fleet: Fleet, memory_bytes: float | None = None) -> Mesh:
@@ -105,5 +107,8 @@ def compile_model(
     with jax.enable_x64(bool(wide)):
         cuts = options.micro_batches
         batch = abstract_batch(plan, mesh, dense_features, wide, tasks, cuts)
-        lowered = step.lower(state, batch, abstract_routes(collection, batch), batch)
+        # Routes of cached tables are made outside of the step.
+        following = None if collection.cached else batch
+        routes = abstract_routes(collection, batch)
+        lowered = step.lower(state, batch, routes, following)
     return lowered.compile(compiler_options), state

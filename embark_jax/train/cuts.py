@@ -20,7 +20,8 @@ from jax.sharding import PartitionSpec
 from embark_jax.data.layout import Columns
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.embedding.lookups import Lookups
-from embark_jax.embedding.sequences import Spans, events_of_cut
+from embark_jax.embedding.sequences import Spans
+from embark_jax.plans.capacities import events_of_cut
 from embark_jax.plans.plan import MESH_AXES, Plan
 
 MICRO_BATCHES = PartitionSpec(None, MESH_AXES)

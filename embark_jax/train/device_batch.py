@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from embark_jax.cache.resolving import init_indexes, resolve_routes
 from embark_jax.data import Batch, DataError, Jagged
 from embark_jax.data.layout import LONG_IDS, NUMBERS, Layout
 from embark_jax.embedding.batch_ids import DeviceBatch, Matrices
@@ -73,7 +74,14 @@ def abstract_batch(
 
 def abstract_routes(collection: EmbeddingCollection, batch: DeviceBatch) -> Routes:
     """Returns shapes and shardings of the routes of a batch; nothing is allocated."""
-    shapes = jax.eval_shape(collection.route_batch, batch)
+
+    def route(batch: DeviceBatch) -> Routes:
+        routes = collection.route_batch(batch)
+        if not collection.cached:
+            return routes
+        return resolve_routes(collection, init_indexes(collection), routes)[1]
+
+    shapes = jax.eval_shape(route, batch)
 
     def sharded(spec: PartitionSpec, arrays: Any) -> Any:
         sharding = NamedSharding(collection.mesh, spec)

@@ -39,3 +39,14 @@ def test_what_would_stop_a_run_stops_it(tmp_path):
     absent = embark(*dry, tmp_path / "a", "fleet=dgx-h100", "mesh.nodes=2")
     assert_refused(absent, "pip install 'embark_jax[gpu-compile]'")
     assert runs.snapshot(workdir) == before
+
+
+def test_rows_elsewhere_need_no_more_than_their_slots(tmp_path):
+    """The routes of cached tables are made outside of the step."""
+    config, workdir = runs.write_config(tmp_path), tmp_path / "run"
+    table = "embedding.tables.user."
+    keys = f"{table}tier=host", f"{table}slots=200"
+    said = done("train", config, "--dry-run", *keys, "--workdir", workdir).out
+    assert "step compiled for 8 devices" in said
+    assert re.search(r"row exchange +│ all-to-all", said)
+    assert "id exchange" not in said
