@@ -167,7 +167,7 @@ def kernel_errors(lengths, room, heads, dim, weights, dtype):
 def test_the_kernel_is_exact(lengths, room, heads, weights, monkeypatch):
     """In float32, which the interpreter multiplies and a GPU does not: whatever is not
     rounding is found."""
-    monkeypatch.setattr(attention, "_why_not_supported", lambda *_: "")
+    monkeypatch.setattr(attention, "why_unsupported", lambda *_: "")
     dim = 16
     limit = (max(lengths) + dim + 8) * FLOAT32_EPS
     errors = kernel_errors(lengths, room, heads, dim, weights, "float32")
