@@ -53,8 +53,8 @@ def test_a_list_is_planned_for_the_step_that_runs(tmp_path):
     assert kernels["step_ms"] < plain["step_ms"]
     sharded = planned("train.dense=zero1")
     bytes_of = [record["per_device"][0]["memory_bytes"] for record in (sharded, plain)]
-    # Seven eighths of Adagrad's state of the products of 13, 512, 64 + 64, 512 and 1.
-    parameters = 13 * 512 + 512 * 64 + 128 * 512 + 512
+    # Seven eighths of Adagrad's state of the layers of 13, 512, 64 + 64, 512 and 1.
+    parameters = 14 * 512 + 513 * 64 + 129 * 512 + 513
     assert bytes_of[1] - bytes_of[0] == pytest.approx(4 * parameters * 7 / 8)
     assert not planned(fleet="this-machine")["overlap"]
 

@@ -47,7 +47,7 @@ def test_a_plan_prices_the_kernels_that_run(planned, monkeypatch):
     assert planned(*GPUS)[0].kernels == "xla"
     assert planned(*GPUS, "embedding.kernels=mosaic_gpu")[0].kernels == "mosaic_gpu"
     # On a GPU, those that pass their check.
-    monkeypatch.setattr(_implementation, "_why_not_mosaic_gpu", lambda: "")
+    monkeypatch.setattr(_implementation, "_why_not_mosaic_gpu", lambda _: "")
     for problem, kernels in (("sum_bags differs", "xla"), ("", "mosaic_gpu")):
         monkeypatch.setattr(check, "problem", lambda problem=problem: problem)
         assert planned()[0].kernels == kernels
