@@ -22,6 +22,11 @@ from embark_kernels.attention import (
 from embark_jax.models.interface import Embedding, Masked, Packed, on_devices
 from embark_jax.plans.tables import PADDING_ID
 
+EVENTS_OF_TILE = 128
+"""The kernel of attention computes so many at once, and copies what is no multiple."""
+MANY_EVENTS = 8 * EVENTS_OF_TILE
+"""Events of a device from which there is room for whole tiles."""
+
 
 def as_packed(embedding: Embedding) -> Packed:
     """Returns a sequence as a packed one: places of a padded one are packed as they
@@ -240,6 +245,9 @@ class Sequences:
         begin = total.at[first].get(mode="clip")
         end = total.at[first + length].get(mode="clip")
         events = packed + samples * extra
+        # Of a padded history, whose samples may have no number yet, there is no more.
+        if isinstance(self._embedding, Packed) and events > MANY_EVENTS:
+            events += -events % EVENTS_OF_TILE
         own_length = end - begin + extra
         own_first = jnp.cumsum(own_length, dtype=jnp.int32) - own_length
         own_sample, position = places_of_events(own_first, own_length, events)
