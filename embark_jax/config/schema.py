@@ -301,7 +301,7 @@ class ExperimentConfig(Config):
             return math.ceil(whole * scale)
 
         data = self.model_dump(exclude={"model"}, exclude_none=True)
-        devices = self.mesh.devices
+        parts = self.mesh.devices * self.train.micro_batches
         for table in data["embedding"]["tables"].values():
             if "rows" in table:
                 table["rows"] = max(min(10, table["rows"]), share(table["rows"]))
@@ -310,5 +310,5 @@ class ExperimentConfig(Config):
                     table[key] = max(min(10, table[key]), share(table[key]))
         for key in ("train_samples", "test_samples"):
             data["data"][key] = share(data["data"][key])
-        data["train"]["batch_size"] = share(self.train.batch_size // devices) * devices
+        data["train"]["batch_size"] = share(self.train.batch_size // parts) * parts
         return ExperimentConfig.model_validate(data | {"model": self.model})

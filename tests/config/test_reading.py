@@ -283,3 +283,5 @@ def test_scale_shrinks_rows_batch_and_samples_and_nothing_else(write):
     ]
     assert small == load(path, changed)
     assert load(path, ["scale=1"]) == load(path)
+    cut = load(path, ["scale=0.0001", "train.micro_batches=4"])
+    assert cut.train.batch_size == 4 * cut.mesh.devices
