@@ -22,9 +22,9 @@ from embark_kernels.attention import (
 from embark_jax.models.interface import Embedding, Masked, Packed, on_devices
 from embark_jax.plans.tables import PADDING_ID
 
-EVENTS_OF_TILE = 128
-"""The kernel of attention computes so many at once, and copies what is no multiple."""
-MANY_EVENTS = 8 * EVENTS_OF_TILE
+KERNEL_TILE = 128
+"""Events of a tile of the kernel of attention, which copies what is no multiple."""
+MANY_EVENTS = 8 * KERNEL_TILE
 """Events of a device from which there is room for whole tiles."""
 
 
@@ -131,14 +131,14 @@ class Sequences:
         """
 
         def ids(places, history, candidate):
-            def take(ids, index, fill):
+            def take(ids, index):
                 return ids.at[index].get(
-                    mode="fill", fill_value=fill, wrap_negative_indices=False
+                    mode="fill", fill_value=PADDING_ID, wrap_negative_indices=False
                 )
 
             with jax.enable_x64(history.dtype.itemsize == 8):
-                own = take(history, places.source, PADDING_ID)
-                last = take(candidate.astype(own.dtype), places.sample, PADDING_ID)
+                own = take(history, places.source)
+                last = take(candidate.astype(own.dtype), places.sample)
                 return jnp.where(self._is_last(places), last, own)
 
         with jax.enable_x64(history.dtype.itemsize == 8):
@@ -247,7 +247,7 @@ class Sequences:
         events = packed + samples * extra
         # Of a padded history, whose samples may have no number yet, there is no more.
         if isinstance(self._embedding, Packed) and events > MANY_EVENTS:
-            events += -events % EVENTS_OF_TILE
+            events += -events % KERNEL_TILE
         own_length = end - begin + extra
         own_first = jnp.cumsum(own_length, dtype=jnp.int32) - own_length
         own_sample, position = places_of_events(own_first, own_length, events)
@@ -305,20 +305,19 @@ def _align(
 
     def index(sample, place, begin, spans):
         """Returns the index of places of a sample, -1 where it has none there."""
+        inside = (place >= 0) & (sample < len(begin))
         other_begin, length, first = (x.at[sample].get(mode="clip") for x in spans)
         place = place + begin.at[sample].get(mode="clip") - other_begin
-        inside = (place >= 0) & (place < length) & (sample < len(spans[0]))
+        inside &= (place >= 0) & (place < length)
         return jnp.where(inside, first + place, -1)
 
     begin, length, first = aligned
     sample, place = places_of_events(first, length, len(places.target))
     by_history = index(sample, place, begin, spans)
-    by_history = jnp.where(place >= 0, by_history, -1)
     source = by_history.at[places.source].get(mode="fill", fill_value=-1)
     other_begin, length, first = spans
     sample, place = places_of_events(first, length, packed)
     by_other = index(sample, place, other_begin, aligned)
-    by_other = jnp.where(place >= 0, by_other, -1)
     target = places.target.at[by_other].get(
         mode="fill", fill_value=-1, wrap_negative_indices=False
     )

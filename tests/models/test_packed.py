@@ -122,11 +122,7 @@ def results(name: str, as_taken):
         losses, logits = model.loss(embeddings, batch)
         return jnp.sum(jnp.sin(losses)), (losses, logits)
 
-    def weighted(params, values):
-        total, outputs = loss(params, values)
-        return total, outputs
-
-    gradients = jax.value_and_grad(weighted, (0, 1), has_aux=True)
+    gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)
     (_, outputs), (by_params, by_values) = jax.jit(gradients)(params, values)
     by_values = {  # what padding holds is nobody's
         n: jnp.where(jnp.asarray(ids[n] != -1)[..., None], x, 0) if n in ids else x
