@@ -138,7 +138,7 @@ def _embedding_functions(trainer: Trainer) -> dict[str, Callable]:
         updated, embeddings = donating_update(
             state.storages, state.embedding_state, batch
         )
-        storages, states = updated
+        storages, states, _ = updated
         trainer.state = state._replace(storages=storages, embedding_state=states)
         return embeddings
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, choose
 from embark_kernels.packing import pack, unpack
+from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -30,7 +31,12 @@ from embark_jax.embedding.lookups import (
     sum_outputs,
 )
 from embark_jax.embedding.reduction import ReductionBased
-from embark_jax.embedding.row_updates import update_block
+from embark_jax.embedding.row_updates import (
+    may_spoil,
+    stays_finite,
+    sum_rows,
+    update_block,
+)
 from embark_jax.embedding.rules import AnyRule, initial_states, rule_of
 from embark_jax.embedding.sequences import Spans, events_needed
 from embark_jax.embedding.unique import UniqueBased
@@ -428,8 +434,10 @@ class EmbeddingCollection:
         step: jax.Array,
         apply: jax.Array,
         late_gradients: Lookups | None = None,
-    ) -> tuple[Storages, OptimizerState]:
+    ) -> tuple[Storages, OptimizerState, jax.Array]:
         """Updates each touched row once, in place where the arguments are donated.
+
+        Nothing changes if a rule that may spoil rows would make one that is not finite.
 
         Args:
           storages, state: arrays of ``init`` and ``init_optimizer``.
@@ -440,6 +448,9 @@ class EmbeddingCollection:
           apply: ``[]`` bool; if false, nothing changes.
           late_gradients: the same gradients for rows that do not lie on every device,
             if those should leave later than gradients of other rows.
+
+        Returns:
+          The new arrays, and ``[]`` bool: whether the update was applied.
         """
         if late_gradients is None:
             late_gradients = gradients
@@ -450,19 +461,44 @@ class EmbeddingCollection:
                     by_sums(each, self._pooled, routes.mean_factors)
                     for each in (gradients, late_gradients)
                 )
+            own = {
+                name: by_outputs(
+                    cluster.index,
+                    gradients if self._storages[name].replicated else late_gradients,
+                    self._pooled,
+                )
+                for name, cluster in self.clusters.items()
+            }
+            rules = {
+                name: rule_of(optimizer, self._storages[name]) for name in self.clusters
+            }
+            sums = {
+                name: sum_rows(cluster, routes.storages[name], own[name], rules[name])
+                for name, cluster in self.clusters.items()
+                if may_spoil(rules[name], storages[name].dtype)
+            }
+            finite = [
+                stays_finite(storages[name], state[name], of_rows, rules[name], step)
+                for name, of_rows in sums.items()
+            ]
+            if finite:
+                spoiled = lax.psum(
+                    (~jnp.stack(finite).all()).astype(jnp.int32), MESH_AXES
+                )
+                apply &= spoiled == 0
             for name, cluster in self.clusters.items():
-                own = gradients if self._storages[name].replicated else late_gradients
                 storages[name], state[name] = update_block(
                     cluster,
                     storages[name],
                     state[name],
                     routes.storages[name],
-                    by_outputs(cluster.index, own, self._pooled),
-                    rule_of(optimizer, self._storages[name]),
+                    own[name],
+                    rules[name],
                     step,
                     apply,
+                    sums.get(name),
                 )
-            return storages, state
+            return storages, state, apply
 
         state_specs = {
             name: dict.fromkeys(state[name], self._specs[name]) for name in state
@@ -475,7 +511,8 @@ class EmbeddingCollection:
             BATCH,
             *[PartitionSpec()] * 2,
         )
-        mapped = self.map(update, in_specs, (self._specs, state_specs))
+        out_specs = self._specs, state_specs, PartitionSpec()
+        mapped = self.map(update, in_specs, out_specs)
         return mapped(
             dict(storages),
             {name: dict(arrays) for name, arrays in state.items()},

@@ -7,19 +7,72 @@ written. Where they are cached, the route says which rows lie in the slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from embark_kernels import (
     RowOptimizer,
+    changes_are_finite,
     sum_and_update,
     update_rows,
 )
+from embark_kernels.optimizers import STAY_FINITE
 from embark_kernels.rounding import column_noise
 
-from embark_jax.embedding.cluster import Cluster, Route
+from embark_jax.embedding.cluster import Cluster, Route, RowGradients
 from embark_jax.embedding.initial import locate, row_key
 from embark_jax.plans.layout import Storage
+
+
+class RowSums(NamedTuple):
+    """What a rule is given of a storage's rows, on one device.
+
+    Attributes:
+      rows: the summed gradients.
+      mean_square: ``[rows]`` mean of gradient² over whole rows, where a rule takes that
+        of columns which lie elsewhere.
+    """
+
+    rows: RowGradients
+    mean_square: jax.Array | None
+
+
+def may_spoil(optimizer: RowOptimizer, dtype: jax.typing.DTypeLike) -> bool:
+    """Whether a rule may make rows of this format infinite or NaN from gradients that a
+    step applies: one of a user's own, and any in float16, whose largest is 65,504."""
+    return type(optimizer) not in STAY_FINITE or dtype == jnp.float16
+
+
+def sum_rows(
+    cluster: Cluster,
+    route: Route,
+    gradients: list[jax.Array],
+    optimizer: RowOptimizer,
+) -> RowSums:
+    """Returns the sums of a storage's gradients; arguments as in ``update_block``."""
+    rows = cluster.row_gradients(gradients, route)
+    mean_square = cluster.mean_square(rows, route) if optimizer.row_wise else None
+    return RowSums(rows, mean_square)
+
+
+def stays_finite(
+    block: jax.Array,
+    state: Mapping[str, jax.Array],
+    sums: RowSums,
+    optimizer: RowOptimizer,
+    step: jax.Array,
+) -> jax.Array:
+    """Returns ``[]`` bool: whether all that ``update_block`` would write is finite."""
+    return changes_are_finite(
+        block,
+        dict(state),
+        sums.rows.slot,
+        sums.rows.gradient,
+        optimizer,
+        step=step,
+        mean_square=sums.mean_square,
+    )
 
 
 def update_block(
@@ -31,16 +84,17 @@ def update_block(
     optimizer: RowOptimizer,
     step: jax.Array,
     apply: jax.Array,
+    sums: RowSums | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Updates the touched rows of a storage; arguments are those of the collection's
     ``update``, for this storage, and gradients for each block of its index ``[rows,
-    outputs, width]``."""
+    outputs, width]``; ``sums`` are those of the gradients, if they are made already."""
     noise_of_slots = None
     if block.dtype != jnp.float32:
         noise_of_slots = noise_of(cluster.index.storage, step)
     keys = route.row_keys if cluster.index.storage.cached else None
     whole_rows = not (optimizer.row_wise and cluster.index.storage.kind.split)
-    if whole_rows and cluster.sums_alone:
+    if sums is None and whole_rows and cluster.sums_alone:
         terms = cluster.gradient_terms(gradients, route)
         return sum_and_update(
             block,
@@ -55,10 +109,7 @@ def update_block(
             noise=noise_of_slots and noise_of_slots(terms.groups.row, keys),
             implementation=cluster.implementation,
         )
-    rows = cluster.row_gradients(gradients, route)
-    mean_square = None
-    if optimizer.row_wise:
-        mean_square = cluster.mean_square(rows, route)
+    rows, mean_square = sums or sum_rows(cluster, route, gradients, optimizer)
     return update_rows(
         block,
         dict(state),

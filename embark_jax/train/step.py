@@ -40,8 +40,8 @@ want speed ask for bfloat16, or for another precision in a product of their own.
 LARGEST_GRADIENT = 1e9
 """Largest gradient by an embedding, times a weight, that a step applies. The sum of 1e8
 of them, for one row, is 1e17, and its square, 1e34, float32 holds even after thousands
-of steps: so no rule makes a row or a state infinite, and rows need no look of their
-own."""
+of steps: so no rule of ours makes a row or a state of float32 infinite, and these need
+no look of their own."""
 Refused = Literal["bad ids", "overflow", "not finite"]
 """Why a step changed nothing: an id is no row of its table, the batch needs more
 capacity than there was, or its loss or an update is not finite."""
@@ -152,21 +152,20 @@ def make_train_step(
             )
         fits = tables.fits(routes)
         finite &= ~state.halted
-        applied = fits & ~routes.any_bad & finite
-
-        def choose(new, old):
-            return jnp.where(applied, new, old)
-
-        storages, embedding_state = tables.update(
+        storages, embedding_state, applied = tables.update(
             state.storages,
             state.embedding_state,
             routes,
             gradients.embeddings,
             optimizers.rows,
             step,
-            applied,
+            fits & ~routes.any_bad & finite,
             late_gradients,
         )
+
+        def choose(new, old):
+            return jnp.where(applied, new, old)
+
         new_state = TrainState(
             step=choose(step, state.step),
             halted=~applied,
@@ -177,7 +176,7 @@ def make_train_step(
             embedding_state=embedding_state,
         )
         report = StepReport(
-            _join_numbers(routes, tables.needed(routes), fits, finite, gradients.loss),
+            _join_numbers(routes, tables.needed(routes), fits, applied, gradients.loss),
             routes.bad_ids,
             *_in_order(
                 collection,
@@ -272,7 +271,7 @@ def _join_numbers(
     routes: Routes,
     needed: Mapping[str, jax.Array],
     fits: jax.Array,
-    finite: jax.Array,
+    applied: jax.Array,
     loss: jax.Array,
 ) -> jax.Array:
     """Joins the numbers of a step into one array, which the host asks for once.
@@ -280,10 +279,11 @@ def _join_numbers(
     Args:
       routes: routes of the batch.
       needed, fits: what the collection says of them.
-      finite: ``[]`` bool: whether loss and update are finite and may be applied.
+      applied: ``[]`` bool: whether the step was; where no other reason says why it was
+        not, loss or update are not finite.
       loss: ``[]`` float32 mean loss of the batch.
     """
-    reasons = jnp.stack([routes.any_bad, ~fits, ~finite])
+    reasons = jnp.stack([routes.any_bad, ~fits, ~applied])
     refused = jnp.where(reasons.any(), 1 + jnp.argmax(reasons), 0)
     numbers = [
         refused.astype(jnp.int32),

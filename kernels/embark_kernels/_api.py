@@ -23,6 +23,7 @@ from embark_kernels.lookup import bag_offsets as bag_offsets
 from embark_kernels.lookup import pooled_lookup as pooled_lookup
 from embark_kernels.lookup import sum_bags as sum_bags
 from embark_kernels.optimizers import *  # noqa: F403
+from embark_kernels.update import changes_are_finite as changes_are_finite
 from embark_kernels.update import init_states as init_states
 from embark_kernels.update import sum_and_update as sum_and_update
 from embark_kernels.update import sum_groups as sum_groups

@@ -327,6 +327,9 @@ ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
 }
 """The rules by the names that configs and table lists call them. Config keys, the
 planner's memory, help, public names, documentation and tests follow from this."""
+STAY_FINITE = SGD, Adagrad, RowwiseAdagrad, LazyAdam, FTRL
+"""Rules whose results are finite in float32 where gradients and factors are, and not
+too large. Results of other rules are looked at before they are written."""
 
 
 def parameters(rule: type[RowOptimizer]) -> dict[str, Any]:

@@ -84,16 +84,8 @@ def update_rows(
         )
 
     def all_at_once(table, states, rows, gradients, mean_square, factors, noise):
-        old = take(table, rows) if optimizer.reads_row else None
-        if optimizer.row_wise and mean_square is None:
-            mean_square = _mean_square(gradients)
-        old, change, new_states = optimizer.update(
-            old,
-            {name: take(state, rows) for name, state in states.items()},
-            gradients,
-            None if mean_square is None else mean_square[:, None],
-            factors,
-            XLA_MATH,
+        old, change, new_states = _changes(
+            table, states, rows, gradients, mean_square, factors, optimizer
         )
         # All are unique, as the stores below assume, also those out of range.
         unused = table.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
@@ -148,6 +140,54 @@ def update_rows(
         noise,
         cpu=on_cpu,
         default=all_at_once,
+    )
+
+
+def changes_are_finite(
+    table: jax.Array,
+    states: States,
+    rows: jax.Array,
+    gradients: jax.Array,
+    optimizer: RowOptimizer,
+    *,
+    step: jax.typing.ArrayLike = 1,
+    mean_square: jax.Array | None = None,
+) -> jax.Array:
+    """Returns ``[]`` bool: whether all that ``update_rows`` would write is finite; the
+    arguments are the same. It is a pass of its own over rows and states."""
+    old, change, new_states = _changes(
+        table,
+        states,
+        rows,
+        gradients,
+        mean_square,
+        _step_factors(optimizer, step),
+        optimizer,
+    )
+    new = (take(table, rows) if old is None else old) - change
+    used = is_inside(rows, table.shape[0])[:, None]
+    return jnp.stack(
+        [
+            (jnp.isfinite(values) | ~used).all()
+            for values in (new.astype(table.dtype), *new_states.values())
+        ]
+    ).all()
+
+
+def _changes(
+    table, states, rows, gradients, mean_square, factors, optimizer
+) -> tuple[jax.Array | None, jax.Array, States]:
+    """Returns what the optimizer makes of the listed rows: see
+    ``RowOptimizer.update``."""
+    if optimizer.row_wise and mean_square is None:
+        mean_square = _mean_square(gradients)
+    return optimizer.update(
+        take(table, rows) if optimizer.reads_row else None,
+        {name: take(state, rows) for name, state in states.items()},
+        gradients,
+        None if mean_square is None else mean_square[:, None],
+        factors,
+        XLA_MATH,
     )
 
 

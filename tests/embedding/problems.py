@@ -192,7 +192,7 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
         lookups = collection.padded(lookups, spans)
         fits, number = collection.fits(routes), jnp.int32(number)
         (gradients,) = transposed(collection.packed(gradients, spans))
-        storages, state = collection.update(
+        storages, state, _ = collection.update(
             storages, state, routes, gradients, optimizer, number, fits
         )
         return storages, state, lookups, routes

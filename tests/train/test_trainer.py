@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import Adagrad
+from embark_kernels import SGD, Adagrad, RowOptimizer
 from flax import nnx
 
 from embark_jax.data import Batch, DataError
@@ -226,6 +226,43 @@ def test_weights_whose_sums_would_not_be_finite_stop_before_they_do_harm():
             )
         )
     assert_equal_states(snapshot(trainer), before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiring(RowOptimizer):
+    """A rule of one's own that gives NaN when it meets a row for the fourth time."""
+
+    def state_widths(self, width):
+        return {"touches": 1}
+
+    def rule(self, row, states, gradient, mean_square, rate, factors, math):
+        touches = states["touches"] + 1
+        left = math.where(touches < 4, 4 - touches, -1.0)
+        return math.fill(rate * math.sqrt(left)) * gradient, {"touches": touches}
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype"), [(Tiring(0.1), "float32"), (SGD(1e6), "float16")]
+)
+def test_rows_that_a_rule_would_spoil_stop_before_it_does_harm(rule, dtype):
+    """Some rows of the step would be good, and some of the other table's, too."""
+    placed = [
+        dataclasses.replace(each, table=dataclasses.replace(each.table, dtype=dtype))
+        for each in PLACED
+    ]
+    plan = builders.make_plan(FEATURES, placed, 2, 2, BATCH)
+    trainer = builders.make_trainer(plan, optimizer=rule)
+    states = [snapshot(trainer)]
+
+    def train():
+        for stop in range(1, 10):
+            list(trainer.iterate(Clicks(), stop))
+            states.append(snapshot(trainer))
+
+    with pytest.raises(NonFiniteLossError, match=r"loss is \d+\.\d+ at step [2-9], "):
+        train()
+    assert trainer.step == len(states) - 1
+    assert_equal_states(snapshot(trainer), states[-1])
 
 
 def test_bad_data_stops_after_the_good_batches(trainer, undisturbed):
