@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embark_jax.config import reading
-from embark_jax.data.columns import Columns
+from embark_jax.data.columns import Columns, Preparation
 from embark_jax.prepare import own_files
-from embark_jax.prepare.run import Options, prepare
+from embark_jax.prepare.run import prepare
 from tests import runs
 
 CONFIG = """\
@@ -52,7 +52,7 @@ def prepare_table(
     pq.write_table(table, file)
     made_from = {"dataset": "parquet", "columns": columns.model_dump(mode="json")}
     split = {"split": "none"} if columns.time else {}
-    recipe, options = own_files.parquet(file, columns), Options(**split, **options)
+    recipe, options = own_files.parquet(file, columns), Preparation(**split, **options)
     prepare(recipe, out, options, made_from, extend=extend)
     return out
 

@@ -54,7 +54,9 @@ class Trained:
         self.test = rows[1080:]
         raw = write_table(folder / "views.csv", rows)
         self.new = write_table(folder / "new.csv", self.test)
-        columns = 'label=seen split=part \'features.past={separator: "|", table: film'
+        columns = (
+            'label=seen split=column=part \'features.past={separator: "|", table: film'
+        )
         columns += ", sequence: true}'" if model == "next_item" else "}'"
         done(f"data prepare csv --raw {raw} --out {folder / 'data'} {columns}")
         text = CONFIG.replace("DATA", str(folder / "data"))

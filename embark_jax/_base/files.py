@@ -123,6 +123,24 @@ def read_arrow(path: Path) -> pa.Table:
     return table.combine_chunks()
 
 
+def allocate(file: int, size: int, where: Path) -> None:
+    """Gives an open file, which will be mapped, its place on the disk: otherwise a full
+    disk ends the process when a page is written.
+
+    Args:
+      file: its descriptor.
+      size: bytes.
+      where: what messages name.
+
+    Raises:
+      OSError: if there is no room.
+    """
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(where)) from None
+
+
 def confined(folder: Path, name: str) -> Path:
     """Returns the path of a file of a folder that one of the folder's files names.
 

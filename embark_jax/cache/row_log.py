@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from embark_jax._base.files import allocate
+
 THREADS = 16
 """Threads that read a file. A page that is not in memory holds up one thread alone."""
 ROWS_PER_READ = 256
@@ -52,8 +54,7 @@ class RowFile:
         file = tempfile.TemporaryFile(dir=folder, prefix="rows-")  # noqa: SIM115
         weakref.finalize(self, file.close)
         self._file = file.fileno()
-        # Otherwise a full disk ends the process when a page is written back.
-        os.posix_fallocate(self._file, 0, size)
+        allocate(self._file, size, folder or Path(tempfile.gettempdir()))
         at_random = mmap.mmap(self._file, size)
         at_random.madvise(mmap.MADV_RANDOM)
         sequential = mmap.mmap(self._file, size)

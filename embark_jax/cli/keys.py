@@ -10,6 +10,8 @@ import typer
 
 from embark_jax.cli.arguments import console
 
+PREPARE = "prepare"
+"""What the keys of ``embark data prepare`` are called."""
 MINIMAL = {"data": {"kind": "synthetic"}}
 """A config of nothing but what has no default."""
 
@@ -19,7 +21,8 @@ def keys(
         str,
         typer.Argument(
             metavar="[KEY]",
-            help="Show this key or section only, such as embedding.wire.",
+            help="Show this key or section only, such as embedding.wire; prepare shows "
+            "those of `embark data prepare`.",
         ),
     ] = "",
     schema: Annotated[
@@ -39,12 +42,15 @@ def keys(
         nearest,
     )
     from embark_jax.config import ExperimentConfig
+    from embark_jax.data.columns import Columns
 
     if schema:
         print(json.dumps(ExperimentConfig.model_json_schema(), indent=1))
         return
     sections = each_section(ExperimentConfig)
     kinds = _default_kinds(ExperimentConfig.model_validate(MINIMAL).model_dump())
+    if key == PREPARE or key.startswith(f"{PREPARE}."):
+        sections, key = each_section(Columns), key[len(PREPARE) + 1 :]
     shown = set()
     for outer, section in sections:
         of_place = [each.model_fields for place, each in sections if place == outer]

@@ -50,7 +50,7 @@ class WindowsConfig(Config):
 
     kind: Literal["windows"] = "windows"
     path: LocalPath
-    """A folder that ``embark data prepare --window``, or ``yambda``, has cut into
+    """A folder that ``embark data prepare window=…``, or ``yambda``, has cut into
     windows."""
     shuffle: bool = True
     """Whether the samples of a window are shuffled; otherwise they come in the order of

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -16,11 +17,21 @@ from pydantic import (
 
 from embark_jax._base.config import Config, nearest
 from embark_jax.data.batch import DataError
+from embark_jax.plans.options import OnBadLine
+from embark_jax.plans.tables import HASHED_KEYS
 
 PAST = "past_"
 """How the names of histories begin."""
 Separator = Annotated[str, Field(pattern=r'^[^"\r\n\x80-\U0010ffff]$')]
 """One ASCII character, which is no quote and ends no line."""
+
+
+HashedRows = Annotated[
+    int,
+    BeforeValidator(lambda rows: HASHED_KEYS if rows == "keys" else rows),
+    Field(ge=2, le=HASHED_KEYS),
+]
+"""Rows to which a column is hashed; ``keys`` is as many as numbers of 63 bits."""
 
 
 class NumberColumn(Config):
@@ -165,8 +176,47 @@ class LabelColumn(Config):
     """See ``positive_from`` of all; this one wins."""
 
 
-class Columns(Config):
-    """The columns of a user's own files."""
+class Preparation(Config):
+    """How samples are split and get rows, whatever their files are."""
+
+    split: str | None = None
+    """How to split. ``time`` holds out the latest tenth, ``random`` and ``user`` a
+    fifth of samples or of users, ``leave-one-out`` the last two events of each user,
+    ``none`` nothing. A share, such as ``time=0.2``, is halved into validation and test;
+    ``time=2024-05-01,2024-05-08`` says when these begin. ``column=NAME`` takes a column
+    of own files that says train, validation or test. None takes what is usual for the
+    data: in own files by time where there are times."""
+    min_count: PositiveInt = 1
+    """Values that occur less often in training samples share one row."""
+    max_rows: Annotated[int, Field(ge=2)] = 40_000_000
+    """Largest number of rows of a table; more values are hashed to it."""
+    hashed: bool = False
+    """Whether the ids of every table are hashed to ``max_rows``."""
+    hash_columns: Mapping[str, HashedRows | None] = {}
+    """Columns whose ids are hashed, alone, with the number of rows; None is
+    ``max_rows``, and ``keys`` makes 63 bits of a value for a dynamic table. A list of
+    columns will do."""
+    window: PositiveInt | None = None
+    """Cuts samples into time windows of this length, in units of the column of times,
+    or in seconds if these are dates; ``data.kind=windows`` trains on them in order."""
+    unseen: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of values in training samples that are taken for unknown ones, such as
+    0.01: it trains the row that values share which training never saw."""
+    on_bad_line: OnBadLine = "error"
+    """Whether to stop at the first bad line (``error``), or to leave bad lines out and
+    count them (``skip``)."""
+    history: HistoryColumns | None = None
+    """Makes histories of the lines: of each sample the earlier events of its ``user``,
+    earlier by ``time``; those of one time are in the order of the files."""
+
+    @field_validator("hash_columns", mode="before")
+    @classmethod
+    def _from_columns(cls, value: Any) -> Any:
+        return dict.fromkeys(value) if isinstance(value, list | tuple) else value
+
+
+class Columns(Preparation):
+    """The columns of a user's own files, and how these are prepared."""
 
     label: str | None = "label"
     """The column of the label, a number from 0 to 1; ``null`` says that there is none:
@@ -202,9 +252,6 @@ class Columns(Config):
     user: str | None = None
     """The column of the user of each line, for histories and for splits by user; it
     may be a feature, too, or ignored."""
-    history: HistoryColumns | None = None
-    """Makes histories of the lines: of each sample the earlier events of its ``user``,
-    earlier by ``time``; those of one time are in the order of the files."""
     decimal: Literal[".", ","] = "."
     """The sign before the fraction of a number of ``dense`` in text."""
     negatives: NegativeColumns | None = None
@@ -215,8 +262,6 @@ class Columns(Config):
     """A column with a number, or a date such as 2024-05-31 12:30:00, for each sample:
     the latest samples are held out. Dates with a time zone, such as
     2024-05-31T12:30:00+02:00, are instants of UTC."""
-    split: str | None = None
-    """A column that says train, validation or test, whatever the times."""
     missing: tuple[str, ...] | None = None
     """The texts that stand for a missing value, such as ``["", "NA", "-"]``; None takes
     the empty one, and those that databases and data frames write, such as NULL, NA and
@@ -261,9 +306,15 @@ class Columns(Config):
         return self.model_copy(update={"features": {**self.features, **past}})
 
     @property
+    def split_column(self) -> str | None:
+        """Returns the column that says the split of each sample, if there is one."""
+        by, _, name = (self.split or "").partition("=")
+        return name if by == "column" else None
+
+    @property
     def named(self) -> tuple[str, ...]:
         """Returns all columns that are used."""
-        others = filter(None, (self.time, self.split, self.weight, self.user))
+        others = filter(None, (self.time, self.split_column, self.weight, self.user))
         return tuple(dict.fromkeys((*self.targets, *self.inputs, *others)))
 
     @property
@@ -305,7 +356,11 @@ class Columns(Config):
                 f"happened; known: {', '.join(sorted(names))}"
             )
         used = {*self.targets, *self.inputs, *self.ignore}
-        used |= {self.time, self.split, self.weight}  # the user may be a feature, too
+        used |= {
+            self.time,
+            self.split_column,
+            self.weight,
+        }  # the user may be a feature, too
         others = [name for name in names if self.others and name not in used]
         check_there((*self.named, *others), names, where)
         check_there(self.ignore, [*{*names}], where)  # also all of several

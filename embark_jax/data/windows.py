@@ -57,7 +57,7 @@ class WindowsData(DatasetView):
         self.windows = [TimeWindow(n) for n in self.manifest.windows if n is not None]
         if not self.windows:
             raise DataError(
-                f"{path}: has no time windows; `embark data prepare --window` makes "
+                f"{path}: has no time windows; `embark data prepare window=…` makes "
                 "them, and data.kind prepared takes data without"
             )
         self._batch_size = 0

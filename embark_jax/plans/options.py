@@ -27,9 +27,9 @@ OnBadId = Literal["error", "drop", "hash"]
 OnBadLine = Literal["error", "skip"]
 """What becomes of a line of a raw file that breaks a rule: it ends the reading, or is
 left out and counted."""
-SPLITS_BY = ("time", "random", "user", "leave-one-out", "none")
+SPLITS_BY = ("time", "random", "user", "leave-one-out", "column=NAME", "none")
 """Samples that are held out: the latest, random ones, those of random users, the last
-two of each user, or none."""
+two of each user, those that a column says, or none."""
 DenseParallelism = Literal["replicated", "zero1", "tensor"]
 """Layout of the dense layers on the devices:
 
@@ -53,13 +53,11 @@ RECIPES = {
 }
 """The registry of data sets that ``embark data prepare`` reads: a function that makes a
 recipe of the folder that users download."""
-HISTORIES = ("taobao", "yambda")
-"""Those whose histories the user may describe otherwise."""
 OWN_FILES = {
     "csv": "embark_jax.prepare.own_files:csv",
     "parquet": "embark_jax.prepare.own_files:parquet",
     "movielens-100k": "embark_jax.prepare.movielens:movielens_100k",
-    "movielens-100k-next": "embark_jax.prepare.movielens:movielens_100k_next",
+    "movielens-100k-next": "embark_jax.prepare.movielens:movielens_100k",
 }
 """The same for files whose columns the user describes."""
 KNOWN_COLUMNS = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 from embark_jax._base.config import nearest
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import write_arrow
-from embark_jax.data.columns import NumberColumn
+from embark_jax.data.columns import NumberColumn, Preparation
 from embark_jax.data.hashed_file import HashedFile
 from embark_jax.data.manifest import Manifest, PreparedFeature, Table
 from embark_jax.data.numbers import FittedNumber
@@ -20,7 +20,7 @@ from embark_jax.data.vocabulary import FIRST_ID, vocabulary_file
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
 from embark_jax.prepare.encode import vocabulary_table
-from embark_jax.prepare.recipe import ROW, TRAIN, Options, Recipe, Work
+from embark_jax.prepare.recipe import ROW, TRAIN, Recipe, Work
 from embark_jax.prepare.samples import Samples
 
 SAMPLED = 2**17
@@ -29,7 +29,7 @@ many, whose quantiles are off by about a thousandth of the samples."""
 
 
 def known_tables(
-    recipe: Recipe, options: Options, earlier: TableValues | None
+    recipe: Recipe, options: Preparation, earlier: TableValues | None
 ) -> dict[str, Table]:
     """Returns the tables whose rows no count of values decides: hashed ones, and those
     whose row numbers the data have themselves.
@@ -43,13 +43,13 @@ def known_tables(
     for name, rows in options.hash_columns.items():
         if name not in tables:
             raise DataError(
-                f"--hash-column {name}: no such column of categories; "
+                f"hash_columns.{name}: no such column of categories; "
                 f"{nearest(name, tables)}"
             )
         rows = options.max_rows if rows is None else rows
         if rows_of.setdefault(tables[name], rows) != rows:
             raise DataError(
-                f"--hash-column {name}: {rows:,} rows, but another column of table "
+                f"hash_columns.{name}: {rows:,} rows, but another column of table "
                 f"{tables[name]!r} has {rows_of[tables[name]]:,}; give one of them"
             )
     hashed |= rows_of
@@ -177,9 +177,9 @@ def _counted(work: Work, name: str, values: str) -> Table:
     )
     if max(there, len(kept)) > max_rows:
         raise DataError(
-            f"table {name!r}: has more values than --max-rows {max_rows:,}, so it "
+            f"table {name!r}: has more values than max_rows {max_rows:,}, so it "
             "would be hashed, which gives those of the earlier data other rows; raise "
-            "--max-rows, or prepare anew without --extend"
+            "max_rows, or prepare anew without --extend"
         )
     ids = pa.array(np.arange(FIRST_ID, FIRST_ID + len(kept)))
     database.run(

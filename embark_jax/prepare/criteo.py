@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import NumberColumn
+from embark_jax.data.columns import NumberColumn, Preparation
 from embark_jax.data.manifest import LABEL
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare.raw_files import TextFile
@@ -22,7 +22,6 @@ from embark_jax.prepare.recipe import (
     LAST_FILE,
     TEST,
     VALIDATION,
-    Options,
     Recipe,
     check_folder,
     find,
@@ -96,5 +95,5 @@ def _recipe(paths: Sequence[Path], time_split: str) -> Recipe:
         features=tuple(map(FeatureSpec, CATEGORIES)),
         numbers=dict.fromkeys(COUNTS, NumberColumn(transform="log")),
         time_split=time_split,
-        usual=Options(split="time"),
+        usual=Preparation(split="time"),
     )

@@ -7,11 +7,15 @@ together in the order of time, and a sample the range of those before it
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 from embark_jax._base.errors import DataError
-from embark_jax._base.files import write_arrow
+from embark_jax._base.files import allocate, write_arrow
 from embark_jax.data.batch import id_dtype
 from embark_jax.data.columns import HistoryColumns
 from embark_jax.data.event_lists import EVENT_RANGES, EventFile, EventLists
@@ -62,7 +66,7 @@ def write_events(
     dtype, width = EVENT_RANGES
     spill = work.database.spill
     spill.mkdir(parents=True, exist_ok=True)
-    ranges = np.memmap(spill / "ranges", dtype, "w+", shape=(samples, width))
+    ranges = _mapped(spill / "ranges", dtype, (samples, width))
     files = list[EventFile]()
     kept, made = "true", []
     if columns.positive:
@@ -132,6 +136,13 @@ def _encoded(
             found = np.concatenate(found)
         ids[name] = np.asarray(found).astype(id_dtype(rows))
     return pa.table(ids)
+
+
+def _mapped(path: Path, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Returns an array in a new file."""
+    with path.open("wb") as file:
+        allocate(file.fileno(), np.dtype(dtype).itemsize * math.prod(shape), path)
+    return np.memmap(path, dtype, "r+", shape=shape)
 
 
 def _literal(user: str | int) -> str:

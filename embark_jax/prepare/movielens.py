@@ -7,13 +7,12 @@ https://grouplens.org/datasets/movielens/100k.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from embark_jax.data.columns import Columns
 from embark_jax.data.download import fetch_movielens_100k
 from embark_jax.prepare import own_files
-from embark_jax.prepare.recipe import Options, Recipe
+from embark_jax.prepare.recipe import Recipe
 
 _LOG = {"user": "user_id", "time": "timestamp"}
 COLUMNS = {
@@ -23,6 +22,7 @@ COLUMNS = {
     "join": {"ml-100k.user": "user_id", "ml-100k.item": "item_id"},
     "dense": {"timestamp": "standardize"},
     "features": {"movie_title": {"separator": " "}, "class": {"separator": " "}},
+    "split": "random",
 }
 NEXT_COLUMNS = {
     **_LOG,
@@ -30,6 +30,7 @@ NEXT_COLUMNS = {
     "features": {"item_id": {}},
     "others": False,
     "history": {"columns": ["item_id"], "ties": True, "least": 1, "every": 25},
+    "split": "leave-one-out",
 }
 """The next film of each user, by the protocol of next-item papers
 (https://arxiv.org/abs/1808.09781, section IV-A): users of fewer than three films train
@@ -39,10 +40,4 @@ alone."""
 def movielens_100k(raw: Path | None, columns: Columns) -> Recipe:
     """Reads the folder of ``fetch_movielens_100k``, which None fetches."""
     log = (fetch_movielens_100k() if raw is None else raw) / "ml-100k.inter"
-    return dataclasses.replace(own_files.csv(log, columns), usual=Options())
-
-
-def movielens_100k_next(raw: Path | None, columns: Columns) -> Recipe:
-    """Reads the same ratings as events."""
-    usual = Options(split="leave-one-out")
-    return dataclasses.replace(movielens_100k(raw, columns), usual=usual)
+    return own_files.csv(log, columns)

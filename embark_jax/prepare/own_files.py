@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import CategoryColumn, Columns, check_there
+from embark_jax.data.columns import (
+    CategoryColumn,
+    Columns,
+    Preparation,
+    check_there,
+)
 from embark_jax.data.manifest import LABEL
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
@@ -28,7 +33,6 @@ from embark_jax.prepare.recipe import (
     SPLIT,
     USER,
     WEIGHT,
-    Options,
     Recipe,
     last_share,
     weights_column,
@@ -153,9 +157,10 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         if column.text is None
     }
     columns = columns.model_copy(update={"features": {**columns.features, **features}})
-    of_files = None if columns.time or columns.split else _splits_of_files(paths)
+    split_column = columns.split_column
+    of_files = None if columns.time or split_column else _splits_of_files(paths)
     ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
-    is_given = columns.split or of_files is not None
+    is_given = split_column or of_files is not None
     in_order = None if columns.time else last_share(HELD_OUT_SHARES)
     read = [*label_columns(columns), *input_columns(columns)]
     read += _others(columns, columns.user in texts)
@@ -194,7 +199,7 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         query=_join([column.alias or "" for column in keys.values()], [*sides]),
         time_split=sql.name(SPLIT) if is_given else in_order,
         rows={n: column.rows for n, column in numbered.items() if column.rows},
-        usual=Options(split="time" if is_given or columns.time else "random"),
+        usual=Preparation(split="time" if is_given or columns.time else "random"),
         file_splits=of_files,
         history=columns.history,
         numbers=columns.dense,
@@ -242,8 +247,8 @@ def _others(columns: Columns, has_texts: bool) -> list[Column]:
         described = columns.features.get(columns.user, of_texts)
         user = _category(columns.user, described, None, columns.missing)
         others.append(dataclasses.replace(user, alias=USER))
-    if columns.split:
-        others.append(Column(columns.split, "split", alias=SPLIT))
+    if columns.split_column:
+        others.append(Column(columns.split_column, "split", alias=SPLIT))
     return others
 
 

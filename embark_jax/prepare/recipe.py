@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import Columns, HistoryColumns, NumberColumn
+from embark_jax.data.columns import (
+    Columns,
+    HistoryColumns,
+    NumberColumn,
+    Preparation,
+)
 from embark_jax.data.manifest import LABEL, SPLITS
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.table_values import TableValues
-from embark_jax.plans.options import OnBadLine
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import sql
 from embark_jax.prepare.raw_files import RawFile
@@ -43,35 +47,6 @@ WINDOW = "window of the sample"
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """The options that a user may choose.
-
-    Attributes:
-      split: which samples are held out, as ``splits.Split`` reads it.
-      min_count: number of training samples that a value needs for a row of its own.
-      max_rows: most rows of a table; a table with more values is hashed to them.
-      hashed: whether every table is hashed.
-      hash_columns: columns whose tables are hashed, with the number of rows; None is
-        ``max_rows``.
-      window: length of the time windows that samples are cut into, in the units of the
-        column of times, or in seconds if these are dates; None makes no windows.
-      unseen: share of the values in training samples that are taken for unknown ones,
-        so that the row that these share is trained.
-      on_bad_line: "error" stops at the first bad line, "skip" leaves bad lines out and
-        counts them.
-    """
-
-    split: str = "random"
-    min_count: int = 1
-    max_rows: int = 40_000_000
-    hashed: bool = False
-    hash_columns: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    window: int | None = None
-    unseen: float = 0.0
-    on_bad_line: OnBadLine = "error"
-
-
-@dataclasses.dataclass(frozen=True)
 class Recipe:
     """How a data set becomes samples.
 
@@ -96,7 +71,7 @@ class Recipe:
         has TIME.
       unique_sides: whether no two lines of a side file have a key.
       rows: numbers of rows of tables whose row numbers the data have themselves.
-      usual: options that are taken unless the user chooses others.
+      usual: what is taken unless the user says otherwise.
       file_splits: the split of each file, if files say it.
       bags_of_one_id: hotness of features that reading makes multi-hot.
       numbers: transforms of columns of numbers, for dense features and for features;
@@ -118,7 +93,7 @@ class Recipe:
     time_split: str | None = None
     unique_sides: bool = True
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    usual: Options = Options()
+    usual: Preparation = dataclasses.field(default_factory=Preparation)
     file_splits: Sequence[int] | None = None
     bags_of_one_id: Mapping[str, int] = dataclasses.field(default_factory=dict)
     numbers: Mapping[str, NumberColumn] = dataclasses.field(default_factory=dict)
@@ -250,7 +225,7 @@ class Work:
     Attributes:
       database: has the functions of ``values``, and gets samples and vocabularies.
       recipe: the recipe of the data set.
-      options: the user's options.
+      options: how samples are split and get rows.
       out: folder of the prepared data.
       made_from: what determines the samples, as the manifest has it.
       progress: is told how far the work is.
@@ -259,7 +234,7 @@ class Work:
 
     database: sql.Database
     recipe: Recipe
-    options: Options
+    options: Preparation
     out: Path
     made_from: Mapping[str, Any]
     progress: Progress = silent

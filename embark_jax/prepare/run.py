@@ -5,7 +5,6 @@ The folder appears when all is done. What exceeds the memory of queries goes to 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from embark_jax._base.files import new_folder
 from embark_jax._base.object_store import local
 from embark_jax.data import manifest as manifests
 from embark_jax.data.batch import DataError
+from embark_jax.data.columns import Preparation
 from embark_jax.data.manifest import SPLITS, Manifest
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.data.table_values import EXTENDS, TableValues
@@ -23,7 +23,6 @@ from embark_jax.prepare import sql
 from embark_jax.prepare.count import describe, known_tables
 from embark_jax.prepare.encode import encode
 from embark_jax.prepare.histories import write_events
-from embark_jax.prepare.recipe import Options as Options
 from embark_jax.prepare.recipe import Recipe, Work
 from embark_jax.prepare.samples import Samples, make_samples
 from embark_jax.prepare.values import define
@@ -32,7 +31,7 @@ from embark_jax.prepare.values import define
 def prepare(
     recipe: Recipe,
     out: Path,
-    options: Options,
+    options: Preparation,
     made_from: Mapping[str, Any],
     progress: Progress = silent,
     extend: Path | None = None,
@@ -42,7 +41,7 @@ def prepare(
     Args:
       recipe: the recipe of the data set.
       out: a new or empty folder.
-      options: the user's options.
+      options: how samples are split and get rows.
       made_from: what else determines the samples; it is kept in the manifest.
       progress: is told how far the work is.
       extend: folder of earlier data, whose rows and transforms are kept.
@@ -55,7 +54,7 @@ def prepare(
         prepared otherwise.
     """
     raw = {str(path): path.stat().st_size for path in recipe.paths}
-    made_from = {**made_from, **dataclasses.asdict(options), "raw": raw}
+    made_from = {**made_from, **options_of(options), "raw": raw}
     earlier = None
     if extend is not None:
         earlier = _earlier(extend, recipe, made_from)
@@ -75,10 +74,15 @@ def prepare(
         if not manifest.files[SPLITS[0]]:
             raise DataError(
                 f"{recipe.raw[0].path}: no sample is in the training split; take "
-                "another --split"
+                "another split"
             )
         manifest.save(folder)
     return manifest, samples
+
+
+def options_of(options: Preparation) -> dict[str, Any]:
+    """Returns what is said of samples, splits and rows, but not of columns."""
+    return options.model_dump(mode="json", include={*Preparation.model_fields})
 
 
 def _earlier(folder: Path, recipe: Recipe, made_from: Mapping[str, Any]) -> TableValues:

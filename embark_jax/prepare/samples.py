@@ -93,7 +93,7 @@ def make_samples(work: Work) -> Samples:
         select[TIME], seconds = _times(database, recipe, files)
     elif options.window is not None and TIME not in select:
         raise DataError(
-            "--window cuts the data by their column of times, must come with one: "
+            "window cuts the data by their column of times, must come with one: "
             "time=NAME"
         )
     names = [*recipe.all_numbers, *(feature.name for feature in recipe.categories)]
@@ -103,7 +103,7 @@ def make_samples(work: Work) -> Samples:
     if recipe.history is not None:
         names += [n for n in map(event_column, recipe.history.columns) if n in select]
     select = {name: select.get(name, sql.name(name)) for name in names}
-    by = Split.parsed(options.split)
+    by = Split.parsed(options.split or "random")
     split = split_of(by, database, recipe, files, select.get(TIME), seconds)
     split = split.format(total=sum(rows), last_file=sum(rows[:-1]))
     select[WINDOW] = "NULL::BIGINT"

@@ -13,6 +13,7 @@ from embark_jax.prepare import sql
 from embark_jax.prepare.recipe import (
     RANDOM_SPLIT,
     ROW,
+    SPLIT,
     TEST,
     TIME,
     TRAIN,
@@ -47,6 +48,8 @@ class Split:
         """Raises ``ConfigError`` if the text is no split."""
         by, equals, value = text.partition("=")
         begins = tuple(part.strip() for part in value.split(","))
+        if by == "column" and value:
+            return cls(by)
         wrong = by not in SPLITS_BY or (equals and by in ("none", "leave-one-out"))
         if not wrong and not equals:
             return cls(by)
@@ -55,7 +58,7 @@ class Split:
         if not wrong and by == "time" and all(begins) and len(begins) <= 2:
             return cls(by, None, begins)
         raise ConfigError(
-            f"--split {text}: must be one of {', '.join(SPLITS_BY)}; random, user and "
+            f"split={text}: must be one of {', '.join(SPLITS_BY)}; random, user and "
             "time take a share from 0 to 1, such as time=0.2; time also takes one time "
             "or two, such as time=2024-05-01,2024-05-08, when validation and test begin"
         )
@@ -92,9 +95,13 @@ def split_of(
     """
     columns = recipe.columns
     if split.by in ("user", "leave-one-out") and (not columns or not columns.user):
-        raise DataError(f"--split {split.by}: needs the column of users: user=NAME")
+        raise DataError(f"split={split.by}: needs the column of users: user=NAME")
     if split.by == "none":
         return str(TRAIN)
+    if split.by == "column":
+        if not columns or not columns.split_column:
+            raise DataError("split=column=NAME: is for csv and parquet")
+        return sql.name(SPLIT)
     if split.by == "random" and split.share is None:
         return RANDOM_SPLIT
     if split.by in ("random", "user"):
@@ -108,9 +115,7 @@ def split_of(
         )
     if split.by == "leave-one-out":
         if time is None:
-            raise DataError(
-                "--split leave-one-out: needs the column of times: time=NAME"
-            )
+            raise DataError("split=leave-one-out: needs the column of times: time=NAME")
         _leave_one_out(database, files, time)
         return f"coalesce({sql.name(HELD_OUT)}.split, {TRAIN})"
     if split.share is None and not split.begins:
@@ -118,10 +123,10 @@ def split_of(
             return recipe.time_split
         if time is None:
             raise DataError(
-                "these data are not in the order of time; take --split random"
+                "these data are not in the order of time; take split=random"
             )
     if time is None:
-        raise DataError("--split time=...: needs the column of times: time=NAME")
+        raise DataError("split=time=...: needs the column of times: time=NAME")
     if split.begins:
         begins = [_time_of(database, each, seconds) for each in split.begins]
         return cut(TIME, repr(begins[0]), repr(begins[-1]))
@@ -136,7 +141,7 @@ def _time_of(database: sql.Database, text: str, seconds: int) -> float:
     )
     if kind is None or (kind in ("whole", "number")) != (seconds == 1):
         raise DataError(
-            f"--split time={text}: must be a {'number' if seconds == 1 else 'date'}, "
+            f"split=time={text}: must be a {'number' if seconds == 1 else 'date'}, "
             "as the column of times has them"
         )
     return number if at is None else at if seconds == 1 else at * (seconds // 10**6)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embark_jax.data.columns import HistoryColumns, NumberColumn
+from embark_jax.data.columns import HistoryColumns, NumberColumn, Preparation
 from embark_jax.data.manifest import LABEL
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare.raw_files import TextFile
-from embark_jax.prepare.recipe import TEST, TIME, TRAIN, USER, Options, Recipe, find
+from embark_jax.prepare.recipe import TEST, TIME, TRAIN, USER, Recipe, find
 from embark_jax.prepare.values import Column
 
 LAST_DAY_S = 1_494_604_800  # 2017-05-13, 0:00 in Beijing
@@ -67,7 +67,7 @@ def taobao(raw: Path) -> Recipe:
         query=QUERY,
         history=HistoryColumns(columns=("cate_id", "brand"), longest=LONGEST),
         time_split=f"if(time_stamp >= {LAST_DAY_S}, {TEST}, {TRAIN})",
-        usual=Options(split="time"),
+        usual=Preparation(split="time"),
         numbers={"price": NumberColumn(transform="log")},
     )
 

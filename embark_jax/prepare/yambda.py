@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from embark_jax.data.batch import DataError
-from embark_jax.data.columns import AgeBuckets, HistoryColumns, Pools
+from embark_jax.data.columns import AgeBuckets, HistoryColumns, Pools, Preparation
 from embark_jax.data.manifest import LABEL
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare.own_files import cross_of
@@ -24,7 +24,6 @@ from embark_jax.prepare.recipe import (
     IS_SAMPLE,
     TIME,
     USER,
-    Options,
     Recipe,
     event_column,
 )
@@ -127,7 +126,7 @@ def yambda(raw: Path) -> Recipe:
         query=QUERY,
         history=HISTORY,
         rows={"time": HISTORY.ages.rows if HISTORY.ages else 0, "action": ACTIONS + 1},
-        usual=Options(
+        usual=Preparation(
             split="none",
             window=DAY_S,
             hash_columns={name: rows for name, (_, rows) in CROSSES.items()},

@@ -13,7 +13,7 @@ says of it: ``label``, ``labels``, ``weight``, ``time``, ``split``, ``dense``, a
     embark data prepare parquet --raw numbered/samples --columns numbered/columns.yaml
 
 Vocabularies and ids are those that DuckDB makes of the same rows, if these say their
-split, or all of them are for training (``--split none``).
+split, or all of them are for training (``split: none``).
 """
 
 from __future__ import annotations
@@ -125,8 +125,10 @@ def main() -> None:
         samples = samples.withColumn(name, keys(samples, name, feature.separator))
     samples = samples.persist()
     training = samples
-    if columns.split is not None:
-        training = samples.where(F.lower(f"`{columns.split}`").startswith("train"))
+    if columns.split_column is not None:
+        training = samples.where(
+            F.lower(f"`{columns.split_column}`").startswith("train")
+        )
     tables: dict[str, list[str]] = {}
     for name, feature in columns.features.items():
         tables.setdefault(feature.table or name, []).append(name)

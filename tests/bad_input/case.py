@@ -142,7 +142,7 @@ def make_world(folder: Path) -> None:
         for command in (
             "train tiny.yaml --workdir run",
             "data stats tiny.yaml --out stats.json",
-            "data prepare csv dense.price=none --raw raw --out prepared --split random",
+            "data prepare csv dense.price=none --raw raw --out prepared split=random",
         ):
             outcome = runs.embark(*command.split())
             assert (outcome.code, outcome.err) == (0, ""), outcome.err

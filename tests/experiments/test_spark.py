@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from embark_jax.data import PreparedData
-from embark_jax.data.columns import Columns
+from embark_jax.data.columns import Columns, Preparation
 from embark_jax.prepare import own_files
-from embark_jax.prepare.run import Options, prepare
+from embark_jax.prepare.run import prepare
 
 PROGRAM = Path(__file__).parents[2] / "experiments/spark_preparation/prepare.py"
 ODD = [
@@ -66,7 +66,7 @@ def table_of(seed: int, count: int = 400) -> pa.Table:
 def samples(raw: Path, columns: dict, out: Path, **options) -> tuple[dict, dict]:
     """Rows of tables, and the samples of each split, in any order."""
     recipe = own_files.parquet(raw, Columns.model_validate(columns))
-    prepare(recipe, out, Options("time", **options), {})
+    prepare(recipe, out, Preparation(split="time", **options), {})
     data, found = PreparedData(out), {}
     for split in data.manifest.files:
         found[split] = sorted(
@@ -88,7 +88,7 @@ def test_ids_are_those_of_duckdb(tmp_path, features):
         pytest.skip("pyspark or Java is not here")
     (tmp_path / "raw").mkdir()
     pq.write_table(table_of(len(features)), tmp_path / "raw" / "a.parquet")
-    columns = {"dense": {"price": "log"}, "split": "part"}
+    columns = {"dense": {"price": "log"}, "split": "column=part"}
     columns["features"] = FEATURES[features]
     (tmp_path / "columns.yaml").write_text(yaml.safe_dump(columns))
     out = tmp_path / "numbered"

@@ -55,7 +55,7 @@ def made(tmp_path_factory):
     config = runs.write_config(folder, CONFIG.replace("DATA", str(folder / "data")))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        raw = "--raw", folder / "raw.csv", "--split", "random"
+        raw = "--raw", folder / "raw.csv", "split=random"
         for command in (
             ("data", "prepare", "csv", "ignore=[key]", *raw, "--out", folder / "data"),
             ("train", config, "--workdir", folder / "run"),

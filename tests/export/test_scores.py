@@ -9,12 +9,12 @@ import embark_jax as ej
 from embark_jax import export
 from embark_jax.data import DataError
 from embark_jax.data import encoding as encoding_files
-from embark_jax.data.columns import Columns
+from embark_jax.data.columns import Columns, Preparation
 from embark_jax.export.lookup import LookupTable
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.prepare import own_files
 from embark_jax.prepare.raw_rows import RowEncoder
-from embark_jax.prepare.run import Options, prepare
+from embark_jax.prepare.run import prepare
 from tests import runs
 from tests.runs import done, embark
 
@@ -37,7 +37,7 @@ def scorer(tmp_path) -> ej.Scorer:
     raw, prepared = tmp_path / "raw.csv", tmp_path / "prepared"
     lines = (f"{i % 2},u{i % 3},{i},{i}" for i in range(20))
     raw.write_text("\n".join(["label,user,age,price", *lines]) + "\n")
-    manifest = prepare(own_files.csv(raw, COLUMNS), prepared, Options(), {})[0]
+    manifest = prepare(own_files.csv(raw, COLUMNS), prepared, Preparation(), {})[0]
     encoding_files.save_encoding(prepared, manifest, tmp_path / encoding_files.FOLDER)
     return ej.Scorer(RowEncoder(tmp_path), id_scorer())
 

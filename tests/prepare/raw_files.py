@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from embark_jax._base.files import read_arrow
 from embark_jax.data import BatchChecker, PreparedData
-from embark_jax.data.columns import Columns
+from embark_jax.data.columns import Columns, Preparation
 from embark_jax.prepare import own_files
-from embark_jax.prepare.run import Options, prepare
+from embark_jax.prepare.run import prepare
 
 
 def prepared(
@@ -21,12 +21,12 @@ def prepared(
     columns = Columns.model_validate(columns or {})
     read = own_files.csv if raw.suffix == ".csv" else own_files.parquet
     made_from = {"columns": columns.model_dump(mode="json")}
-    prepare(read(raw, columns), out, Options(**options), made_from, extend=extend)
+    prepare(read(raw, columns), out, Preparation(**options), made_from, extend=extend)
     return PreparedData(out)
 
 
 def prepared_by(recipe, out: Path, **options) -> PreparedData:
-    prepare(recipe, out, Options(**options), {})
+    prepare(recipe, out, Preparation(**options), {})
     return PreparedData(out)
 
 

@@ -130,7 +130,7 @@ OTHER_ORDER = {"dense": {"age": "none", "price": "standardize"}}
             {"columns": NUMBERS | {"labels": ["liked", "label"]}},
             r"labels is \['label', 'liked'\] there",
         ),
-        ({"max_rows": 30}, "table 'user': has more values than --max-rows 30.*raise"),
+        ({"max_rows": 30}, "table 'user': has more values than max_rows 30.*raise"),
         (
             {"rows": [row | {"user": 7} for row in rows_of_day(1)]},
             "table 'user': values are whole numbers, but string in the earlier",

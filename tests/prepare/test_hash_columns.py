@@ -25,8 +25,8 @@ def hashed(column: int, rows: int) -> set[int]:
 
 
 def test_some_columns_are_hashed_and_others_have_a_vocabulary(raw, tmp_path):
-    options = "--split time --max-rows 50 --hash-column user=keys --hash-column item"
-    command = "data", "prepare", "csv", *options.split(), "--hash-column", "shop=1000"
+    options = "split=time max_rows=50 hash_columns.user=keys hash_columns.item=null"
+    command = "data", "prepare", "csv", *options.split(), "hash_columns.shop=1000"
     shown = done(*command, "--raw", raw, "--out", tmp_path / "out")
     assert "1 tables of keys, which must be dynamic" in shown.out
     data = PreparedData(tmp_path / "out")

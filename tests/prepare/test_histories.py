@@ -1,7 +1,9 @@
 """Histories of a log, beside what plain Python makes of the same lines."""
 
 import csv
+import errno
 import gzip
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -183,3 +185,15 @@ def test_rows_without_histories_are_told_what_to_bring(tmp_path):
     for rows in (tmp_path / "log/0.csv", {"item": ["i1"], "kind": ["k 3"]}):
         with pytest.raises(DataError, match=message):
             list(encoder.batches(rows))
+
+
+def test_a_full_disk_is_said_before_a_page_of_it_is_missing(tmp_path, monkeypatch):
+    """What is written by mapped pages must have its place: else the process ends."""
+    write(tmp_path / "raw", random_log(0), files=1)
+
+    def no_room(file, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(OSError, match=r"No space left on device: '.*out.part.*'"):
+        prepared(tmp_path / "raw" / "0.csv", tmp_path / "out", COLUMNS)

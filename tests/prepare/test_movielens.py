@@ -94,8 +94,8 @@ def test_the_last_films_of_each_user_are_held_out(tmp_path, every):
         of_user[line["user"]].append(str(line["item"]))
     history = movielens.NEXT_COLUMNS["history"] | {"longest": 5, "every": every}
     described = columns(movielens.NEXT_COLUMNS, history=history)
-    recipe = movielens.movielens_100k_next(tmp_path, described)
-    data = prepared_by(recipe, tmp_path / "out", split=recipe.usual.split)
+    recipe = movielens.movielens_100k(tmp_path, described)
+    data = prepared_by(recipe, tmp_path / "out", split="leave-one-out")
 
     def expected(ends) -> list:
         return sorted(

@@ -107,7 +107,7 @@ SURROGATES = pa.array([b"u", b"\xed\xa0\x80"] * (ROWS // 2)).view(pa.string())
         ),
         (
             {"a": LABELS, "fold": ["test"] * ROWS},
-            {"split": "fold"},
+            {"split": "column=fold"},
             "no sample is in the training split",
         ),
         (

@@ -16,7 +16,7 @@ from tests.prepare.raw_files import prepared, samples, write_table
 from tests.runs import done
 
 FOLDS = (("train", "train"), ("valid", "validation"), ("test", "test"))
-ONE_FEATURE = {"features": {"film": {}}, "others": False, "split": "fold"}
+ONE_FEATURE = {"features": {"film": {}}, "others": False, "split": "column=fold"}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_lists_and_sequences_of_one_table(rows, tmp_path):
             "seen": seen,
         },
         "others": False,
-        "split": "fold",
+        "split": "column=fold",
     }
     data = prepared(path, tmp_path / "out", columns, split="time")
     assert [(f.table, f.hotness, f.pooling) for f in data.features] == [

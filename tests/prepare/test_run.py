@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from embark_jax.data import manifest as manifests
-from embark_jax.data.columns import Columns
+from embark_jax.data.columns import Columns, Preparation
 from embark_jax.data.pipeline import Progress, silent
 from embark_jax.prepare import encode, own_files
-from embark_jax.prepare.run import Options, prepare
+from embark_jax.prepare.run import prepare
 from tests import runs
 from tests.runs import done, embark
 
@@ -51,7 +51,7 @@ def command(raw: Path, out: Path) -> tuple:
 
 
 def prepare_in(raw: Path, out: Path, progress: Progress = silent) -> None:
-    options = Options(split="time", min_count=2)
+    options = Preparation(split="time", min_count=2)
     prepare(own_files.csv(raw, COLUMNS), out, options, {}, progress)
 
 
@@ -90,7 +90,7 @@ def test_bad_lines_are_left_out_and_counted(tmp_path):
     bad[150] = "1,young,0.5,w"
     raw, out = tmp_path / "rows.csv", tmp_path / "out"
     raw.write_text("\n".join(bad) + "\n")
-    options = "--on-bad-line", "skip", "--split", "time"
+    options = "on_bad_line=skip", "split=time"
     lenient = done(*command(raw, out), *options)
     assert "359 train, 20 validation, 19 test samples" in lenient.out
     assert "left out 2 bad lines; the first of them:" in lenient.out
@@ -101,7 +101,7 @@ def test_bad_lines_are_left_out_and_counted(tmp_path):
 
 def test_missing_values_statistics_and_a_missing_file_are_told(raw, tmp_path):
     out = tmp_path / "out"
-    prepared = done(*command(raw, out), "--split", "time")
+    prepared = done(*command(raw, out), "split=time")
     assert "column 'age': 100 missing values (25.0%) are 0\n" in prepared.out
     assert manifests.load(out).missing_dense == {"age": 100}
     assert "Bags of 360 samples" in done("data", "stats", out).out

@@ -110,7 +110,7 @@ def test_users_and_random_shares(tmp_path):
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        ("weekly", "must be one of time, random, user, leave-one-out, none"),
+        ("weekly", "must be one of time, random, user, leave-one-out, column=NAME"),
         ("random=2", "take a share from 0 to 1"),
         ("none=0.1", "must be one of"),
         ("time=soon", "time=soon: must be a date"),
@@ -130,5 +130,5 @@ def test_splits_that_cannot_be(tmp_path, split, message):
 def test_a_small_training_set_is_said(tmp_path):
     path = write_table(tmp_path / "log.csv", log())
     call = ("data", "prepare", "csv", "--raw", path, "time=when", "ignore=[place]")
-    told = done(*call, "--split", "time=2024-03-03", "--out", tmp_path / "out").out
+    told = done(*call, "split=time=2024-03-03", "--out", tmp_path / "out").out
     assert "warning: training has" in told

@@ -70,7 +70,7 @@ def test_merged_texts_are_told(tmp_path):
         writer.writerow(["label", "zip", "name", "n"])
         for i, text in enumerate(["007", "7", "7.0", "1.10", "NA", "08"] * 3):
             writer.writerow([i % 2, text, f"x{i}", i])
-    call = ("data", "prepare", "csv", "--raw", tmp_path / "rows.csv", "--split=none")
+    call = ("data", "prepare", "csv", "--raw", tmp_path / "rows.csv", "split=none")
     told = done(*call, "--out", tmp_path / "a").out
     # 007 and 7.0 become 7, NA is missing; 1.10 and 08 are no other's value.
     assert "column 'zip': 3 texts such as '007' are the same value as others" in told

@@ -10,7 +10,7 @@ from tests.prepare.raw_files import prepared, write_table
 from tests.runs import done
 
 COLUMNS = {
-    "split": "fold",
+    "split": "column=fold",
     "time": "when",
     "features": {"tags": {"separator": "|"}},
 }
@@ -85,12 +85,12 @@ def test_a_share_of_values_trains_the_row_of_unknown_ones(rows, tmp_path):
 
 def test_the_command_says_the_share(rows, tmp_path):
     path = write_table(tmp_path / "rows.csv", rows)
-    keys = ("split=fold", "time=when", "others=false", "features.user={}")
+    keys = ("split=column=fold", "time=when", "others=false", "features.user={}")
     call = ("data", "prepare", "csv", "--raw", path, *keys)
     told = done(*call, "--out", tmp_path / "a").out
     share = share_of(rows)
     assert f"column 'user': {share:.1%} of the values in test have no row" in told
-    assert "--unseen 0.01 trains it" in told
+    assert "unseen=0.01 trains it" in told
     assert "test: from 2024-03-01 10:00:00 to 2024-03-16 10:00:00" in told
-    told = done(*call, "--out", tmp_path / "b", "--unseen", "0.01").out
-    assert "--unseen 0.01" not in told
+    told = done(*call, "--out", tmp_path / "b", "unseen=0.01").out
+    assert "unseen=0.01" not in told

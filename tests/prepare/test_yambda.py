@@ -33,7 +33,7 @@ def prepared(raw, out, **history):
     recipe = yambda.yambda(raw)
     history = yambda.HISTORY.model_copy(update=HISTORY | history)
     crosses = dict.fromkeys(yambda.CROSSES, 97)
-    options = dataclasses.replace(recipe.usual, hash_columns=crosses)
+    options = recipe.usual.model_copy(update={"hash_columns": crosses})
     recipe = dataclasses.replace(recipe, history=history)
     return prepare(recipe, out, options, {})[0]
 

@@ -50,7 +50,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("by_value")
     write_rows(folder / "rows.csv", HEADER, raw_rows())
     prepare = ("data", "prepare", "csv", "--raw", folder / "rows.csv")
-    options = ("split=part", "--min-count", 2, "--hash-column", "shop=4")
+    options = ("split=column=part", "min_count=2", "hash_columns.shop=4")
     runs.done(*prepare, "--out", folder / "data", *options)
     config = runs.write_config(folder, CONFIG % (folder / "data"))
     runs.done("train", config, "--workdir", folder / "run")
