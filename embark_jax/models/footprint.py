@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from embark_jax.config import ModelConfig
+from embark_jax.data.layout import Columns
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
 from embark_jax.models.interface import Packed, PackedModel
 from embark_jax.models.kept_values import kept_bytes, peak_bytes
+from embark_jax.models.retrieval import RetrievalModel
 
 SAMPLES = 16
 """Samples of which memory is found, so that events of one need be no whole number."""
@@ -41,6 +43,7 @@ def footprint(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     events: Mapping[str, float] | None = None,
+    samples: int = SAMPLES,
 ) -> Footprint:
     """Returns the footprint of the model that ``build`` makes.
 
@@ -48,6 +51,8 @@ def footprint(
       config, embedding_shapes, dense_features: those of ``build``, as are the errors.
       events: for each sequence the events of a sample that there is room for; None is
         the longest.
+      samples: samples that go through the layers together, on all devices: those of
+        models with negatives of the batch are compared with each other.
     """
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
@@ -75,6 +80,10 @@ def footprint(
         params, state = held
 
         def total(params, dense, embeddings):
+            if isinstance(model, RetrievalModel):
+                graph = nnx.graphdef(model)
+                module = nnx.merge(graph, params, state, copy=True)
+                return module.loss(embeddings, _batch_of(dense, embeddings))[0].sum()
             return apply(params, state, dense, embeddings).sum()
 
         return jax.grad(total, (0, 1, 2), allow_int=True)(params, *inputs)
@@ -87,13 +96,27 @@ def footprint(
             dense = _array(batch, dense_features)
             return found(function, (params, state), dense, embeddings)
 
-        return (of_samples(2 * SAMPLES) - of_samples(SAMPLES)) // SAMPLES
+        few, twice, all_samples = map(of_samples, (SAMPLES, 2 * SAMPLES, samples))
+        return (all_samples - (2 * few - twice)) // samples
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     peak = None
-    if isinstance(model, PackedModel):
+    if isinstance(model, PackedModel | RetrievalModel):
         peak = bytes_of(peak_bytes, gradients)
     return Footprint(parameters, bytes_of(kept_bytes, backward), peak)
+
+
+def _batch_of(dense: jax.Array, embeddings: Mapping[str, Any]) -> Columns:
+    """Returns samples of a batch, with one id for each row."""
+
+    def ids_of(rows: Any) -> jax.Array:
+        if isinstance(rows, Packed):
+            return rows.ids
+        rows_of_sample = math.prod(rows.shape[1:-1])  # of a pooled feature one
+        return jnp.zeros((len(rows), rows_of_sample), jnp.int32)
+
+    ids = {name: ids_of(rows) for name, rows in embeddings.items()}
+    return Columns(dense, ids, {}, jnp.ones(len(dense)))
 
 
 def _array(*shape: int, dtype: Any = jnp.float32) -> Any:

@@ -85,6 +85,10 @@ class _Program:
             if called is not None and len(called.invars) == len(inputs):
                 pairs = zip(called.invars, inputs, strict=True)
                 outputs = self.add(called, {v: n for v, n in pairs if n is not None})
+                if equation.primitive.name == "scan":  # what its turns give together
+                    own = [number for number in outputs if number is not None]
+                    outputs = [self.value(variable) for variable in equation.outvars]
+                    self.operations.append(_Operation("scan", own, outputs))  # pyright: ignore
             else:
                 outputs = [self.value(variable) for variable in equation.outvars]
                 own = [number for number in inputs if number is not None]
@@ -144,7 +148,8 @@ def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
 
 def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
     """Returns the bytes of the arrays that are there at once at most, besides inputs,
-    where operations run in the order in which they were traced.
+    where operations run in the order in which they were traced. An elementwise result
+    lies where an operand of its size was that nothing reads any more.
 
     Args:
       gradients: ``(held, *inputs) -> jax.grad(…)``.
@@ -156,6 +161,7 @@ def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
     sources = {number: {number} for number in of_inputs}
     first: dict[int, int] = {}
     last: dict[int, int] = {}
+    made_here: list[tuple[int, set[int]]] = []
     for time, (name, of_operation, results) in enumerate(program.operations):
         made_of = set().union(*(sources[number] for number in of_operation))
         last |= dict.fromkeys(made_of, time)
@@ -167,8 +173,16 @@ def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
             else:
                 sources[number] = {number}
                 first[number] = last[number] = time
+                if name in ELEMENTWISE:
+                    made_here.append((number, made_of))
     for number in outputs:
         last |= dict.fromkeys(sources[number], len(program.operations))
+    for number, made_of in made_here:
+        time = first[number]
+        for each in made_of & first.keys():
+            if last[each] == time and sizes[each] == sizes[number]:
+                last[each] = time - 1
+                break
     changes = [0] * (len(program.operations) + 2)
     for number, time in first.items():
         changes[time] += sizes[number]

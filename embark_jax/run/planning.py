@@ -184,7 +184,13 @@ def _dense_load(
         shapes = embedding_shapes(tables, features)
         events = _events_of_sample(config, features, statistics)
         with config_error_at("model"):
-            model = models.footprint(model, shapes, data.dense_features, events)
+            model = models.footprint(
+                model,
+                shapes,
+                data.dense_features,
+                events,
+                config.train.batch_size // config.train.micro_batches,
+            )
         peak_bytes = model.peak_bytes
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     pooled_bytes = min(pooled_bytes, model.kept_bytes)
