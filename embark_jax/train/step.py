@@ -232,7 +232,7 @@ def make_score_step(
                 )
 
         columns = batch.columns()
-        embeddings = collection.lookup(storages, routes)
+        embeddings = collection.lookup(storages, routes, model.embedding_dtype)
         if micro_batches == 1:
             logits = logits_of(embeddings, columns)
         else:
