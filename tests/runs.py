@@ -18,11 +18,11 @@ from typing import NamedTuple
 from unittest import mock
 
 import jax
+from matplotlib.figure import Figure
 from tensorboardX.proto.event_pb2 import Event
 
 from embark_jax import cli
 from embark_jax.launch.one_host import FAILED, USER_ERROR
-from embark_jax.report import page
 
 OWN = Path(__file__).parent.parent / "experiments" / "own"
 """A folder with a model and data of a user's own, and a config."""
@@ -60,14 +60,14 @@ def embark(*args: str | Path, draws: bool = False) -> Outcome:
 
     Args:
       args: its words, or a single text that is split into words as a shell does it.
-      draws: whether pages have pictures: to draw them takes half of a short run.
+      draws: whether pictures of pages are drawn, which takes half of a short run.
     """
-    pictures = mock.patch.object(page, "image", return_value="")
+    empty = mock.patch.object(Figure, "savefig")
     if len(args) == 1:
         args = tuple(shlex.split(str(args[0])))
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
-        contextlib.nullcontext() if draws else pictures,
+        contextlib.nullcontext() if draws else empty,
         mock.patch.object(sys, "argv", ["embark", *map(str, args)]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
