@@ -170,7 +170,7 @@ def test_a_trial_that_was_ended_early_goes_on_in_its_folder(
 
 
 def test_a_longer_search_draws_new_values(ranges, trained, tmp_path):
-    """The first four of a search are the same, whether it is begun once or continued."""
+    """The first of a search are the same, whether it is begun once or continued."""
     rates = []
     for name, *steps in (("whole", 4), ("continued", 2, 4)):
         for wanted in steps:
