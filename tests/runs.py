@@ -1,6 +1,7 @@
 """Runs of the ``embark`` command, in this process or in one of their own."""
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import jax
+import typer.main
 from matplotlib.figure import Figure
 from tensorboardX.proto.event_pb2 import Event
 
@@ -47,6 +49,10 @@ OF_SHARED = ("mesh.nodes=1", "mesh.gpus_per_node=2", "train.eval_every=2")
 """Overrides of the run that several files of tests look at."""
 
 
+get_command = functools.cache(typer.main.get_command)
+"""Of the parser of commands, which takes as long to make as a small command."""
+
+
 class Outcome(NamedTuple):
     """What a command left behind."""
 
@@ -69,6 +75,7 @@ def embark(*args: str | Path, draws: bool = False) -> Outcome:
     with (
         contextlib.nullcontext() if draws else empty,
         mock.patch.object(sys, "argv", ["embark", *map(str, args)]),
+        mock.patch("typer.main.get_command", get_command),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
