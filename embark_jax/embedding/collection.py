@@ -216,6 +216,12 @@ class EmbeddingCollection:
           key: a JAX random key; with it, each table's rows are the same in every plan.
         """
 
+        return self._create(key)
+
+    @functools.cached_property
+    def _create(self) -> Callable[[jax.Array], Storages]:
+        """Creates initial storages; compiled once."""
+
         def create(key):
             return {
                 name: jnp.zeros((s.slots_per_device, s.width), s.kind.dtype)
@@ -224,7 +230,7 @@ class EmbeddingCollection:
                 for name, s in self._storages.items()
             }
 
-        return jax.jit(self.map(create, (PartitionSpec(),), self._specs))(key)
+        return jax.jit(self.map(create, (PartitionSpec(),), self._specs))
 
     def init_optimizer(self, optimizer: AnyRule) -> OptimizerState:
         """Creates the initial optimizer state, sharded like the storages."""
