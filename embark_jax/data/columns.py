@@ -424,7 +424,10 @@ def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None
         if name not in names:
             hint = nearest(name, names)
             if name.startswith(PAST):
-                hint = "it has the earlier events of the row's user, the latest last"
+                hint = (
+                    "it has the earlier events of the row's user, the latest last, "
+                    "such as a;b;c, or a list"
+                )
             raise DataError(f"{where}: has no column {name!r}; {hint}")
         if (count := list(names).count(name)) > 1:
             raise DataError(

@@ -30,7 +30,8 @@ class Footprint(NamedTuple):
       kept_bytes: bytes per sample that backward needs from forward.
       peak_bytes: bytes per sample that are there at once, if the layers are of packed
         sequences: XLA makes the gradients of one such layer after the other, where
-        those of others all exist together with what is kept.
+        those of others all exist together with what is kept; or if samples are each
+        other's negatives, whose scores count, too.
     """
 
     parameters: int
@@ -100,10 +101,11 @@ def footprint(
         return (all_samples - (2 * few - twice)) // samples
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    peak = None
+    kept, peak = bytes_of(kept_bytes, backward), None
     if isinstance(model, PackedModel | RetrievalModel):
         peak = bytes_of(peak_bytes, gradients)
-    return Footprint(parameters, bytes_of(kept_bytes, backward), peak)
+        peak = peak if isinstance(model, PackedModel) else max(peak, 2 * kept)
+    return Footprint(parameters, kept, peak)
 
 
 def _batch_of(dense: jax.Array, embeddings: Mapping[str, Any]) -> Columns:

@@ -216,3 +216,15 @@ def test_what_elementwise_operations_make_again_is_not_kept():
     inputs = jnp.zeros((10, 3)), {"a": jnp.zeros((10, 8))}
     values = 8 + 32 + 32 + 32
     assert kept_bytes(backward, params, *inputs) == 10 * 4 * values
+
+
+def test_scores_of_negatives_are_counted():
+    """One float32 of each sample and each other one, and at most its gradient."""
+    config, shapes = section_of("two_tower")(items=("a",)), {"a": (8,), "b": (8,)}
+    few, many = (
+        models.footprint(config, shapes, DENSE, samples=n).peak_bytes
+        for n in (2048, 16_384)
+    )
+    assert few is not None
+    assert many is not None
+    assert 4 * 16_384 * 0.8 < many - few < 2 * 4 * 16_384
