@@ -158,10 +158,15 @@ class EmbarkStep:
         arrange_bytes = 4 * key * (loads.ids + loads.received_ids)
         arrange_bytes += 6 * INDEX_BYTES * loads.bags
         return [
-            self.make.memory("sort ids", "ids", sort_bytes, kernels=8),
+            self.make.memory("sort ids", "ids", sort_bytes, kernels=8, ids=True),
             self.make.exchange("exchange ids", "ids", sent, ["sort ids"], times=2),
             self.make.memory(
-                "arrange ids", "ids", arrange_bytes, ["exchange ids"], kernels=8
+                "arrange ids",
+                "ids",
+                arrange_bytes,
+                ["exchange ids"],
+                kernels=8,
+                ids=True,
             ),
         ]
 
@@ -211,6 +216,7 @@ class EmbarkStep:
                 ids * index_bytes(self.key_bytes),
                 [REPLICATED],
                 kernels=10,
+                ids=True,
             ),
             make.memory(
                 "gather gradients",

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import poisson
 
+from embark_jax.plans.fleet import Efficiency
 from embark_jax.statistics.skew import Zipf, row_probabilities
 from experiments.predicted_measured.cases import Case, measured
 
@@ -36,7 +37,7 @@ def predicted(record: dict[str, Any]) -> float:
     return float(100 * np.sum(rows * probability * more))
 
 
-def cases() -> Iterator[Case]:
+def cases(_: Efficiency) -> Iterator[Case]:
     """Yields a case for each trace and number of reads."""
     for record, address in measured("inputs"):
         yield Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from embark_jax.planner import price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
 from embark_jax.plans import fleet
+from embark_jax.plans.fleet import Efficiency
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.skew import Zipf
@@ -23,10 +25,10 @@ PHASES = {
 FLOAT_BYTES = 4
 
 
-def workload_of(record: dict[str, Any]) -> Workload:
+def workload_of(record: dict[str, Any], efficiency: Efficiency) -> Workload:
     """Returns the workload of a record: one H100, ids by the power law."""
     return Workload(
-        fleet.dgx_h100(1, 1),
+        dataclasses.replace(fleet.dgx_h100(1, 1), efficiency=efficiency),
         batch_size=record["batch"],
         zipf_exponent=record["exponent"],
         optimizer=record["optimizer"],
@@ -34,9 +36,9 @@ def workload_of(record: dict[str, Any]) -> Workload:
     )
 
 
-def device_ms(record: dict[str, Any]) -> float:
+def device_ms(record: dict[str, Any], efficiency: Efficiency) -> float:
     """Returns the planner's price of an operation whose rows lie on the device."""
-    workload = workload_of(record)
+    workload = workload_of(record, efficiency)
     tables = [
         TableSpec(f"t{i}", record["rows"], record["dim"])
         for i in range(record["tables"])
@@ -51,11 +53,11 @@ def device_ms(record: dict[str, Any]) -> float:
     return float(sum(item.step_ms.sum(axis=0).max() for item in items))
 
 
-def host_ms(record: dict[str, Any], values: int) -> float:
+def host_ms(record: dict[str, Any], values: int, efficiency: Efficiency) -> float:
     """Returns the price of reading each looked-up row from host memory, or, in an
     update, of reading and writing so many values for each parameter of the rows that
     the batch touches, both ways added as the planner does."""
-    workload = workload_of(record)
+    workload = workload_of(record, efficiency)
     if record["operation"] == "backward":
         skew = Zipf(record["exponent"])
         rows = 2 * values * skew.expected_unique(record["rows"], record["batch"])
@@ -65,23 +67,23 @@ def host_ms(record: dict[str, Any], values: int) -> float:
     return float(Rates(workload.fleet).store_ms(moved_bytes, 0.0))
 
 
-def predicted(record: dict[str, Any]) -> float:
+def predicted(record: dict[str, Any], efficiency: Efficiency) -> float:
     """Returns the price of a record's operation, in milliseconds."""
     states = STATE_VALUES[record["optimizer"]][0]
     match record["memory"]:
         case "device":
-            return device_ms(record)
+            return device_ms(record, efficiency)
         case "device, states on the host":
             rows = {**record, "optimizer": "sgd"}
-            return device_ms(rows) + host_ms(record, states)
+            host = host_ms(record, states, efficiency)
+            return device_ms(rows, efficiency) + host
         case "host":
-            return host_ms(record, 1 + states)
+            return host_ms(record, 1 + states, efficiency)
     raise ValueError(f"{record['name']}: memory is {record['memory']!r}")
 
 
-def cases() -> Iterator[Case]:
+def cases(efficiency: Efficiency) -> Iterator[Case]:
     """Yields a case for each operation."""
     for record, address in measured("kernels"):
-        yield Case(
-            "kernels", record["name"], "ms", record["ms"], predicted(record), address
-        )
+        ms = predicted(record, efficiency)
+        yield Case("kernels", record["name"], "ms", record["ms"], ms, address)

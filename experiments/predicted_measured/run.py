@@ -18,6 +18,7 @@ from experiments.predicted_measured import (
     collectives,
     inputs,
     kernels,
+    own,
     systems,
 )
 from experiments.predicted_measured.cases import FOLDER, Case, score
@@ -25,9 +26,15 @@ from experiments.predicted_measured.cases import FOLDER, Case, score
 GROUPS = {
     "systems": systems.cases,
     "kernels": kernels.cases,
+    "our H200": own.cases,
     "collectives": collectives.cases,
     "inputs": inputs.cases,
 }
+
+
+def cases_of(efficiency: fleet.Efficiency) -> list[Case]:
+    """Returns all cases, predicted with an efficiency."""
+    return [case for of_group in GROUPS.values() for case in of_group(efficiency)]
 
 
 def summary(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
@@ -68,7 +75,7 @@ def show(cases: Sequence[Case], scores: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    cases = [case for of_group in GROUPS.values() for case in of_group()]
+    cases = cases_of(fleet.gpu_efficiency())
     scores = summary(cases)
     results = {
         "constants": dataclasses.asdict(fleet.gpu_efficiency()),
