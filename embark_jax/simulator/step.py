@@ -118,6 +118,11 @@ def step_tasks(priced: PricedPlan) -> list[Task]:
     ]
 
 
+def is_route(task: Task) -> bool:
+    """Returns whether a task of a step makes routes."""
+    return task.name == CHECK or task.phase in ROUTE
+
+
 def _stage(item: WorkItem) -> str:
     """Returns the stage that a work item belongs to."""
     if item.phase == "sort":

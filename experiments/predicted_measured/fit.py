@@ -67,9 +67,7 @@ def fitted(
     """Returns the constants with those of some names fitted to some groups."""
 
     def at(logs: np.ndarray) -> Efficiency:
-        return changed(
-            efficiency, dict(zip(names, np.exp(logs).tolist(), strict=True))
-        )
+        return changed(efficiency, dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
     def errors(logs: np.ndarray) -> np.ndarray:
         cases = [case for group in groups for case in GROUPS[group](at(logs))]
@@ -78,7 +76,9 @@ def fitted(
         return np.array([np.log(c.ratio) / number[c.group] ** 0.5 for c in seen])
 
     begin, scale = np.zeros(len(names)), WIDE / 5
-    found = least_squares(errors, begin, loss="soft_l1", f_scale=scale, diff_step=1e-2, max_nfev=15)
+    found = least_squares(
+        errors, begin, loss="soft_l1", f_scale=scale, diff_step=1e-2, max_nfev=15
+    )
     return at(found.x)
 
 
@@ -89,7 +89,9 @@ def main() -> None:
         efficiency = fitted(efficiency, groups, names)
         for name in names:
             if hasattr(sheet, name):
-                print(f"{name}: {getattr(efficiency, name):.3g} # {getattr(sheet, name):.3g}")
+                print(
+                    f"{name}: {getattr(efficiency, name):.3g} # {getattr(sheet, name):.3g}"
+                )
         print(f"{groups}: {score([c for g in groups for c in GROUPS[g](efficiency)])}")
     for way in efficiency.ways:
         print(way)

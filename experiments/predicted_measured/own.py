@@ -79,7 +79,11 @@ def cases(efficiency: Efficiency) -> Iterator[Case]:
     network = job.workload.dense.layers
     rates, stacks = Rates(machine), (network.bottom, network.cross, network.top)
     forward_ms = sum(rates.product_ms(BATCH, *one) for each in stacks for one in each)
-    gemms = [k for k in results["step_kernels_ms"] if "gemm" in k["name"] or "nvjet" in k["name"]]
+    gemms = [
+        k
+        for k in results["step_kernels_ms"]
+        if "gemm" in k["name"] or "nvjet" in k["name"]
+    ]
     yield case("products of a step", sum(k["ms"] for k in gemms), 3 * forward_ms)
     table = TableSpec("t", ROWS, WIDTH)
     for name, (hotness, exponent, phases) in KERNELS.items():

@@ -139,7 +139,11 @@ class Rates:
         )
         around, deep = times * (devices - 1), 2 * math.floor(math.log2(nodes))
         node_hops, network_hops, passes = {
-            "ring": (around - times * (nodes - 1), times * (nodes - 1), around / devices),
+            "ring": (
+                around - times * (nodes - 1),
+                times * (nodes - 1),
+                around / devices,
+            ),
             "tree": (2 * (gpus - 1), deep, 2.0),
             "node": (1, deep, around / devices),
             "network": (1, 1 if nodes > 1 else 0, around / devices),
