@@ -14,14 +14,15 @@ from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
 from embark_jax.models.interface import Packed, PackedModel
-from embark_jax.models.kept_values import kept_bytes, peak_bytes
+from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
+from embark_jax.planner.request.dense import Product
 
 SAMPLES = 16
 """Samples of which memory is found, so that events of one need be no whole number."""
 
 
 class Footprint(NamedTuple):
-    """The memory that a model needs.
+    """What a model needs of memory, and what it multiplies.
 
     Attributes:
       parameters: number of parameters of all layers.
@@ -89,11 +90,35 @@ def footprint(
 
         return (of_samples(2 * SAMPLES) - of_samples(SAMPLES)) // SAMPLES
 
+    def of_forward(batch: int) -> list[tuple[int, ...]]:
+        def forward(held, dense, embeddings):
+            return apply(*held, dense, embeddings)
+
+        embeddings = {name: embedding(name, batch) for name in embedding_shapes}
+        return products(
+            forward, (params, state), _array(batch, dense_features), embeddings
+        )
+
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     peak = None
     if isinstance(model, PackedModel):
         peak = bytes_of(peak_bytes, gradients)
-    return Footprint(parameters, bytes_of(kept_bytes, backward), peak)
+    pairs = zip(of_forward(SAMPLES), of_forward(2 * SAMPLES), strict=True)
+    of_samples = [_of_sample(*pair) for pair in pairs]
+    of_samples = tuple(product for product in of_samples if product.times)
+    return Footprint(parameters, bytes_of(kept_bytes, backward), peak, of_samples)
+
+
+def _of_sample(few: tuple[int, ...], many: tuple[int, ...]) -> Product:
+    """Returns a product of one sample, of its sizes for ``SAMPLES`` and twice as many:
+    what grows with them are its rows."""
+    batch, left, right, inner = few
+    if many[0] * many[1] == batch * left:  # the right side's rows
+        few, many = ((n[0], n[2], n[1], n[3]) for n in (few, many))
+        left, right = right, left
+    rows = (many[0] * many[1] - batch * left) / SAMPLES
+    weighted = many[2:] == few[2:] and many[0] == batch
+    return Product(inner, right, rows, weighted)
 
 
 def _array(*shape: int, dtype: Any = jnp.float32) -> Any:

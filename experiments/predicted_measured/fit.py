@@ -89,9 +89,8 @@ def main() -> None:
         efficiency = fitted(efficiency, groups, names)
         for name in names:
             if hasattr(sheet, name):
-                print(
-                    f"{name}: {getattr(efficiency, name):.3g} # {getattr(sheet, name):.3g}"
-                )
+                before, after = (getattr(each, name) for each in (sheet, efficiency))
+                print(f"{name}: {after:.3g} # {before:.3g}")
         print(f"{groups}: {score([c for g in groups for c in GROUPS[g](efficiency)])}")
     for way in efficiency.ways:
         print(way)

@@ -22,6 +22,10 @@ PHASES = {
     "backward": ("sort", "gradients", "update"),
 }
 """The phases of our step that do what an operation does."""
+LAUNCHES = {"forward": 1, "eval": 1, "backward": 12}
+"""Kernels of an operation, as FBGEMM launches them."""
+WIDE_KEYS = 2
+"""FBGEMM sorts keys of 64 bits, ours have 32."""
 FLOAT_BYTES = 4
 
 
@@ -49,8 +53,12 @@ def device_ms(record: dict[str, Any], efficiency: Efficiency) -> float:
         workload,
     )
     chosen = PHASES[record["operation"]]
-    items = (item for item in priced.work_items() if item.phase in chosen)
-    return float(sum(item.step_ms.sum(axis=0).max() for item in items))
+    ms = Rates(workload.fleet).memory_ms(0.0, LAUNCHES[record["operation"]])
+    for item in priced.work_items():
+        if item.phase in chosen:
+            times = WIDE_KEYS if item.phase == "sort" else 1
+            ms += times * item.step_ms.sum(axis=0).max()
+    return float(ms)
 
 
 def host_ms(record: dict[str, Any], values: int, efficiency: Efficiency) -> float:

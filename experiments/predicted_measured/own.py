@@ -78,7 +78,7 @@ def cases(efficiency: Efficiency) -> Iterator[Case]:
             yield case(f"{part}, {title}", measured[field], predicted)
     network = job.workload.dense.layers
     rates, stacks = Rates(machine), (network.bottom, network.cross, network.top)
-    forward_ms = sum(rates.product_ms(BATCH, *one) for each in stacks for one in each)
+    forward_ms = sum(rates.product_ms(BATCH, one) for each in stacks for one in each)
     gemms = [
         k
         for k in results["step_kernels_ms"]

@@ -126,7 +126,8 @@ def ids_travel_ms(placements, features, workload):
             # A flag for each row, or each id if these are fewer.
             values = min(placed.rows, workload.batch_size * int(candidate.hotness[0]))
             # A ring around all devices, twice.
-            around, between = 2 * (1 - 1 / devices), 2 * (1 - 1 / nodes) / gpus
+            around = 2 * (1 - 1 / devices)
+            between = around / gpus if nodes > 1 else 0
             shares = (around, between) if gpus > 1 else (0, around)
             total_ms += sent_ms(4 * values, *shares)
         for index, owner in enumerate(placed.devices):
@@ -179,6 +180,8 @@ def random_problem(seed):
     rng = np.random.default_rng(seed)
     nodes, gpus = [(1, 1), (1, 4), (2, 2), (3, 1), (2, 4)][seed % 5]
     machines = fleet.dgx_h100(nodes, gpus_per_node=gpus)
+    rings = fleet.Efficiency(0.76, 0.8, 0.5, 8.4, 3.4, 14.0, 0.5, 3.4)
+    machines = dataclasses.replace(machines, efficiency=rings)
     if seed % 2:
         device = dataclasses.replace(machines.device, disk_bytes_per_s=1e9)
         machines = dataclasses.replace(machines, device=device)

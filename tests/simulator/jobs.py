@@ -30,7 +30,8 @@ NETWORK = dlrm_network(96, 13, (64, 32), (64, 1), cross_layers=2, cross_rank=16)
 def machines(nodes, gpus, **changed):
     real = fleet.dgx_h100()
     device = dataclasses.replace(real.device, **changed)
-    return dataclasses.replace(real, device=device, nodes=nodes, gpus_per_node=gpus)
+    rings = fleet.Efficiency(0.76, 0.8, 0.5, 8.4, 3.4, 14.0, 0.5, 3.4)
+    return fleet.Fleet(device, nodes, gpus, rings)
 
 
 def workload_on(fleet_, batch=4096):

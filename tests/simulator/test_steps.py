@@ -10,6 +10,7 @@ import pytest
 from embark_jax import planner
 from embark_jax.planner.cost.candidates import uses_of
 from embark_jax.planner.cost.rates import Rates
+from embark_jax.planner.request.dense import Product
 from embark_jax.planner.request.workload import SortedBatch, table_uses
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement, row_ranges
@@ -45,10 +46,10 @@ def test_serial_embedding_tasks_take_as_long_as_the_planner_predicts():
     device_ms = sum(task.ms for task in tasks if task.phase not in dense)
     predicted = planner.price(PLACEMENTS, FEATURES, workload).prediction()
     # Gradients of the replicated table's 50 rows of 16 values travel with the dense
-    # ones, flags of its rows with the capacities: twice around rings of 4 devices and 2
-    # nodes.
+    # ones, flags of its rows with the capacities: twice around a ring of 8 devices, at
+    # 4 ports between nodes.
     device = workload.fleet.device
-    ring_bytes = 2 * 4 * (50 * 16 + 50) * np.array([3 / 4, 1 / 2 / 4])
+    ring_bytes = 2 * 4 * (50 * 16 + 50) * np.array([7 / 8, 7 / 8 / 4])
     rates = np.array([device.node_link_bytes_per_s, device.network_bytes_per_s])
     ridden_ms = 1e3 * (ring_bytes / rates).max() / workload.fleet.efficiency.link
     np.testing.assert_allclose(device_ms, predicted.device_ms - ridden_ms, rtol=1e-9)
@@ -152,7 +153,7 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
         else placement
         for placement in PLACEMENTS
     ]
-    workload = workload_on(machines(1, 8))
+    workload = dataclasses.replace(workload_on(machines(1, 8)), overlap=True)
     own = simulate_program(hot, FEATURES, workload)
     all_hot, mixed = simulate_hot_batches(hot, FEATURES, workload, 0.25)
     names = {span.task.name for span in all_hot.timeline.spans}
@@ -191,7 +192,6 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
 def test_zero1_sends_as_much_and_updates_a_part():
     machines_ = machines(2, 4)
     no_latency = {"launch_us": 0, "node_hop_us": 0, "network_hop_us": 0}
-    no_latency |= {"ways": ()}
     efficiency = dataclasses.replace(machines_.efficiency, **no_latency)
     fleet_ = dataclasses.replace(machines_, efficiency=efficiency)
     plain, _ = spans_of(changed(fleet=fleet_))
@@ -202,7 +202,7 @@ def test_zero1_sends_as_much_and_updates_a_part():
     spans, _ = spans_of(changed(fleet=fleet_, dense=NETWORK.load(1, "zero1")))
     sent_ms = spans["reduce-scatter"].task.ms + spans["all-gather"].task.ms
     # The plain sum also carries the gradients of 50 replicated rows of 16 values.
-    rows_bytes = 2 * (4 * 50 * 16) / 4 / 2
+    rows_bytes = 2 * (4 * 50 * 16) * 7 / 8 / 4
     rate = fleet_.device.network_bytes_per_s * fleet_.efficiency.link
     carried_ms = sent_ms + 1e3 * rows_bytes / rate
     np.testing.assert_allclose(carried_ms, plain["all-reduce"].task.ms)
@@ -212,7 +212,7 @@ def test_zero1_sends_as_much_and_updates_a_part():
 def test_sums_are_as_many_as_xla_combines_and_leave_when_they_are_full():
     one, _ = spans_of(changed())
     # 300 MiB of the top MLP's gradients: more than twice the 128 MiB of a sum.
-    wide = dataclasses.replace(NETWORK, top=((96, 300 * 2**18 // 96),))
+    wide = dataclasses.replace(NETWORK, top=(Product(96, 300 * 2**18 // 96),))
     several, _ = spans_of(changed(dense=wide.load(1)))
     counts = [
         sum(span.task.phase == "all-reduce" for span in spans.values())

@@ -79,7 +79,6 @@ def test_the_compiled_step_sends_what_is_simulated(kind):
         launch_us=0,
         node_hop_us=0,
         network_hop_us=0,
-        ways=(),
     )
     fleet = dataclasses.replace(fleet, efficiency=efficiency)
     forced = {table.name: ej.ForcedPlacement("dp") for table in TABLES}

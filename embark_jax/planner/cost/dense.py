@@ -35,7 +35,7 @@ def dense_parts(load: DenseLoad, device_batch: int, rates: Rates) -> list[DenseP
     samples, layers = device_batch * gpus, network.cross_layers
     bottom, cross, top = stacks = network.on_device(gpus)
     bottom_ms, cross_ms, top_ms = (
-        sum(rates.product_ms(samples, *made.product, load.dtype) for made in stack)
+        sum(rates.product_ms(samples, made.product, load.dtype) for made in stack)
         for stack in stacks
     )
     # The inputs are joined. Each cross layer moves both factors, the sum and the result

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from embark_jax.planner.request.dense import Product
 from embark_jax.plans.clusters import Reach
 from embark_jax.plans.fleet import Fleet, Way
 from embark_jax.plans.options import Dtype
@@ -45,14 +46,15 @@ class Rates:
         return 1e3 * moved_bytes / rate + kernels * efficiency.kernel_us / 1e3
 
     def product_ms(
-        self, samples: int, inputs: float, outputs: float, dtype: Dtype = "bfloat16"
+        self, samples: int, product: Product, dtype: Dtype = "bfloat16"
     ) -> float:
-        """Returns the time of the matrix product ``[samples, inputs]`` by ``[inputs,
-        outputs]`` on one device. Each of the two products of backward, which have the
-        same three sizes in another order, takes as long."""
-        moved = samples * inputs + inputs * outputs + samples * outputs
+        """Returns the time of a matrix product on one device. Each of the two products
+        of backward, which have the same three sizes in another order, takes as
+        long."""
+        inputs, outputs, rows = product.inputs, product.outputs, samples * product.times
+        moved = rows * inputs + inputs * outputs + rows * outputs
         flops_per_s = self.fleet.device.flops_per_s * self.fleet.efficiency.flops
-        flops = SLOWDOWN[dtype] * 2 * samples * inputs * outputs
+        flops = SLOWDOWN[dtype] * 2 * rows * inputs * outputs
         moving_ms = self.memory_ms(moved * VALUE_BYTES[dtype])
         return max(1e3 * flops / flops_per_s, moving_ms) + self.memory_ms(0.0, 1)
 
