@@ -56,6 +56,7 @@ def fleet_yaml(rates: Rates) -> str:
             ("node_hop_us", hop_us, f"{how}: all-reduce against all-to-all"),
             ("network_hop_us", hop_us, guess),
             ("ids", ids_share, "measured: a sort"),
+            ("xla_ids", ids_share, "the same"),
             ("ways", f"\n    - {ring}", f"{how}: all-reduce"),
         ],
         "measured": [

@@ -30,11 +30,13 @@ class Footprint(NamedTuple):
       peak_bytes: bytes per sample that are there at once, if the layers are of packed
         sequences: XLA makes the gradients of one such layer after the other, where
         those of others all exist together with what is kept.
+      products: matrix products of forward.
     """
 
     parameters: int
     kept_bytes: int
     peak_bytes: int | None = None
+    products: tuple[Product, ...] = ()
 
 
 def footprint(
@@ -104,9 +106,9 @@ def footprint(
     if isinstance(model, PackedModel):
         peak = bytes_of(peak_bytes, gradients)
     pairs = zip(of_forward(SAMPLES), of_forward(2 * SAMPLES), strict=True)
-    of_samples = [_of_sample(*pair) for pair in pairs]
-    of_samples = tuple(product for product in of_samples if product.times)
-    return Footprint(parameters, bytes_of(kept_bytes, backward), peak, of_samples)
+    of_sample = [_of_sample(*pair) for pair in pairs]
+    of_sample = tuple(product for product in of_sample if product.times)
+    return Footprint(parameters, bytes_of(kept_bytes, backward), peak, of_sample)
 
 
 def _of_sample(few: tuple[int, ...], many: tuple[int, ...]) -> Product:

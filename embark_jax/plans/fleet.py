@@ -119,8 +119,8 @@ class Efficiency:
       memory: share of the memory bandwidth, where rows are gathered and scattered.
       link, network: share of the bandwidth of node links, and of the network; None
         there is as of node links.
-      ids: share of the memory bandwidth where ids are sorted and grouped; None as of
-        rows.
+      ids, xla_ids: share of the memory bandwidth where ids are sorted and grouped, with
+        the GPU kernels or in plain XLA; None as of rows.
       host: share of the bandwidth to host memory of what comes and what leaves, added
         up; None as of node links.
       flops: share of the FLOP/s, in dense layers.
@@ -143,6 +143,7 @@ class Efficiency:
     kernel_us: Microseconds = 0.0
     network: Share | None = None
     ids: Share | None = None
+    xla_ids: Share | None = None
     host: Share | None = None
     ways: tuple[Way, ...] = ()
 

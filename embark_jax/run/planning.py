@@ -192,7 +192,9 @@ def _dense_load(
         with config_error_at("model"):
             model = models.footprint(model, shapes, data.dense_features, events)
         peak_bytes = model.peak_bytes
-        network = network or DenseNetwork(top=model.products)
+        network = network or DenseNetwork(
+            top=model.products, moved_bytes=model.kept_bytes
+        )
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     pooled_bytes = min(pooled_bytes, model.kept_bytes)
     return DenseLoad(

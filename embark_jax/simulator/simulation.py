@@ -85,8 +85,8 @@ def simulate_program(
     dense = workload.dense
     if dense.parameters and dense.network is None:
         raise ValueError(
-            "the products of the model's dense layers are not known, so that its step "
-            "cannot be simulated; choose model.kind dlrm_dcnv2 or dlrm"
+            "model.kind none says how many weights the dense layers have, not what they "
+            "multiply, so that the step cannot be simulated; choose another kind"
         )
     tasks = step_tasks(price(placements, features, workload))
     routes = [task for task in tasks if is_route(task)] if workload.overlap else []

@@ -64,7 +64,8 @@ class Tasks:
     ) -> Task:
         """Kernels that read and write ``moved_bytes`` in all, of rows or of ids."""
         kernels = kernels if np.any(moved_bytes) else 0
-        ms = self.rates.memory_ms(moved_bytes, kernels, ids=ids)
+        share = self.rates.fleet.efficiency.ids if ids else None
+        ms = self.rates.memory_ms(moved_bytes, kernels, share)
         return self.task(name, phase, MEMORY, ms, after)
 
     def over_all(self, name: str, phase: str, ms: Amount, after: Iterable[str]) -> Task:

@@ -31,6 +31,7 @@ STAGES = {
         "host",
         "message_us",
     ),
+    ("our H200",): ("xla_ids",),
 }
 """Groups, and what is fitted to them with what is found so far: fields of
 ``Efficiency``; ``hops``, a factor of the hops' latency of ways that are not for short

@@ -265,7 +265,10 @@ class ProgramModel:
         return dense_ms(workload.dense, workload.device_batch, self.rates)
 
     def memory_ms(self, work: Work) -> Any:
-        return self.rates.memory_ms(work.memory_bytes, ids=work.phase == "sort")
+        share, efficiency = None, self.workload.fleet.efficiency
+        if work.phase == "sort":
+            share = efficiency.xla_ids if self.in_xla else efficiency.ids
+        return self.rates.memory_ms(work.memory_bytes, share=share)
 
     def store_ms(self, work: Work) -> Any:
         return self.rates.store_ms(work.host_bytes, work.disk_bytes)

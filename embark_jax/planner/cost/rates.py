@@ -37,12 +37,11 @@ class Rates:
         counts = {"fleet": {}, "node": {"nodes": 1}, "rail": {"gpus_per_node": 1}}
         return Rates(dataclasses.replace(self.fleet, **counts[reach]))
 
-    def memory_ms(self, moved_bytes, kernels: int = 0, *, ids: bool = False):
+    def memory_ms(self, moved_bytes, kernels: int = 0, share: float | None = None):
         """Returns the time of kernels that together read and write these bytes of
-        device memory: rows and other values, or ids."""
+        device memory, at this share of its bandwidth; None is that of rows."""
         efficiency = self.fleet.efficiency
-        share = (efficiency.ids if ids else None) or efficiency.memory
-        rate = self.fleet.device.memory_bytes_per_s * share
+        rate = self.fleet.device.memory_bytes_per_s * (share or efficiency.memory)
         return 1e3 * moved_bytes / rate + kernels * efficiency.kernel_us / 1e3
 
     def product_ms(

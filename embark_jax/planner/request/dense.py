@@ -52,12 +52,15 @@ class DenseNetwork:
       cross: two products for each cross layer; needs all embeddings.
       top: products of the MLP that follows.
       width: number of joined values from embeddings and bottom MLP.
+      moved_bytes: bytes a sample that backward needs from forward, which move between
+        products; none where the layers above say what moves.
     """
 
     bottom: tuple[Product, ...] = ()
     cross: tuple[Product, ...] = ()
     top: tuple[Product, ...] = ()
     width: int = 0
+    moved_bytes: float = 0.0
 
     @property
     def cross_layers(self) -> int:
