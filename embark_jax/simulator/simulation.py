@@ -85,7 +85,7 @@ def simulate_program(
     dense = workload.dense
     if dense.parameters and dense.network is None:
         raise ValueError(
-            "model.kind none says how many weights the dense layers have, not what they "
+            "model.kind none says how many weights dense layers have, not what they "
             "multiply, so that the step cannot be simulated; choose another kind"
         )
     tasks = step_tasks(price(placements, features, workload))

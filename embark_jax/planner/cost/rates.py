@@ -80,9 +80,8 @@ class Rates:
     def store_ms(self, host_bytes, disk_bytes):
         """Returns the time in which rows come to a device from the memory of its node,
         or leave for it, and are read from a disk or written there."""
-        device = self.fleet.device
+        device, efficiency = self.fleet.device, self.fleet.efficiency
         host_bytes_per_s = device.host_bytes_per_s or device.memory_bytes_per_s
-        efficiency = self.fleet.efficiency
         host_bytes_per_s *= efficiency.host or efficiency.link
         disk_bytes_per_s = device.disk_bytes_per_s or math.inf
         return 1e3 * (host_bytes / host_bytes_per_s + disk_bytes / disk_bytes_per_s)
@@ -111,44 +110,29 @@ class Rates:
         return min(self._lines(2), key=lambda line: line[0] + line[1] * LONG_BYTES)
 
     def _lines(self, times: int) -> list[tuple[float, float]]:
-        """Returns ms of latency and ms a byte of each way there is.
+        """Returns ms of latency and ms a byte of each way of a sum, in which values go
+        around two times, or of a gather, in which they go around once."""
+        of = self.fleet.efficiency
+        alike = Way("ring", of.launch_us, of.node_hop_us, of.network_hop_us)
+        lines = (self._line(way, times) for way in of.ways or (alike,))
+        return [line for line in lines if line is not None]
 
-        Args:
-          times: how often values go around: 2 in a sum, 1 in a gather.
-        """
-        efficiency = self.fleet.efficiency
-        as_exchange = Way(
-            "ring",
-            efficiency.launch_us,
-            efficiency.node_hop_us,
-            efficiency.network_hop_us,
-        )
-        there = {
-            "ring": True,
-            "tree": times == 2,
-            "node": times == 2 and self.fleet.sharp != "none",
-            "network": times == 2 and self.fleet.sharp == "network",
-        }
-        ways = efficiency.ways or (as_exchange,)
-        return [self._line(way, times) for way in ways if there[way.algorithm]]
-
-    def _line(self, way: Way, times: int) -> tuple[float, float]:
-        nodes, gpus, devices = (
-            self.fleet.nodes,
-            self.fleet.gpus_per_node,
-            self.fleet.devices,
-        )
-        around, deep = times * (devices - 1), 2 * math.floor(math.log2(nodes))
-        node_hops, network_hops, passes = {
-            "ring": (
-                around - times * (nodes - 1),
-                times * (nodes - 1),
-                around / devices,
-            ),
-            "tree": (2 * (gpus - 1), deep, 2.0),
-            "node": (1, deep, around / devices),
-            "network": (1, 1 if nodes > 1 else 0, around / devices),
-        }[way.algorithm]
+    def _line(self, way: Way, times: int) -> tuple[float, float] | None:
+        fleet, sums = self.fleet, times == 2
+        nodes, gpus, devices = fleet.nodes, fleet.gpus_per_node, fleet.devices
+        deep = 2 * math.floor(math.log2(nodes))
+        passes = times * (devices - 1) / devices
+        match way.algorithm:
+            case "ring":
+                node_hops, network_hops = times * (devices - nodes), times * (nodes - 1)
+            case "tree" if sums:
+                node_hops, network_hops, passes = 2 * (gpus - 1), deep, 2.0
+            case "node" if sums and fleet.sharp != "none" and gpus > 1:
+                node_hops, network_hops = 1, deep
+            case "network" if sums and fleet.sharp == "network":
+                node_hops, network_hops = 1, min(1, nodes - 1)
+            case _:
+                return None
         us = way.launch_us + node_hops * way.node_hop_us
         us += network_hops * way.network_hop_us
         bytes_per_s = math.inf
