@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from embark_jax.models.interface import Packed, PackedModel
 from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
 from embark_jax.planner.request.dense import Product
 
+T = TypeVar("T")
 SAMPLES = 16
 """Samples of which memory is found, so that events of one need be no whole number."""
 
@@ -30,7 +31,7 @@ class Footprint(NamedTuple):
       peak_bytes: bytes per sample that are there at once, if the layers are of packed
         sequences: XLA makes the gradients of one such layer after the other, where
         those of others all exist together with what is kept.
-      products: matrix products of forward.
+      products: matrix products of forward, if they are wanted.
     """
 
     parameters: int
@@ -44,6 +45,8 @@ def footprint(
     embedding_shapes: Mapping[str, tuple[int, ...]],
     dense_features: int,
     events: Mapping[str, float] | None = None,
+    *,
+    multiplied: bool = False,
 ) -> Footprint:
     """Returns the footprint of the model that ``build`` makes.
 
@@ -51,6 +54,7 @@ def footprint(
       config, embedding_shapes, dense_features: those of ``build``, as are the errors.
       events: for each sequence the events of a sample that there is room for; None is
         the longest.
+      multiplied: whether its products are wanted.
     """
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
@@ -82,33 +86,31 @@ def footprint(
 
         return jax.grad(total, (0, 1, 2), allow_int=True)(params, *inputs)
 
-    def bytes_of(found: Callable[..., int], function: Callable[..., Any]) -> int:
-        """Returns what there is of a sample; what does not grow with them is small."""
+    def forward(held, dense, embeddings):
+        return apply(*held, dense, embeddings)
 
-        def of_samples(batch: int) -> int:
+    def of_samples(
+        found: Callable[..., T], function: Callable[..., Any]
+    ) -> Iterator[T]:
+        """Returns what there is of ``SAMPLES``, and of twice as many."""
+        for batch in (SAMPLES, 2 * SAMPLES):
             embeddings = {name: embedding(name, batch) for name in embedding_shapes}
             dense = _array(batch, dense_features)
-            return found(function, (params, state), dense, embeddings)
+            yield found(function, (params, state), dense, embeddings)
 
-        return (of_samples(2 * SAMPLES) - of_samples(SAMPLES)) // SAMPLES
-
-    def of_forward(batch: int) -> list[tuple[int, ...]]:
-        def forward(held, dense, embeddings):
-            return apply(*held, dense, embeddings)
-
-        embeddings = {name: embedding(name, batch) for name in embedding_shapes}
-        return products(
-            forward, (params, state), _array(batch, dense_features), embeddings
-        )
+    def bytes_of(found: Callable[..., int], function: Callable[..., Any]) -> int:
+        """Returns what there is of a sample; what does not grow with them is small."""
+        few, many = of_samples(found, function)
+        return (many - few) // SAMPLES
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    peak = None
+    peak, made = None, ()
     if isinstance(model, PackedModel):
         peak = bytes_of(peak_bytes, gradients)
-    pairs = zip(of_forward(SAMPLES), of_forward(2 * SAMPLES), strict=True)
-    of_sample = [_of_sample(*pair) for pair in pairs]
-    of_sample = tuple(product for product in of_sample if product.times)
-    return Footprint(parameters, bytes_of(kept_bytes, backward), peak, of_sample)
+    if multiplied:
+        pairs = zip(*of_samples(products, forward), strict=True)
+        made = tuple(one for pair in pairs if (one := _of_sample(*pair)).times)
+    return Footprint(parameters, bytes_of(kept_bytes, backward), peak, made)
 
 
 def _of_sample(few: tuple[int, ...], many: tuple[int, ...]) -> Product:

@@ -129,7 +129,7 @@ def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]
             name, params = equation.primitive.name, equation.params
             if name == "dot_general":
                 (inner, _), (batch, _) = params["dimension_numbers"]
-                left, right = (v.aval.shape for v in equation.invars)
+                left, right = (_shape(variable) for variable in equation.invars)
                 k, b = (math.prod(left[i] for i in of) for of in (inner, batch))
                 sizes = (math.prod(shape) // (k * b) for shape in (left, right))
                 yield times * b, *sizes, k
@@ -140,6 +140,10 @@ def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]
             yield from itertools.chain(*called)
 
     return [*found(jax.make_jaxpr(forward)(*inputs).jaxpr, 1)]
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape
 
 
 def _called(params: Mapping[str, Any]) -> Iterator[Jaxpr]:

@@ -190,7 +190,9 @@ def _dense_load(
         shapes = embedding_shapes(tables, features)
         events = _events_of_sample(config, features, statistics)
         with config_error_at("model"):
-            model = models.footprint(model, shapes, data.dense_features, events)
+            model = models.footprint(
+                *(model, shapes, data.dense_features, events), multiplied=not network
+            )
         peak_bytes = model.peak_bytes
         network = network or DenseNetwork(
             top=model.products, moved_bytes=model.kept_bytes

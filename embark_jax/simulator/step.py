@@ -59,7 +59,7 @@ BACKWARD: dict[Cluster, tuple[str, ...]] = {
 }
 NEAR_FIRST: tuple[Reach, ...] = ("fleet", "node", "rail")
 """The order of the parts of an exchange; gradients of sums use the reverse order."""
-TRAVEL = {
+TRAVEL: dict[Reach, str] = {
     "fleet": "travel",
     "node": "travel inside nodes",
     "rail": "travel along rails",

@@ -27,6 +27,7 @@ from embark_jax.config.table_lists import load_table_list
 from embark_jax.planner.cost.pricing import PricedPlan, price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.plans import fleet
+from embark_jax.plans.clusters import Reach
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import Wire
 from embark_jax.simulator.step import APPLIED, SUMMED, TRAVEL, is_route, step_tasks
@@ -133,7 +134,7 @@ def two_halves(
     return [*done, *(task for task in rest if task not in routes), *routes]
 
 
-NEAREST = dict(reversed(TRAVEL.items()))
+NEAREST: dict[Reach, str] = dict(reversed(TRAVEL.items()))
 """``TRAVEL`` with "travel" last, which the others begin with."""
 WAYS = {"rows ahead": rows_ahead, "two halves": two_halves}
 

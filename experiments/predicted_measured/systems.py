@@ -10,6 +10,7 @@ from typing import Any
 
 from embark_jax.config.table_lists import read_table_list
 from embark_jax.plans import fleet
+from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.placements import Settings, embark, table_bytes
@@ -37,7 +38,7 @@ def placements_of(setting: str) -> list[Placement]:
     record = json.loads(setting)
     job = job_of(record, fleet.gpu_efficiency())
     least_bytes = 1e9 * record["dp_threshold_gb"]
-    clusters = [
+    clusters: list[Cluster] = [
         "dp" if table_bytes(table, job.workload) < least_bytes else "rb"
         for table in job.tables
     ]

@@ -104,7 +104,8 @@ def test_the_planner_counts_no_bottom_mlp():
 def test_products_of_a_traced_model_are_those_of_its_formula(kind):
     """Those with weights; DLRM's dot products have none."""
     config = ModelConfig.model_validate({"kind": kind, "bottom": [8, 4], "top": [6, 1]})
-    found = models.footprint(config, {"a": (4,), "b": (4,)}, 3).products
+    shapes = {"a": (4,), "b": (4,)}
+    found = models.footprint(config, shapes, 3, multiplied=True).products
     tables = [TableSpec(name, 10, 4) for name in "ab"]
     features = [FeatureSpec(name) for name in "ab"]
     network = network_of(config, tables, features, 3)
@@ -118,7 +119,8 @@ def test_products_of_events_are_as_many_as_there_is_room_for():
     settings = {"history": {"past": "item"}, "content": "past", "width": 8, "layers": 2}
     settings |= {"hidden": 6, "heads": 2, "head_dim": 4, "deep": 5}
     config = ModelConfig.model_validate({"kind": "dlrm_v4", **settings})
-    found = models.footprint(config, shapes, 0, {"past": 5.0}).products
+    events = {"past": 5.0}
+    found = models.footprint(config, shapes, 0, events, multiplied=True).products
     layers = [made for made in found if made[:2] in ((8, 32), (24, 8))]
     assert len(layers) == 4
     # The candidate is an event, too; room is for whole tiles of a batch.
