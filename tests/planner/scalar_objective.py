@@ -176,12 +176,12 @@ def random_problem(seed):
     from embark_jax.plans.storage import Placement
     from embark_jax.plans.tables import FeatureSpec, TableSpec
     from embark_jax.plans.wire import Wire
+    from tests.planner.toy import RINGS
 
     rng = np.random.default_rng(seed)
     nodes, gpus = [(1, 1), (1, 4), (2, 2), (3, 1), (2, 4)][seed % 5]
     machines = fleet.dgx_h100(nodes, gpus_per_node=gpus)
-    rings = fleet.Efficiency(0.76, 0.8, 0.5, 8.4, 3.4, 14.0, 0.5, 3.4)
-    machines = dataclasses.replace(machines, efficiency=rings)
+    machines = dataclasses.replace(machines, efficiency=RINGS)
     if seed % 2:
         device = dataclasses.replace(machines.device, disk_bytes_per_s=1e9)
         machines = dataclasses.replace(machines, device=device)

@@ -7,6 +7,7 @@ from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.planner.toy import RINGS
 
 TABLES = [
     TableSpec("big", rows=1_000_000, dim=16),
@@ -30,8 +31,7 @@ NETWORK = dlrm_network(96, 13, (64, 32), (64, 1), cross_layers=2, cross_rank=16)
 def machines(nodes, gpus, **changed):
     real = fleet.dgx_h100()
     device = dataclasses.replace(real.device, **changed)
-    rings = fleet.Efficiency(0.76, 0.8, 0.5, 8.4, 3.4, 14.0, 0.5, 3.4)
-    return fleet.Fleet(device, nodes, gpus, rings)
+    return fleet.Fleet(device, nodes, gpus, RINGS)
 
 
 def workload_on(fleet_, batch=4096):
