@@ -15,7 +15,7 @@ from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
 from embark_jax.models.interface import Packed, PackedModel
 from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
-from embark_jax.planner.request.dense import Product
+from embark_jax.plans.products import Product
 
 T = TypeVar("T")
 SAMPLES = 16

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.planner.request.dense import Product, dlrm_network
+from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
+from embark_jax.plans.products import Product
 from tests.planner import published
 
 # EMBark's Table 1, millions a sample.

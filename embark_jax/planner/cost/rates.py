@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 
-from embark_jax.planner.request.dense import Product
 from embark_jax.plans.clusters import Reach
 from embark_jax.plans.fleet import Fleet, Way
 from embark_jax.plans.options import Dtype
+from embark_jax.plans.products import Product
 from embark_jax.plans.traffic import LinkBytes
 from embark_jax.plans.wire import VALUE_BYTES
 

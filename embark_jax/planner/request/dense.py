@@ -10,23 +10,9 @@ from typing import Any, NamedTuple
 
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import DenseParallelism, Dtype
+from embark_jax.plans.products import Product
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_width
 from embark_jax.plans.traffic import VALUE_BYTES
-
-
-class Product(NamedTuple):
-    """A matrix product: ``[times × batch, inputs]`` by ``[inputs, outputs]``.
-
-    Attributes:
-      inputs, outputs: widths of both sides.
-      times: rows of a sample, such as its events.
-      weighted: whether the right side is parameters; scores of attention have none.
-    """
-
-    inputs: float
-    outputs: float
-    times: float = 1.0
-    weighted: bool = True
 
 
 class DeviceProduct(NamedTuple):
