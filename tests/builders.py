@@ -58,6 +58,17 @@ class Sum(nnx.Module):
         return sum(rows.sum(axis=1) for rows in embeddings.values())
 
 
+COLLECTIONS: dict[tuple[str, ej.Wire], ej.EmbeddingCollection] = {}
+
+
+def collection_of(plan: ej.Plan, wire: ej.Wire) -> ej.EmbeddingCollection:
+    """The same one for the same plan: what makes its initial rows is compiled once."""
+    key = plan.to_json(), wire
+    if key not in COLLECTIONS:
+        COLLECTIONS[key] = ej.EmbeddingCollection(plan, plan.make_mesh(), wire=wire)
+    return COLLECTIONS[key]
+
+
 def make_trainer(
     plan: ej.Plan,
     model: nnx.Module | ej.FunctionModel | Callable[..., nnx.Module] = dlrm,
@@ -75,7 +86,7 @@ def make_trainer(
       optimizer: of rows; None takes Adagrad.
       options: others of ``ej.Trainer``.
     """
-    embeddings = ej.EmbeddingCollection(plan, plan.make_mesh(), wire=wire)
+    embeddings = collection_of(plan, wire)
     if not isinstance(model, nnx.Module | ej.FunctionModel):
         model = model(embeddings.output_shapes)
     options.setdefault("dense_optimizer", optax.sgd(0.1, momentum=0.9))

@@ -1,6 +1,7 @@
 """Runs of the ``embark`` command, in this process or in one of their own."""
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -18,11 +19,12 @@ from typing import NamedTuple
 from unittest import mock
 
 import jax
+import typer.main
+from matplotlib.figure import Figure
 from tensorboardX.proto.event_pb2 import Event
 
 from embark_jax import cli
 from embark_jax.launch.one_host import FAILED, USER_ERROR
-from embark_jax.report import page
 
 OWN = Path(__file__).parent.parent / "experiments" / "own"
 """A folder with a model and data of a user's own, and a config."""
@@ -47,6 +49,10 @@ OF_SHARED = ("mesh.nodes=1", "mesh.gpus_per_node=2", "train.eval_every=2")
 """Overrides of the run that several files of tests look at."""
 
 
+get_command = functools.cache(typer.main.get_command)
+"""Of the parser of commands, which takes as long to make as a small command."""
+
+
 class Outcome(NamedTuple):
     """What a command left behind."""
 
@@ -60,15 +66,16 @@ def embark(*args: str | Path, draws: bool = False) -> Outcome:
 
     Args:
       args: its words, or a single text that is split into words as a shell does it.
-      draws: whether pages have pictures: to draw them takes half of a short run.
+      draws: whether pictures of pages are drawn, which takes half of a short run.
     """
-    pictures = mock.patch.object(page, "image", return_value="")
+    empty = mock.patch.object(Figure, "savefig")
     if len(args) == 1:
         args = tuple(shlex.split(str(args[0])))
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
-        contextlib.nullcontext() if draws else pictures,
+        contextlib.nullcontext() if draws else empty,
         mock.patch.object(sys, "argv", ["embark", *map(str, args)]),
+        mock.patch("typer.main.get_command", get_command),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -123,5 +123,6 @@ def apply(trainer: ej.Trainer, bad: ej.Batch) -> None:
     trainer.start(put_batch(bad, trainer.embeddings.plan, trainer.embeddings.mesh))
 
 
-def with_64_bits() -> ej.Trainer:
-    return jax.enable_x64(True)(make_trainer)()
+def with_64_bits() -> ej.EmbeddingCollection:
+    planned = plan()
+    return jax.enable_x64(True)(ej.EmbeddingCollection)(planned, planned.make_mesh())

@@ -1,7 +1,6 @@
 """States of trainers to be saved: of runs, and of random tables under any plan."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -57,8 +56,8 @@ def state_of(plan, logical):
     replicated = NamedSharding(embeddings.mesh, PartitionSpec())
 
     def put(value, sharding=replicated):
-        # A copy: JAX may not overwrite what NumPy holds.
-        return jax.jit(jnp.copy, out_shardings=sharding)(value)
+        # JAX may not overwrite what NumPy holds.
+        return jax.device_put(value, sharding, may_alias=False)
 
     def arrays(kind):
         return {

@@ -150,7 +150,6 @@ def test_chunks_of_one_array_that_are_exchanged_are_found(saved, copied):
 def test_a_failed_load_keeps_the_state_or_says_that_it_is_gone(saved, copied, tmp_path):
     _, identity, *_ = saved
     setup, trainer = build(tmp_path, "mesh.nodes=1", "mesh.gpus_per_node=1")
-    trainer.fit(setup.dataset, 2)
     before = jax.tree.map(np.array, trainer.state)
     with (
         Checkpointer(copied, {**identity, "seed": 99}, None) as checkpoints,

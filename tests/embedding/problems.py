@@ -9,7 +9,7 @@ from embark_kernels import FTRL, Adagrad, RowOptimizer, RowwiseAdagrad
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 from hypothesis import strategies as st
 
-from embark_jax.embedding.collection import EmbeddingCollection
+from embark_jax.embedding.collection import EmbeddingCollection, Storages
 from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import Plan
@@ -166,6 +166,18 @@ def spans_of(present: jax.Array, devices: int) -> Spans:
     return Spans.of(begin.astype(jnp.int32), length.astype(jnp.int32), devices)
 
 
+def random_storages(collection: EmbeddingCollection, seed: int) -> Storages:
+    """Storages of any rows; to compile their initial ones takes longer than a step."""
+    plan, rng, storages = collection.plan, np.random.default_rng(seed), {}
+    for storage in plan.storages:
+        copies = 1 if storage.replicated else plan.devices
+        shape = copies * storage.slots_per_device, storage.width
+        rows = rng.uniform(-1, 1, shape).astype(storage.kind.dtype)
+        sharding = collection.shardings[storage.name]
+        storages[storage.name] = jax.device_put(rows, sharding)
+    return storages
+
+
 def begin(plan: Plan, optimizer, seed: int = 0, **options):
     """A collection, its storages and states at the start, and a compiled step
     ``(storages, states, batch of "batches", number) -> (storages, states, lookups,
@@ -175,7 +187,7 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
       options: of the collection.
     """
     collection = EmbeddingCollection(plan, plan.make_mesh(), **options)
-    storages = collection.init(jax.random.key(seed))
+    storages = random_storages(collection, seed)
     states = collection.init_optimizer(optimizer)
 
     @jax.jit

@@ -13,6 +13,7 @@ from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan
 from tests.embedding import problems
+from tests.thorough import thorough
 
 FEATURES = (FeatureSpec("x", "t", 3), FeatureSpec("y", "t", 1), FeatureSpec("z", "w"))
 T, W = TableSpec("t", 300, 4), TableSpec("w", 5, 4)
@@ -28,7 +29,11 @@ def plans(cluster: str, nodes: int, gpus: int) -> ej.Plan:
 
 @pytest.mark.parametrize(
     ("cluster", "mesh"),
-    [("dp", (1, 1)), *((each, (2, 2)) for each in ("dp", "rb", "ub"))],
+    thorough(
+        [("dp", (1, 1)), *((each, (2, 2)) for each in ("dp", "rb", "ub"))],
+        [("dp", (1, 1)), ("dp", (2, 2)), ("rb", (2, 2))],
+        unpack=True,
+    ),
 )
 def test_as_many_rows_as_a_batch_touches_are_enough(cluster, mesh):
     ample = plans(cluster, *mesh)

@@ -15,11 +15,14 @@ from tests.kernels.implementations import each_implementation, run
 OWNERS, SLOTS = 3, 5
 
 
+buckets_in_xla = functools.partial(jax.jit, static_argnums=(1, 2))(bucket_by_owner)
+
+
 @few_examples
 @given(lists_of(st.integers(0, 3)), st.sampled_from([1, 4, 12]))
 def test_buckets_keep_the_order(owners, capacity):
     owner = np.array(owners, np.int32)
-    actual = bucket_by_owner(jnp.asarray(owner), 3, capacity)
+    actual = buckets_in_xla(owner, 3, capacity)
     positions = [np.flatnonzero(owner == device) for device in range(3)]
     assert int(actual.needed) == max(map(len, positions))
     for bucket, expected in zip(actual.source, positions, strict=True):

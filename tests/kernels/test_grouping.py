@@ -40,13 +40,18 @@ def positions_of(rows):
     }
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def groups_in_xla(rows, few, room=None):
+    """By the first ids of rows, or by sorting where rows are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "ROWS_PER_ID", NUM_IDS if few else 0)
+        return group_rows(rows, NUM_IDS, max_groups=room, implementation="xla")
+
+
 @few_examples
 @given(rows=ids_lists, few=st.booleans())
 def test_plain_xla_groups_equal_rows(rows, few):
-    """By the first ids of rows, and by sorting where rows are many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "ROWS_PER_ID", NUM_IDS if few else 0)
-        groups = group_rows(np.array(rows, np.int32), NUM_IDS, implementation="xla")
+    groups = groups_in_xla(np.array(rows, np.int32), few)
     assert groups.sorted_ids is None
     assert held_by(groups, rows) == positions_of(rows)
 
@@ -55,11 +60,7 @@ def test_plain_xla_groups_equal_rows(rows, few):
 @given(rows=ids_lists, few=st.booleans())
 def test_rows_without_room_are_counted(rows, few):
     room = 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "ROWS_PER_ID", NUM_IDS if few else 0)
-        groups = group_rows(
-            np.array(rows, np.int32), NUM_IDS, max_groups=room, implementation="xla"
-        )
+    groups = groups_in_xla(np.array(rows, np.int32), few, room)
     held = positions_of(rows)
     assert groups.needed == len(held)
     kept = [int(row) for row in groups.row if row < NUM_IDS]

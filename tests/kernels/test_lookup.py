@@ -152,8 +152,13 @@ def test_programs_of_plain_xla_agree(monkeypatch, gpu_program, bags_alone):
     rng = np.random.default_rng(4)
     ids = rng.integers(-1, ROWS, (2, 88)).astype(np.int32)
     weights = rng.normal(size=(2, 88)).astype(np.float32)
-    operands = table, jnp.asarray(ids), jnp.asarray(weights)
-    actual = pooled_lookup(*operands, hotness=hotness, implementation="xla")
+    actual = run(
+        "xla",
+        lambda *args: pooled_lookup(*args, hotness=hotness, implementation="xla"),
+        table,
+        ids,
+        weights,
+    )
     starts = np.arange(2)[:, None] * 88 + np.array([0, 16, 19, 69, 72])
     flat = [*starts.ravel(), 176]
     sums, magnitude = expected_sums(table, ids.ravel(), flat, weights.ravel())

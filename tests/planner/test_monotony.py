@@ -48,7 +48,7 @@ def predicted_ms(request, machines):
 
 
 @hypothesis.given(requests(), st.sampled_from(BETTER), st.sampled_from([1.1, 10.0]))
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=6)
 def test_more_of_anything_is_never_predicted_slower(request_, figure, factor):
     machines = request_[2]
     improved = getattr(machines.device, figure) * factor
@@ -84,10 +84,10 @@ def published_list(name, nodes):
 @pytest.mark.parametrize(
     ("tables", "features", "workload"),
     [
-        *(pytest.param(*random_list(s), id=f"random-{s}") for s in range(2)),
+        pytest.param(*random_list(0), id="5-0"),
         *(
             pytest.param(*made, id=f"{number}-{s}", marks=pytest.mark.slow)
-            for number, s in ((12, 2), (12, 3), (40, 4))
+            for number, s in ((5, 1), (12, 2), (12, 3), (40, 4))
             for made in [random_list(s, number)]
         ),
         *(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.config.table_lists import read_table_list
-from embark_jax.planner import plan
+from embark_jax.planner import Workload, plan, plan_for
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan
@@ -107,15 +107,15 @@ MISSED = {
 @functools.cache
 def published_plan(name: str, nodes: int, hot: bool) -> Plan:
     tables, features = published.model(name)
-    return plan(
-        tables,
-        features,
+    workload = Workload(
         fleet.dgx_h100(nodes),
         SMALLER_BATCHES.get((name, nodes), BATCH),
         zipf_exponent=published.ZIPF_EXPONENT,
-        forced={} if hot else {t.name: ForcedPlacement(hot_rows=0) for t in tables},
         kernels="mosaic_gpu",
+        overlap=True,
     )
+    forced = {} if hot else {t.name: ForcedPlacement(hot_rows=0) for t in tables}
+    return plan_for(workload, tables, features, forced=forced)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)

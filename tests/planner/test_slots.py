@@ -15,6 +15,7 @@ from embark_jax.plans.storage import Placement
 from tests.planner import published
 from tests.planner.published import t7_of, table_list
 from tests.planner.toy import RINGS
+from tests.thorough import thorough
 
 DEVICE = ej.fleets.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
 TOY = ej.fleets.Fleet(DEVICE, nodes=1, gpus_per_node=4, efficiency=RINGS)
@@ -114,7 +115,7 @@ def test_a_cached_table_is_not_replicated_nor_laid_out_without_slots():
         ej.Plan((ej.FeatureSpec("t"),), (placed,), 1, 1, 4, {"ub_4_host": 4})
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", thorough([1, 2], [1]))
 def test_a_device_may_have_more_cached_rows_than_32_bits_number(gpus):
     found = t7_of(gpus, 2e12)
     assert max(s.rows_per_device for s in found.storages) > 2**31
@@ -148,9 +149,8 @@ def two_tables(link_bytes_per_s, slots):
 def test_a_slower_host_link_raises_hot_rows():
     """Where slots are few. Where they are free, they take what memory there is: one
     costs a row's memory on one device, a hot row on each."""
-    of_few = [two_tables(link, 200_000)[0] for link in (450e9, 16e9, 1e9)]
-    assert of_few == sorted(of_few)
-    assert of_few[0] < of_few[-1]
+    of_few = [two_tables(link, 200_000)[0] for link in (450e9, 1e9)]
+    assert of_few[0] < of_few[1]
     assert two_tables(1e9, None)[1] > 2 * two_tables(1e9, 200_000)[1]
 
 

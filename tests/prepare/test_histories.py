@@ -14,6 +14,7 @@ from embark_jax.data.encoding import save_encoding
 from embark_jax.prepare import encode, histories
 from embark_jax.prepare.raw_rows import RowEncoder
 from tests.prepare.raw_files import prepared, samples
+from tests.thorough import thorough
 
 LONGEST = 4
 HISTORY = {"columns": ["item", "kind"], "longest": LONGEST}
@@ -87,7 +88,7 @@ def check(data: PreparedData, lines: list[dict[str, str]], positive: bool) -> No
         assert {name: sample[name] for name in history} == history
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", thorough(range(50), range(15)))
 def test_histories_are_those_of_python(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(histories, "FILE_EVENTS", 20)
     monkeypatch.setattr(encode, "CHUNK_ROWS", 30)

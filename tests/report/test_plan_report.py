@@ -28,7 +28,8 @@ def many(count, machines):
 
 @pytest.fixture(scope="module")
 def planned():
-    return plan(*published.model("DLRM-DCNv2"), ej.fleets.dgx_h100(), 65_536)
+    tables, features = published.model("DLRM-DCNv2")
+    return plan(tables[::3], features[::3], ej.fleets.dgx_h100(), 65_536)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_an_overview_is_a_few_lines(planned):
 
 @pytest.mark.parametrize(
     "machines",
-    [ej.fleets.this_machine(), ej.fleets.dgx_h100(16)],
+    [ej.fleets.this_machine(), ej.fleets.dgx_h100(4)],
     ids=lambda machines: str(machines.devices),
 )
 def test_many_tables_fit_a_screen_on_any_fleet(machines):
@@ -176,7 +177,7 @@ def test_bytes_of_tables_add_up_to_those_of_devices(planned):
 
 def test_the_record_has_every_table(planned):
     record = json.loads(json.dumps(plan_record(planned)))
-    assert len(record["tables"]) == 26
+    assert len(record["tables"]) == len(planned.tables)
     assert sum(each["step_ms"] for each in record["tables"]) == pytest.approx(
         record["step_ms"]
     )
