@@ -287,6 +287,26 @@ def take_columns(matrix: jax.Array, columns: np.ndarray) -> jax.Array:
     return matrix.at[:, columns].get(mode="promise_in_bounds")
 
 
+def add_columns(matrix: jax.Array, places: np.ndarray, count: int) -> jax.Array:
+    """Adds up the columns of ``[rows, n, …]`` that have the same place: ``[rows, count,
+    …]``, zeros where none has. The order is always the same, as it is not in a scatter
+    on a GPU."""
+    sources = [np.flatnonzero(places == place) for place in range(count)]
+    terms = []
+    for number in range(max(map(len, sources))):
+        columns = np.array(
+            [
+                of_place[number] if number < len(of_place) else matrix.shape[1]
+                for of_place in sources
+            ]
+        )
+        if matrix.shape[1] in columns:
+            terms.append(matrix.at[:, columns].get(mode="fill", fill_value=0))
+        else:
+            terms.append(take_columns(matrix, columns))
+    return sum(terms[1:], terms[0])
+
+
 def id_matrix(matrices: Matrices, name: str) -> jax.Array:
     """Returns a matrix of ids; those of 64 bits are pairs of int32 before."""
     matrix = matrices[name]

@@ -23,7 +23,9 @@ from embark_kernels import (
     pooled_lookup,
     sum_groups,
 )
+from jax.typing import DTypeLike
 
+from embark_jax.embedding.batch_ids import add_columns
 from embark_jax.embedding.exchange import Exchange
 from embark_jax.embedding.indexing import Requests, StorageIndex
 from embark_jax.plans.capacities import rows_of
@@ -110,9 +112,12 @@ class Cluster(abc.ABC):
         """
 
     @abc.abstractmethod
-    def lookup(self, block: jax.Array, route: Route) -> list[jax.Array]:
+    def lookup(
+        self, block: jax.Array, route: Route, dtype: DTypeLike
+    ) -> list[jax.Array]:
         """Returns weighted sums of each bag's rows, ``[rows, outputs, width]``; the
-        argument is this device's block of the storage."""
+        first argument is this device's block of the storage. Sums that this device
+        makes as a whole are of the dtype, others float32."""
 
     @property
     def sums_alone(self) -> bool:
@@ -209,8 +214,7 @@ class ShardedCluster(Cluster):
         pairs = zip(self.index.blocks, self.sent_places(route), strict=True)
         for block, place in pairs:
             request_share = pick(returned, place)
-            columns = jnp.zeros((block.rows, block.columns), request_share.dtype)
-            columns = columns.at[:, block.request_column].add(request_share)
+            columns = add_columns(request_share, block.request_column, block.columns)
             means.append(columns[:, block.request_column] / block.request_dim[None])
         with jax.named_scope("square exchange"):
             mean = self.exchange.swap(pick(flat(means), route.request)).reshape(-1)
@@ -258,6 +262,7 @@ def lookup_blocks(
     rows: jax.Array,
     positions: list[jax.Array],
     weights: list[jax.Array] | None,
+    dtype: DTypeLike,
     implementation: Implementation,
 ) -> list[jax.Array]:
     """Returns for each block of the index the weighted sums of its bags.
@@ -267,6 +272,7 @@ def lookup_blocks(
       rows: ``[n, width]`` rows, or a device's block of the storage.
       positions: for each block ``[rows, requests]`` positions in ``rows``.
       weights: for each block the weight of each request; or None.
+      dtype: that of the sums.
       implementation: kernels of the lookup.
     """
     return [
@@ -275,6 +281,7 @@ def lookup_blocks(
             position,
             weight,
             hotness=block.hotness,
+            dtype=dtype,
             implementation=implementation,
         )
         for block, position, weight in zip(

@@ -13,6 +13,7 @@ from embark_kernels import Implementation, choose
 from embark_kernels.packing import pack, unpack
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from embark_jax.embedding.batch_ids import BatchIds, DeviceBatch
 from embark_jax.embedding.cluster import Cluster, Route
@@ -94,6 +95,8 @@ class EmbeddingCollection:
     """All embedding tables of a model, placed as a plan says.
 
     All methods but ``init`` and ``init_optimizer`` must be called under ``jax.jit``.
+    Profiles and audits of a program know its phases by their scopes: route, lookup and
+    update.
 
     Args:
       plan: placement of every table.
@@ -275,7 +278,7 @@ class EmbeddingCollection:
         """
         return self.route_batch(join_columns(self.plan, ids, weights, spans))
 
-    @jax.named_scope("sort")
+    @jax.named_scope("route")
     def route_batch(self, batch: DeviceBatch) -> Routes:
         """Does what ``route`` does for the ids of a batch."""
         check_layout(self.plan, batch)
@@ -331,8 +334,12 @@ class EmbeddingCollection:
         fits = [routes.needed[name] <= have for name, have in capacities]
         return jnp.all(jnp.array(fits, bool))
 
-    def lookup(self, storages: Storages, routes: Routes) -> Lookups:
-        """Returns the embeddings of a batch; see ``by_feature``.
+    @jax.named_scope("lookup")
+    def lookup(
+        self, storages: Storages, routes: Routes, dtype: DTypeLike = jnp.float32
+    ) -> Lookups:
+        """Returns the embeddings of a batch, pooled ones of a dtype; see
+        ``by_feature``.
 
         Raises:
           ValueError: if nobody has brought the rows of cached tables into their slots.
@@ -349,9 +356,12 @@ class EmbeddingCollection:
         def lookup(storages, routes):
             outputs = []
             for name, cluster in self.clusters.items():
-                by_block = cluster.lookup(storages[name], routes.storages[name])
+                route = routes.storages[name]
+                by_block = cluster.lookup(storages[name], route, dtype)
                 outputs += zip(cluster.index.blocks, by_block, strict=True)
-            found = sum_outputs(outputs, self._pooled, routes.mean_factors, batch)
+            found = sum_outputs(
+                outputs, self._pooled, routes.mean_factors, batch, dtype
+            )
             empty = {  # of sequences of which no row lies in these storages
                 name: jnp.zeros((events, self.output_shapes[name][-1]), jnp.float32)
                 for name, events in self.plan.events.items()
@@ -363,8 +373,8 @@ class EmbeddingCollection:
         )
 
     def by_feature(self, lookups: Lookups) -> dict[str, jax.Array]:
-        """Returns the pooled embedding of each feature, ``[batch, dim]`` float32, or of
-        a sequence what ``lookups`` has."""
+        """Returns the pooled embedding of each feature, ``[batch, dim]``, or of a
+        sequence what ``lookups`` has."""
         return split(self._pooled, lookups)
 
     def largest_terms(self, gradients: Lookups, routes: Routes) -> list[jax.Array]:
@@ -372,7 +382,7 @@ class EmbeddingCollection:
         gradient of a row: its gradient, times factors and weights. On a device."""
         largest = []
         for dim, gradient in gradients.pooled.items():
-            term = jnp.abs(gradient)
+            term = jnp.abs(gradient).astype(jnp.float32)
             for factors in (routes.mean_factors, routes.largest_weights.pooled):
                 if dim in factors:
                     of_bags = term.reshape(*factors[dim].shape, -1).max(axis=2)
@@ -424,6 +434,7 @@ class EmbeddingCollection:
         own = ({name: of[name] for name in names} for of in (columns, spans))
         return {**columns, **self.map(function, BATCH, BATCH)(*own)}
 
+    @jax.named_scope("update")
     def update(
         self,
         storages: Storages,
@@ -494,11 +505,10 @@ class EmbeddingCollection:
 
     def map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """Turns a function of one device's blocks into one of the whole arrays."""
-        # Profiles and audits of the program know a phase by its innermost name.
         # check_vma off: replicated outputs are equal by construction, which the check
         # cannot see.
         return jax.shard_map(
-            jax.named_scope(function.__name__)(function),
+            function,
             mesh=self.mesh,
             in_specs=in_specs,
             out_specs=out_specs,

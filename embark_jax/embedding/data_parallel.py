@@ -200,9 +200,9 @@ class DataParallel(Cluster):
         table = jnp.searchsorted(jnp.asarray(self._first_row), row, side="right")
         return row + jnp.asarray(self._behind)[table - 1]
 
-    def lookup(self, block, route):
+    def lookup(self, block, route, dtype):
         return lookup_blocks(
-            self.index, block, route.slot, route.weight, self.implementation
+            self.index, block, route.slot, route.weight, dtype, self.implementation
         )
 
     @property

@@ -294,19 +294,13 @@ def index_storage(
     own = [feature for feature in features if feature.table in tables]
     dims = {table.name: table.dim for table in storage.tables.values()}
     pooled = [feature for feature in own if not feature.sequence]
-    pooled.sort(key=lambda f: (dims[f.table], lookup_order(f)))
+    pooled.sort(key=lambda f: (dims[f.table], f.name))
     blocks = [_index_block(storage, pooled, devices, batch)] if pooled else []
     for feature in own:
         if feature.sequence:
             rows = events[feature.name]
             blocks.append(_index_block(storage, [feature], devices, rows))
     return StorageIndex(storage, devices, tuple(blocks))
-
-
-def lookup_order(feature: FeatureSpec) -> tuple[int, str]:
-    """Returns what pooled features of one dim are sorted by: those of equal hotness are
-    neighbours, so that they are summed together without a permutation."""
-    return feature.hotness, feature.name
 
 
 def _index_block(

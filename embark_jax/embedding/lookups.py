@@ -13,33 +13,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
-from embark_jax.embedding.batch_ids import take_columns
-from embark_jax.embedding.indexing import Block, StorageIndex, lookup_order
+from embark_jax.embedding.batch_ids import add_columns, take_columns
+from embark_jax.embedding.indexing import Block, StorageIndex
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, embedding_shapes
 
 PooledFeatures = Mapping[int, Sequence[FeatureSpec]]
-"""The pooled features of each dim, in their order in ``Lookups``."""
+"""The pooled features of each dim, in their order in ``Lookups``: by name."""
 
 
 class Lookups(NamedTuple):
     """The embeddings of a batch as they are looked up, and as their gradients return.
 
     Attributes:
-      pooled: for each dim ``[batch, features * dim]`` float32, the pooled embeddings.
+      pooled: for each dim ``[batch, features * dim]``, the pooled embeddings, of the
+        dtype that they are looked up in.
       sequences: for each sequence the rows of its events, ``[total, dim]`` float32.
     """
 
     pooled: dict[int, jax.Array]
     sequences: dict[str, jax.Array]
 
+    def joined(self) -> jax.Array | None:
+        """Returns the embeddings of all features in one array, ``[batch, features *
+        dim]``, if all are pooled and of one dim."""
+        arrays = [*self.pooled.values()]
+        return arrays[0] if len(arrays) == 1 and not self.sequences else None
+
 
 def pooled_features(plan: Plan) -> PooledFeatures:
     """Returns the pooled features of a plan by dim."""
     shapes = embedding_shapes(plan.tables, plan.features)
     by_dim: dict[int, list[FeatureSpec]] = {}
-    for feature in sorted(plan.features, key=lookup_order):
+    for feature in sorted(plan.features, key=lambda feature: feature.name):
         if not feature.sequence:
             by_dim.setdefault(shapes[feature.name][0], []).append(feature)
     return by_dim
@@ -61,6 +69,7 @@ def sum_outputs(
     pooled: PooledFeatures,
     mean_factors: Mapping[int, jax.Array],
     batch: int,
+    dtype: DTypeLike,
 ) -> Lookups:
     """Adds up what storages have of each feature: those of hot and of cold rows, where
     a table has both.
@@ -70,13 +79,14 @@ def sum_outputs(
       pooled: the pooled features.
       mean_factors: ``[batch, features]`` factors of the sums, of dims that have some.
       batch: samples of a device.
+      dtype: that of pooled embeddings.
     """
     parts: dict[int, list[jax.Array]] = {dim: [] for dim in pooled}
     names: dict[int, list[str]] = {dim: [] for dim in pooled}
     sequences: dict[str, jax.Array] = {}
     for block, sums in outputs:
         for dim, (features, columns) in block.by_dim.items():
-            part = sums[:, columns].reshape(len(sums), -1, dim)
+            part = sums[:, columns].reshape(len(sums), -1, dim).astype(jnp.float32)
             if block.sequence:
                 before = sequences.get(features[0], 0.0)
                 sequences[features[0]] = before + part[:, 0]
@@ -88,27 +98,28 @@ def sum_outputs(
         total = jnp.zeros((batch, len(features), dim), jnp.float32)
         if parts[dim]:
             joined = jnp.concatenate(parts[dim], axis=1)
-            total = _sum_of_terms(joined, names[dim], [f.name for f in features])
+            order = [f.name for f in features]
+            places = np.array([order.index(name) for name in names[dim]])
+            total = add_columns(joined, places, len(features))
         if dim in mean_factors:
             total = total * mean_factors[dim][..., None]
-        sums[dim] = total.reshape(batch, -1)
+        sums[dim] = total.reshape(batch, -1).astype(dtype)
     return Lookups(sums, sequences)
 
 
 def by_sums(
     gradients: Lookups, pooled: PooledFeatures, mean_factors: Mapping[int, jax.Array]
 ) -> Lookups:
-    """Returns gradients by the sums of rows, float32, pooled ``[batch, features,
-    dim]``."""
+    """Returns gradients by the sums of rows, pooled ``[batch, features, dim]``: those
+    of means float32, others as they are."""
     of_sums = {}
     for dim in pooled:
-        gradient = gradients.pooled[dim].astype(jnp.float32)
+        gradient = gradients.pooled[dim]
         gradient = gradient.reshape(len(gradient), -1, dim)
         if dim in mean_factors:
-            gradient = gradient * mean_factors[dim][..., None]
+            gradient = gradient.astype(jnp.float32) * mean_factors[dim][..., None]
         of_sums[dim] = gradient
-    of_events = {n: x.astype(jnp.float32) for n, x in gradients.sequences.items()}
-    return Lookups(of_sums, of_events)
+    return Lookups(of_sums, gradients.sequences)
 
 
 def by_outputs(
@@ -129,25 +140,3 @@ def by_outputs(
             parts.append(part.reshape(len(part), -1, index.storage.width))
         by_block.append(jnp.concatenate(parts, axis=1))
     return by_block
-
-
-def _sum_of_terms(
-    joined: jax.Array, names: Sequence[str], features: Sequence[str]
-) -> jax.Array:
-    """Adds up the columns ``[batch, columns, dim]`` of each feature; zeros for one that
-    has none. ``names`` are those of the columns."""
-    places: dict[str, list[int]] = {name: [] for name in features}
-    for place, name in enumerate(names):
-        places[name].append(place)
-    terms = []
-    for number in range(max(map(len, places.values()))):
-        columns = [
-            of_feature[number] if number < len(of_feature) else len(names)
-            for of_feature in places.values()
-        ]
-        if len(names) in columns:
-            columns = np.array(columns)
-            terms.append(joined.at[:, columns].get(mode="fill", fill_value=0))
-        else:
-            terms.append(take_columns(joined, np.array(columns)))
-    return sum(terms[1:], terms[0])

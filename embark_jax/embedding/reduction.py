@@ -139,7 +139,7 @@ class ReductionBased(ShardedCluster):
         received = route.received._replace(slot=slots)
         return route._replace(received=received, touched=touched, keys=None)
 
-    def lookup(self, block, route):
+    def lookup(self, block, route, dtype):
         slot, bag, weight = route.received
         sums = sum_bags(
             block,
@@ -157,6 +157,7 @@ class ReductionBased(ShardedCluster):
         (of_block,) = gradients
         with jax.named_scope("gradient exchange"):
             wire = self.wire.gradients
+            of_block = of_block.astype(jnp.float32)  # as the wire has them
             received = self.exchange.gradients_to_owners(of_block, wire)
         _, bag, weight = route.received
         bags = self._bags

@@ -114,7 +114,7 @@ class UniqueBased(ShardedCluster):
     def with_slots(self, route, slot, touched):
         return route._replace(slot=slot, touched=touched, keys=None)
 
-    def lookup(self, block, route):
+    def lookup(self, block, route, dtype):
         index = self.index
         width = block.shape[1]
         owned = pick(block, route.slot).astype(jnp.float32)
@@ -123,7 +123,7 @@ class UniqueBased(ShardedCluster):
             rows = self.exchange.swap(owned, self.wire.rows)
         rows = rows.reshape(-1, width)
         return lookup_blocks(
-            index, rows, route.inverse, route.weight, self.implementation
+            index, rows, route.inverse, route.weight, dtype, self.implementation
         )
 
     def gradient_terms(self, gradients, route):

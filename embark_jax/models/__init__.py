@@ -11,10 +11,13 @@ from embark_jax.models.build import build as build
 from embark_jax.models.footprint import footprint as footprint
 from embark_jax.models.function import FunctionModel as FunctionModel
 from embark_jax.models.function import ModelWithLoss as ModelWithLoss
+from embark_jax.models.interface import Joined as Joined
+from embark_jax.models.interface import JoinedModel as JoinedModel
 from embark_jax.models.interface import Masked as Masked
 from embark_jax.models.interface import MaskedModel as MaskedModel
 from embark_jax.models.interface import Packed as Packed
 from embark_jax.models.interface import PackedModel as PackedModel
+from embark_jax.models.interface import joined as joined
 
 _CLASSES = {path.partition(":")[2]: path for path in MODELS.values()}
 

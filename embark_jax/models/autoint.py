@@ -12,12 +12,14 @@ from pydantic import Field, PositiveInt
 
 from embark_jax.models.interface import (
     Embeddings,
+    Joined,
+    JoinedModel,
     Shapes,
     check_equal_dims,
-    in_order,
+    joined,
     pooled_dims,
 )
-from embark_jax.models.layers import MLP, Linear, matmul, xavier_normal
+from embark_jax.models.layers import MLP, Linear, matmul, side_by_side, xavier_normal
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 _VECTOR_STD = 0.1
@@ -74,7 +76,7 @@ class InteractingLayer(nnx.Module):
         return joined.reshape(*fields.shape[:2], -1)
 
 
-class AutoInt(nnx.Module):
+class AutoInt(JoinedModel):
     """AutoInt: interacting layers over fields, and one linear layer over all of them.
 
     A field is a feature's embedding, or a dense value times a learned vector. With
@@ -108,6 +110,7 @@ class AutoInt(nnx.Module):
     ):
         self.dims = pooled_dims(embedding_shapes)
         check_equal_dims(self.dims, 0, "as all go through the same attention")
+        self.compute_dtype = jnp.dtype(compute_dtype)
         width = self.dims[0][1]
         for outputs in attention:
             if outputs % heads:
@@ -129,11 +132,12 @@ class AutoInt(nnx.Module):
         self.attention = nnx.List(layers)
         self.top = Linear(fields * width, 1, **shared)
 
-    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        vectors = jnp.stack(in_order(embeddings, self.dims), axis=1)
         from_dense = dense[:, :, None] * self.dense_vectors[...][None]
-        fields = x = jnp.concatenate([from_dense, vectors], axis=1)
+        parts = from_dense.reshape(len(dense), -1), joined(embeddings, self.dims)
+        fields = side_by_side(parts, self.compute_dtype)
+        fields = x = fields.reshape(len(dense), -1, self.dims[0][1])
         for layer in self.attention:
             x = layer(x)
         logits = self.top(x.reshape(x.shape[0], -1))

@@ -6,12 +6,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
-from embark_jax.models.layers import MLP, Linear, VectorCross, made_once
+from embark_jax.models.interface import (
+    Embeddings,
+    Joined,
+    JoinedModel,
+    Shapes,
+    joined,
+    pooled_dims,
+)
+from embark_jax.models.layers import MLP, Linear, VectorCross, side_by_side
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Layers, Widths
 
 
-class DCN(nnx.Module):
+class DCN(JoinedModel):
     """Deep & Cross Network, version 1: cross layers in parallel with a deep net.
 
     The concatenated dense features and embeddings go through cross layers with one
@@ -49,10 +56,9 @@ class DCN(nnx.Module):
         self.top = Linear(width + (width, *deep)[-1], 1, **shared)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
-    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        x0 = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
-        x0 = made_once(x0, self.compute_dtype)
+        x0 = side_by_side((dense, joined(embeddings, self.dims)), self.compute_dtype)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

@@ -9,19 +9,21 @@ from flax import nnx
 
 from embark_jax.models.interface import (
     Embeddings,
+    Joined,
+    JoinedModel,
     Shapes,
     check_equal_dims,
     check_top,
-    in_order,
+    joined,
     pooled_dims,
 )
-from embark_jax.models.layers import MLP
+from embark_jax.models.layers import MLP, side_by_side
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 PAIRED = "as the last of bottom, or the others, have: the dot interaction pairs them"
 
 
-class DLRM(nnx.Module):
+class DLRM(JoinedModel):
     """DLRM: features interact through the dot products of all their pairs.
 
     The top MLP reads the bottom MLP's output, then the dot products of all pairs among
@@ -54,23 +56,23 @@ class DLRM(nnx.Module):
         check_top(top)
         self.dims = pooled_dims(embedding_shapes)
         bottom = bottom if dense_features else ()
-        joined = (dense_features, *bottom)[-1]
-        check_equal_dims(self.dims, joined, PAIRED)
+        width = (dense_features, *bottom)[-1]
+        check_equal_dims(self.dims, width, PAIRED)
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
         pairs = number_of_pairs(len(self.dims) + (dense_features > 0))
-        self.top = MLP(joined + pairs, top, last_relu=False, **mlp)
+        self.top = MLP(width + pairs, top, last_relu=False, **mlp)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
-    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         bottom = self.bottom(dense)
-        vectors = in_order(embeddings, self.dims)
-        if bottom.shape[1]:
-            vectors = [bottom, *vectors]
-        stacked = jnp.stack(vectors, axis=1)
-        interactions = pairwise_dots(stacked.astype(self.compute_dtype))
+        vectors = side_by_side(
+            (bottom, joined(embeddings, self.dims)), self.compute_dtype
+        )
+        vectors = vectors.reshape(len(bottom), -1, self.dims[0][1])
+        interactions = pairwise_dots(vectors.astype(self.compute_dtype))
         return self.top(jnp.concatenate([bottom, interactions], axis=1))[:, 0]
 
 

@@ -11,16 +11,18 @@ from pydantic import Field, PositiveInt
 
 from embark_jax.models.interface import (
     Embeddings,
+    Joined,
+    JoinedModel,
     Shapes,
     check_top,
-    in_order,
+    joined,
     pooled_dims,
 )
-from embark_jax.models.layers import MLP, LowRankCross, made_once
+from embark_jax.models.layers import MLP, LowRankCross, side_by_side
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 
-class DLRMDCNv2(nnx.Module):
+class DLRMDCNv2(JoinedModel):
     """DLRM whose features interact through low-rank cross layers.
 
     The dense features go through the bottom MLP. Its output and all embeddings,
@@ -68,12 +70,10 @@ class DLRMDCNv2(nnx.Module):
         self.top = MLP(width, top, last_relu=False, **mlp)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
-    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        x0 = jnp.concatenate(
-            [self.bottom(dense), *in_order(embeddings, self.dims)], axis=1
-        )
-        x0 = made_once(x0, self.compute_dtype)
+        parts = self.bottom(dense), joined(embeddings, self.dims)
+        x0 = side_by_side(parts, self.compute_dtype)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

@@ -7,12 +7,19 @@ import jax.numpy as jnp
 from flax import nnx
 from pydantic import PositiveInt
 
-from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
-from embark_jax.models.layers import MLP, Linear, matmul, xavier_normal
+from embark_jax.models.interface import (
+    Embeddings,
+    Joined,
+    JoinedModel,
+    Shapes,
+    joined,
+    pooled_dims,
+)
+from embark_jax.models.layers import MLP, Linear, matmul, side_by_side, xavier_normal
 from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
 
 
-class FinalMLP(nnx.Module):
+class FinalMLP(JoinedModel):
     """FinalMLP: a two-stream MLP with multi-head bilinear fusion.
 
     Each stream is an MLP over all features. With outputs ``o1`` and ``o2``, cut into
@@ -58,11 +65,11 @@ class FinalMLP(nnx.Module):
         self.linear = Linear(stream1[-1] + stream2[-1], 1, **shared)
         shape = heads, stream1[-1] // heads, stream2[-1] // heads
         self.bilinear = nnx.Param(xavier_normal(rngs.params(), shape))
-        self.compute_dtype = compute_dtype
+        self.compute_dtype = jnp.dtype(compute_dtype)
 
-    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        x = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
+        x = side_by_side((dense, joined(embeddings, self.dims)), self.compute_dtype)
         first, second = outputs = [stream(x) for stream in self.streams]
         logits = self.linear(jnp.concatenate(outputs, axis=1))[:, 0]
         w = self.bilinear[...]

@@ -9,7 +9,8 @@ random streams ``params`` and ``dropout``. Features are taken sorted by name. It
 It is called as ``model(dense, embeddings)`` with ``dense`` ``[batch, dense_features]``
 float32 and ``embeddings`` ``{feature: [batch, *shape]}`` in any order; models that read
 histories also take ``models.Masked`` ones, and some ``models.Packed`` ones; all places
-of others are events. It returns logits ``[batch]`` float32, or ``[batch, tasks]`` if a
+of others are events. A ``models.JoinedModel`` also takes ``models.Joined`` ones: those
+of all features in one array. It returns logits ``[batch]`` float32, or ``[batch, tasks]`` if a
 sample has several labels, and raises ``ValueError`` if a feature is missing, unknown or
 of another shape.
 """
@@ -49,6 +50,28 @@ class Masked(NamedTuple):
 class MaskedModel(nnx.Module):
     """A Flax module whose embeddings of sequences are ``Masked``; of an array, which
     has no mask, all places hold an event."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """The embeddings of all features in one array, as they were looked up.
+
+    Attributes:
+      values: ``[batch, features, dim]``.
+      names: the features, sorted.
+    """
+
+    values: jax.Array
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+
+class JoinedModel(nnx.Module):
+    """A Flax module whose embeddings are looked up in its ``compute_dtype``, in which
+    their gradients return. They are ``Joined`` if all features are pooled and have one
+    dim; it takes them by feature, too: see ``joined``."""
+
+    compute_dtype: jnp.dtype
 
 
 @jax.tree_util.register_dataclass
@@ -125,10 +148,13 @@ def on_devices(mesh: Mesh | None, function: Callable, everywhere: int = 0) -> Ca
 
 
 def unmasked(
-    embeddings: Mapping[str, Any],
+    embeddings: Mapping[str, Any] | Joined,
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """Returns the embeddings as arrays, and of each sequence which places hold an
-    event."""
+    """Returns the embeddings as float32 arrays, and of each sequence which places hold
+    an event."""
+    if isinstance(embeddings, Joined):
+        columns = jnp.unstack(embeddings.values, axis=1)
+        embeddings = dict(zip(embeddings.names, columns, strict=True))
     arrays, valid = dict(embeddings), {}
     for name, embedding in embeddings.items():
         if isinstance(embedding, Packed):
@@ -137,7 +163,7 @@ def unmasked(
             arrays[name], valid[name] = embedding
         elif embedding.ndim == 3:
             valid[name] = jnp.ones(embedding.shape[:2], dtype=bool)
-    return arrays, valid
+    return {n: array.astype(jnp.float32) for n, array in arrays.items()}, valid
 
 
 def pooled_dims(embedding_shapes: Shapes) -> tuple[tuple[str, int], ...]:
@@ -185,6 +211,24 @@ def in_order(
     """
     check_embeddings(embeddings, [(name, (dim,)) for name, dim in dims])
     return [embeddings[name] for name, _ in dims]
+
+
+def joined(
+    embeddings: Embeddings | Joined, dims: tuple[tuple[str, int], ...]
+) -> jax.Array:
+    """Returns the embeddings of a ``JoinedModel`` side by side, ``[batch, sum of
+    dims]``, in the order of ``dims``, which are sorted by name.
+
+    Raises:
+      ValueError: as ``in_order`` does.
+    """
+    if not isinstance(embeddings, Joined):
+        return jnp.concatenate(in_order(embeddings, dims), axis=1)
+    values = embeddings.values
+    expected = {name: (dim,) for name, dim in dims}
+    if dict.fromkeys(embeddings.names, values.shape[2:]) != expected:
+        check_embeddings(unmasked(embeddings)[0], expected.items())
+    return values.reshape(len(values), -1)
 
 
 def check_equal_dims(dims: Sequence[tuple[str, int]], dim: int, reason: str) -> None:

@@ -97,6 +97,19 @@ def made_once(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     return _made_once(x, jnp.dtype(compute_dtype))
 
 
+def side_by_side(parts: Sequence[jax.Array], compute_dtype: DTypeLike) -> jax.Array:
+    """Returns ``made_once`` of arrays side by side, ``[batch, sum of widths]``, which
+    are in memory in ``compute_dtype``."""
+    x = jnp.concatenate([part.astype(compute_dtype) for part in parts], axis=1)
+    return made_once(x.astype(jnp.float32), compute_dtype)
+
+
+def stored(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+    """Returns float32 ``x`` rounded to ``compute_dtype``, in which it is in memory; its
+    gradient is not rounded, and made where it is used."""
+    return _stored(x, jnp.dtype(compute_dtype))
+
+
 def _as_held(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     if compute_dtype == jnp.float32:
         return x
@@ -108,6 +121,10 @@ def _made_once_backward(compute_dtype, _, gradient):
     return (gradient.astype(jnp.float32),)
 
 
+_stored = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
+_stored.defvjp(
+    lambda x, dtype: (_as_held(x, dtype), None), lambda dtype, _, gradient: (gradient,)
+)
 _made_once = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
 _made_once.defvjp(lambda x, dtype: (_as_held(x, dtype), None), _made_once_backward)
 
@@ -279,7 +296,7 @@ class LowRankCross(nnx.Module):
         float32."""
         low = held(matmul(x, self.v[...], self.compute_dtype), self.compute_dtype)
         high = held(matmul(low, self.w[...], self.compute_dtype), self.compute_dtype)
-        return x0 * (high + self.b[...][None]) + x
+        return stored(x0 * (high + self.b[...][None]) + x, self.compute_dtype)
 
 
 class VectorCross(nnx.Module):

@@ -9,8 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 from pydantic import Field
 
-from embark_jax.models.interface import Embeddings, Shapes, in_order, pooled_dims
-from embark_jax.models.layers import MLP, Linear
+from embark_jax.models.interface import (
+    Embeddings,
+    Joined,
+    JoinedModel,
+    Shapes,
+    joined,
+    pooled_dims,
+)
+from embark_jax.models.layers import MLP, Linear, side_by_side
 from embark_jax.models.options import (
     BatchNorm,
     ComputeDtype,
@@ -21,7 +28,7 @@ from embark_jax.models.options import (
 )
 
 
-class MMoE(nnx.Module):
+class MMoE(JoinedModel):
     """Multi-gate Mixture-of-Experts, and the shared-bottom model.
 
     Task k has the logit ``tower_k(Σ_i g_k(x)_i f_i(x))``: experts ``f_i`` are MLPs over
@@ -58,6 +65,7 @@ class MMoE(nnx.Module):
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         width = dense_features + sum(dim for _, dim in self.dims)
+        self.compute_dtype = jnp.dtype(compute_dtype)
         self.experts = nnx.List(
             MLP(width, expert, last_relu=True, **mlp) for _ in range(experts)
         )
@@ -69,9 +77,9 @@ class MMoE(nnx.Module):
             for _ in tasks
         )
 
-    def __call__(self, dense: jax.Array, embeddings: Embeddings) -> jax.Array:
+    def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits ``[batch, tasks]``; see ``interface``."""
-        x = jnp.concatenate([dense, *in_order(embeddings, self.dims)], axis=1)
+        x = side_by_side((dense, joined(embeddings, self.dims)), self.compute_dtype)
         outputs = jnp.stack([expert(x) for expert in self.experts], axis=1)
         logits = []
         for task, tower in enumerate(self.towers):

@@ -94,13 +94,14 @@ class Cuts:
 
         return self._collection.map(join, (MICRO_BATCHES,), BATCH)(cuts)
 
+    @jax.named_scope("lookup")
     def of(
         self, embeddings: Lookups, number: jax.Array, samples: Columns
     ) -> tuple[Lookups, Columns]:
         """Returns the embeddings of a cut and its batch, of the embeddings of the batch
         and what ``numbered`` has of the cut."""
 
-        def lookup(embeddings, sequences, number):
+        def cut(embeddings, sequences, number):
             pooled = {d: self._own(x, number) for d, x in embeddings.pooled.items()}
             rows, ids, weights, spans = {}, {}, {}, {}
             for name, packed in embeddings.sequences.items():
@@ -120,7 +121,7 @@ class Cuts:
             return Lookups(pooled, rows), _Sequences(ids, weights, spans)
 
         specs = BATCH, BATCH, EVERYWHERE
-        embeddings, (ids, weights, spans) = self._collection.map(lookup, specs, BATCH)(
+        embeddings, (ids, weights, spans) = self._collection.map(cut, specs, BATCH)(
             embeddings, self._sequences, number
         )
         batch = samples._replace(

@@ -166,7 +166,7 @@ def batch_gradients(
         )
         return gradients._replace(loss=loss, dense=dense)
 
-    lookups = collection.lookup(state.storages, routes)
+    lookups = collection.lookup(state.storages, routes, model.embedding_dtype)
     if micro_batches == 1:
         return summed(of_cut(state.model_state, lookups, batch))
 
@@ -250,7 +250,7 @@ def _gradients_by_device(
     gradients by parameters are those of each device's samples, along a first axis."""
 
     def gradients_by_device(params, embeddings, model_state, batch):
-        def dense(params, embeddings, batch):
+        def of_device(params, embeddings, batch):
             gradients_of = jax.value_and_grad(share_of, argnums=(0, 1), has_aux=True)
             (loss, (logits, _)), (shares, gradients) = gradients_of(
                 params, embeddings, model_state, batch
@@ -259,7 +259,7 @@ def _gradients_by_device(
             return by_device, logits, gradients
 
         inputs = PartitionSpec(), BATCH, BATCH
-        (loss, shares), logits, gradients = collection.map(dense, inputs, BATCH)(
+        (loss, shares), logits, gradients = collection.map(of_device, inputs, BATCH)(
             params, embeddings, batch
         )
         return (loss, (logits, model_state)), (shares, gradients)
@@ -276,6 +276,7 @@ def _zeros_by_device(collection: EmbeddingCollection, arrays: Any) -> Any:
     return collection.map(zeros, (PartitionSpec(),), BATCH)(arrays)
 
 
+@jax.named_scope("dense")
 def _sum_over_devices(
     collection: EmbeddingCollection,
     wire: WireFormat,
@@ -287,7 +288,7 @@ def _sum_over_devices(
     gradients ``[devices, …]``, which travel in the format of the wire. Gradients of
     parameters that devices update in shares are reduce-scattered."""
 
-    def dense(losses, shares):
+    def sum_all(losses, shares):
         def sum_of(share, sharding):
             coded = share[0].astype(wire)
             axes = list(sharding.spec)
@@ -306,7 +307,7 @@ def _sum_over_devices(
 
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     outputs = PartitionSpec(), specs
-    return collection.map(dense, (BATCH, BATCH), outputs)(losses, shares)
+    return collection.map(sum_all, (BATCH, BATCH), outputs)(losses, shares)
 
 
 def _exact_sum(share: jax.Array, wire: WireFormat) -> jax.Array:

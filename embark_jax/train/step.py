@@ -113,8 +113,7 @@ def make_train_step(
         tables = collection.for_batch(batch.hot)
         next_routes = None
         if following is not None:
-            next_tables = collection.for_batch(following.hot)
-            next_routes = next_tables.route_batch(following)
+            next_routes = collection.for_batch(following.hot).route_batch(following)
         columns = batch.columns()
         with jax.default_matmul_precision(MATMUL_PRECISION):
             gradients = batch_gradients(
@@ -123,15 +122,9 @@ def make_train_step(
         dense_gradient, params = lax.with_sharding_constraint(
             (gradients.dense, state.params), (updated, updated)
         )
-        # On the links, ids of the next batch and sums over all devices come first, row
-        # gradients last: so ids travel beside the dense layers, and the dense update,
-        # for which the rows' must wait, runs while their gradients travel. Where there
-        # are no links, gradients that wait would only be written once more.
-        late_gradients = gradients.embeddings
-        if collection.mesh.size > 1:
-            dense_gradient, late_gradients, next_routes = lax.optimization_barrier(
-                (dense_gradient, late_gradients, next_routes)
-            )
+        dense_gradient, late_gradients, next_routes = _row_gradients_last(
+            collection.mesh, dense_gradient, gradients.embeddings, next_routes
+        )
         with jax.named_scope("dense_update"):
             updates, dense_state = optimizers.dense.update(
                 dense_gradient, state.dense_state, params
@@ -143,15 +136,13 @@ def make_train_step(
         # Without the wait, old rows would have to be kept until then, to be put back;
         # on 8 and 128 simulated H100s that would save 0 to 0.8 % of a step (DLRM-DCNv2,
         # T180, T200), and cost another pass over the touched rows.
+        step = state.step + 1
         with jax.named_scope("checks"):
-            step = state.step + 1
             finite = _rows_stay_finite(tables, gradients.embeddings, routes, options)
             factors = step_factors(optimizers.rows, step)
-            finite &= _all_finite(
-                (gradients.loss, params, dense_state, gradients.model_state, factors)
-            )
+            changed = params, dense_state, gradients.model_state
+            finite &= _all_finite((gradients.loss, changed, factors)) & ~state.halted
         fits = tables.fits(routes)
-        finite &= ~state.halted
         applied = fits & ~routes.any_bad & finite
 
         def choose(new, old):
@@ -187,18 +178,32 @@ def make_train_step(
         )
         return new_state, report, next_routes
 
-    by_batch = NamedSharding(collection.mesh, BATCH)
-    report_shardings: Any = StepReport(
-        NamedSharding(collection.mesh, PartitionSpec()),  # pyright: ignore
-        *[by_batch] * 4,  # pyright: ignore
-    )
     state_shardings = jax.tree.map(lambda array: array.sharding, state)
     return jax.jit(
         train_step,
-        out_shardings=(state_shardings, report_shardings, None),
+        out_shardings=(state_shardings, _report_shardings(collection.mesh), None),
         donate_argnums=0,
         compiler_options=_compiler_options(collection.mesh),
     )
+
+
+def _row_gradients_last(
+    mesh: Mesh, dense_gradient: Any, embeddings: Lookups, next_routes: Routes | None
+) -> tuple[Any, Lookups, Routes | None]:
+    """Returns the same in the order in which they use the links: ids of the next batch
+    and sums over all devices come first, row gradients last.
+
+    So ids travel beside the dense layers, and the dense update, for which the rows'
+    must wait, runs while their gradients travel. Where there are no links, gradients
+    that wait would only be written once more."""
+    given = dense_gradient, embeddings, next_routes
+    return lax.optimization_barrier(given) if mesh.size > 1 else given
+
+
+def _report_shardings(mesh: Mesh) -> StepReport:
+    by_batch: Any = NamedSharding(mesh, BATCH)
+    everywhere: Any = NamedSharding(mesh, PartitionSpec())
+    return StepReport(everywhere, *[by_batch] * 4)
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, int] | None:
@@ -232,7 +237,7 @@ def make_score_step(
                 )
 
         columns = batch.columns()
-        embeddings = collection.lookup(storages, routes)
+        embeddings = collection.lookup(storages, routes, model.embedding_dtype)
         if micro_batches == 1:
             logits = logits_of(embeddings, columns)
         else:

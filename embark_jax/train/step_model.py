@@ -22,6 +22,8 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.lookups import Lookups
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
 from embark_jax.models.interface import (
+    Joined,
+    JoinedModel,
     Masked,
     MaskedModel,
     Packed,
@@ -54,6 +56,8 @@ class FlaxModel:
         and the parameters alone, as far as the model says; its state is not asked.
       masked: whether embeddings of sequences are ``models.Masked``.
       packed: whether they are ``models.Packed``.
+      joined: whether they are ``models.Joined`` where they can be.
+      embedding_dtype: dtype of pooled embeddings.
     """
 
     def __init__(self, module: nnx.Module):
@@ -64,6 +68,10 @@ class FlaxModel:
         )
         self.masked = isinstance(module, MaskedModel)
         self.packed = isinstance(module, PackedModel)
+        self.joined = isinstance(module, JoinedModel)
+        self.embedding_dtype = jnp.dtype(jnp.float32)
+        if isinstance(module, JoinedModel):
+            self.embedding_dtype = module.compute_dtype
         # Two modules around the same arrays: modes are attributes, not arrays.
         training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
         training.train()
@@ -72,14 +80,14 @@ class FlaxModel:
         self._scoring = nnx.graphdef(scoring)
 
     def train(
-        self, params: Any, state: Any, embeddings: dict, batch: Columns, loss: Loss
+        self, params: Any, state: Any, embeddings: Any, batch: Columns, loss: Loss
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Returns ``(losses, logits, new state)`` in training mode; losses are
         ``[batch]``, or their mean ``[]``, and logits have the shape of the labels.
 
         Args:
           params, state: arrays of the module.
-          embeddings: embeddings by feature.
+          embeddings: embeddings as the module takes them.
           batch: the samples.
           loss: loss of modules without one of their own.
 
@@ -110,7 +118,7 @@ class FlaxModel:
         params: Any,
         state: Any,
         dense: jax.Array,
-        embeddings: dict,
+        embeddings: Any,
         method: str = CALL,
     ) -> jax.Array:
         """Returns logits in evaluation mode: no dropout, running statistics; or the
@@ -130,7 +138,8 @@ class PlainModel:
     """A ``FunctionModel`` with the attributes and methods of ``FlaxModel``."""
 
     state: Any = ()
-    masked = packed = False
+    masked = packed = joined = False
+    embedding_dtype = jnp.dtype(jnp.float32)
 
     def __init__(self, model: FunctionModel):
         self._model = model
@@ -169,10 +178,10 @@ def model_inputs(
     lookups: Lookups,
     batch: Columns,
     mesh: Mesh | None,
-) -> tuple[dict[str, Any], Columns]:
+) -> tuple[dict[str, Any] | Joined, Columns]:
     """Returns embeddings and a batch as a model takes them. Sequences stay packed for
     those that read packed ones; others get padded ones, with ids and weights, and with
-    a mask if they ask for it.
+    a mask if they ask for it. Models that take one array get it, if there is one.
 
     Args:
       model: the model.
@@ -181,6 +190,10 @@ def model_inputs(
       batch: the samples; sequences are packed.
       mesh: mesh of the devices that the samples lie on; None is this one.
     """
+    joined = lookups.joined()
+    if model.joined and joined is not None:
+        names = tuple(sorted(f.name for f in collection.plan.features))
+        return Joined(joined.reshape(len(joined), len(names), -1), names), batch
     embeddings: dict[str, Any] = collection.by_feature(lookups)
     longest = {f.name: f.hotness for f in collection.plan.features}
     sequences = {name: embeddings[name] for name in batch.spans}
@@ -238,12 +251,12 @@ def check_independent(model: StepModel, reason: str) -> None:
         )
 
 
-def _logits(module: nnx.Module, dense: jax.Array, embeddings: dict) -> jax.Array:
+def _logits(module: nnx.Module, dense: jax.Array, embeddings: Any) -> jax.Array:
     """Calls the module; its own errors get a note with the arguments of the call."""
     try:
         return module(dense, embeddings)
     except (TypeError, ValueError) as error:
-        shapes = jax.tree.map(jnp.shape, embeddings)
+        shapes = jax.tree.map(jnp.shape, unmasked(embeddings)[0])
         shapes = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         error.add_note(
             f"in {type(module).__name__}, called with dense values {dense.shape} and "

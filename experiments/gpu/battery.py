@@ -2,7 +2,7 @@
 
     PYTHONPATH=kernels python experiments/gpu/battery.py result.json
 
-Needs jax with CUDA and NumPy, nothing else. Each group of cases runs in a process of
+Needs the package, with jax for CUDA. Each group of cases runs in a process of
 its own, so that a kernel that breaks the GPU's context costs its group; what fails is a
 row of the result. See README.md beside this.
 """
@@ -25,8 +25,9 @@ import check_cases
 import embark_kernels as ek
 import jax
 import numpy as np
+import steps
 
-LIMIT_S = 450
+LIMIT_S = 480
 INPUT_SETS, WARM_UP, ROUNDS = 4, 3, 7
 ROUND_S, MOST_CALLS = 0.03, 40
 BOTH = ("mosaic_gpu", "xla")
@@ -90,6 +91,7 @@ CHECKS = {
     **{f"check width {width}": cases_of(width) for width in check_cases.WIDTHS},
 }
 TIMINGS = ("copy", "attention", "lookup128", "update", "lookup32", "unique", "shapes")
+STEPS = {f"step {case}": case for case in steps.CASES}
 
 
 def measure(case: cases.Case) -> dict:
@@ -139,6 +141,9 @@ def run_group(group: str) -> None:
     if group in CHECKS:
         for row in checks(group):
             print(json.dumps(row), flush=True)
+        return
+    if group in STEPS:
+        print(json.dumps({"group": group, **steps.run_case(STEPS[group])}))
         return
     for case in timings(group):
         row = {"group": group, **case.fields}
@@ -190,6 +195,10 @@ def summary(rows: list[dict]) -> str:
             share = row.get("fraction_of_copy")
             value = f"{1e3 * row['median_s']:9.3f} ms"
             value += "" if share is None else f" {share:6.1%} of copy"
+            if "predicted_ms" in row:
+                value += f", predicted {row['predicted_ms']:.3f}"
+            if "ms" in row:
+                value += "".join(f"; {kind} {ms:.2f}" for kind, ms in row["ms"].items())
             if "flops_per_s" in row:
                 value += f" {row['flops_per_s'] / 1e12:6.1f} TFLOP/s"
         lines.append(f"{row['group']:10} {what:60} {value}")
@@ -200,7 +209,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", nargs="?", type=Path, help="JSON file to write")
     parser.add_argument(
-        "--group", choices=[*CHECKS, *TIMINGS], help="run one, print rows of JSON"
+        "--group",
+        choices=[*CHECKS, *STEPS, *TIMINGS],
+        help="run one, print rows of JSON",
     )
     args = parser.parse_args()
     if args.group:
@@ -217,7 +228,7 @@ def main() -> int:
     with ThreadPoolExecutor(len(CHECKS)) as side_by_side:
         rows = [row for found in side_by_side.map(run, CHECKS) for row in found]
     checked_s = time.monotonic() - start
-    rows += [row for group in TIMINGS for row in run(group)]
+    rows += [row for group in (*STEPS, *TIMINGS) for row in run(group)]
     copies = [
         row["bytes_per_s"]
         for row in rows

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from embark_kernels._mosaic import (
     Rows,
@@ -31,6 +32,7 @@ def sum_bags_mosaic_gpu(
     rows: jax.Array,
     offsets: jax.Array,
     weights: jax.Array | None,
+    dtype: DTypeLike,
 ) -> jax.Array:
     """Sums bags as ``lookup.sum_bags_between`` does, if there are rows and ids."""
     num_rows, width = table.shape
@@ -95,7 +97,7 @@ def sum_bags_mosaic_gpu(
 
     operands = [table, rows, offsets.reshape(-1)]
     operands += [] if weights is None else [weights]
-    out_type = jax.ShapeDtypeStruct((senders * bags, width), jnp.float32)
+    out_type = jax.ShapeDtypeStruct((senders * bags, width), dtype)
     with moves(
         ids * width * table.dtype.itemsize
         + sum(array.size * array.dtype.itemsize for array in operands[1:]),

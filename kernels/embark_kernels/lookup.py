@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from embark_kernels._implementation import choose
 from embark_kernels._xla import add_rows, sum_columns
@@ -28,6 +29,7 @@ def pooled_lookup(
     weights: jax.Array | None = None,
     *,
     hotness: Sequence[int] | None = None,
+    dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> jax.Array:
     """Sums the rows of each bag.
@@ -38,11 +40,12 @@ def pooled_lookup(
       weights: ``[batch, columns]`` float32 factors of the rows.
       hotness: lengths of the consecutive bags in a sample's ids; their sum is
         ``columns``. None means one bag per sample.
+      dtype: that of the result; sums are made in float32.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
 
     Returns:
-      ``[batch, len(hotness), width]`` float32; ``[batch, width]`` if ``hotness`` is
-      None. Zeros for an empty bag.
+      ``[batch, len(hotness), width]``; ``[batch, width]`` if ``hotness`` is None. Zeros
+      for an empty bag.
 
     Raises:
       ValueError: if shapes disagree, or the implementation is unknown or cannot handle
@@ -54,14 +57,14 @@ def pooled_lookup(
     if weights is not None and weights.shape != ids.shape:
         raise ValueError(f"weights are {weights.shape}, ids are {ids.shape}")
     if choose(implementation, table.shape[1], table.dtype) == "xla":
-        pooled = sum_columns(table, ids, weights, lengths)
+        pooled = sum_columns(table, ids, weights, lengths).astype(dtype)
     else:
         batch, columns = ids.shape
         first = jnp.arange(batch, dtype=jnp.int32)[:, None] * columns
         starts = jnp.asarray((np.cumsum(lengths) - lengths)[None], jnp.int32)
         offsets = jnp.append(first + starts, jnp.int32(batch * columns))[None]
         flat_weights = None if weights is None else weights.reshape(-1)
-        sums = sum_bags_between(table, ids.reshape(-1), offsets, flat_weights)
+        sums = sum_bags_between(table, ids.reshape(-1), offsets, flat_weights, dtype)
         pooled = sums.reshape(batch, len(lengths), -1)
     return pooled[:, 0] if hotness is None else pooled
 
@@ -124,6 +127,7 @@ def sum_bags_between(
     rows: jax.Array,
     offsets: jax.Array,
     weights: jax.Array | None,
+    dtype: DTypeLike = jnp.float32,
 ) -> jax.Array:
     """Sums bags between offsets, in the kernel.
 
@@ -134,15 +138,16 @@ def sum_bags_between(
         from ``offsets[sender, b]`` to before ``offsets[sender, b + 1]``; rows between
         senders are ignored.
       weights: ``[n]`` or None.
+      dtype: that of the result; sums are made in float32.
 
     Returns:
-      ``[senders, bags, width]`` float32.
+      ``[senders, bags, width]``.
     """
     senders, bags = offsets.shape[0], offsets.shape[1] - 1
     width, n = table.shape[1], rows.shape[0]
     if senders * bags == 0 or n == 0 or table.shape[0] == 0:
-        return jnp.zeros((senders, bags, width), jnp.float32)
+        return jnp.zeros((senders, bags, width), dtype)
     # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._lookup_kernel import sum_bags_mosaic_gpu
 
-    return sum_bags_mosaic_gpu(table, rows, offsets, weights)
+    return sum_bags_mosaic_gpu(table, rows, offsets, weights, dtype)

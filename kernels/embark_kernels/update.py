@@ -82,62 +82,11 @@ def update_rows(
             optimizer,
             noise,
         )
-
-    def all_at_once(table, states, rows, gradients, mean_square, factors, noise):
-        old = take(table, rows) if optimizer.reads_row else None
-        if optimizer.row_wise and mean_square is None:
-            mean_square = _mean_square(gradients)
-        old, change, new_states = optimizer.update(
-            old,
-            {name: take(state, rows) for name, state in states.items()},
-            gradients,
-            None if mean_square is None else mean_square[:, None],
-            factors,
-            XLA_MATH,
-        )
-        # All are unique, as the stores below assume, also those out of range.
-        unused = table.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
-        rows = jnp.where(is_inside(rows, table.shape[0]), rows, unused)
-
-        def put(array, values):
-            return array.at[rows].set(values, mode="drop", unique_indices=True)
-
-        if old is None and table.dtype == jnp.float32:
-            # This makes no array of the old rows.
-            table = table.at[rows].add(-change, mode="drop", unique_indices=True)
-        else:  # the change itself must not be rounded
-            new = (take(table, rows) if old is None else old) - change
-            table = put(table, _rounded(new, noise, table.dtype))
-        return table, {name: put(states[name], new) for name, new in new_states.items()}
-
-    def block_by_block(table, states, rows, gradients, mean_square, factors, noise):
-        listed = rows.shape[0]
-        count = min(listed, UPDATED_AT_ONCE)
-        position = jnp.arange(listed, dtype=jnp.int32)
-        used = is_inside(rows, table.shape[0])
-        end = jnp.max(jnp.where(used, position + 1, 0))
-
-        def update_block(i, updated):
-            # The last block begins early; the rows it shares with the one before are
-            # done.
-            first = jnp.minimum(i * count, listed - count)
-            cut = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=count)
-            table, states = updated
-            return all_at_once(
-                table,
-                states,
-                jnp.where(cut(position) < i * count, -1, cut(rows)),
-                cut(gradients),
-                None if mean_square is None else cut(mean_square),
-                factors,
-                None if noise is None else cut(noise),
-            )
-
-        blocks = (end + (count - 1)) // count
-        return lax.fori_loop(0, blocks, update_block, (table, states))
-
+    at_once, in_blocks = (
+        partial(update, optimizer) for update in (_update_at_once, _update_in_blocks)
+    )
     # XLA on CPU converts all of a 16-bit table for each of its stores: one is enough.
-    on_cpu = block_by_block if table.dtype == jnp.float32 else all_at_once
+    on_cpu = in_blocks if table.dtype == jnp.float32 else at_once
     return lax.platform_dependent(
         table,
         dict(states),
@@ -147,8 +96,71 @@ def update_rows(
         factors,
         noise,
         cpu=on_cpu,
-        default=all_at_once,
+        default=at_once,
     )
+
+
+def _update_at_once(
+    optimizer, table, states, rows, gradients, mean_square, factors, noise
+):
+    """Updates all rows in plain XLA; arguments are those of ``update_rows``, and the
+    factors of the step."""
+    old = take(table, rows) if optimizer.reads_row else None
+    if optimizer.row_wise and mean_square is None:
+        mean_square = _mean_square(gradients)
+    old, change, new_states = optimizer.update(
+        old,
+        {name: take(state, rows) for name, state in states.items()},
+        gradients,
+        None if mean_square is None else mean_square[:, None],
+        factors,
+        XLA_MATH,
+    )
+    # All are unique, as the stores below assume, also those out of range.
+    unused = table.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
+    rows = jnp.where(is_inside(rows, table.shape[0]), rows, unused)
+
+    def put(array, values):
+        return array.at[rows].set(values, mode="drop", unique_indices=True)
+
+    if old is None and table.dtype == jnp.float32:
+        # This makes no array of the old rows.
+        table = table.at[rows].add(-change, mode="drop", unique_indices=True)
+    else:  # the change itself must not be rounded
+        new = (take(table, rows) if old is None else old) - change
+        table = put(table, _rounded(new, noise, table.dtype))
+    return table, {name: put(states[name], new) for name, new in new_states.items()}
+
+
+def _update_in_blocks(
+    optimizer, table, states, rows, gradients, mean_square, factors, noise
+):
+    """Updates ``UPDATED_AT_ONCE`` rows at a time; arguments as in
+    ``_update_at_once``."""
+    listed = rows.shape[0]
+    count = min(listed, UPDATED_AT_ONCE)
+    position = jnp.arange(listed, dtype=jnp.int32)
+    used = is_inside(rows, table.shape[0])
+    end = jnp.max(jnp.where(used, position + 1, 0))
+
+    def update_block(i, updated):
+        # The last block begins early; the rows it shares with the one before are done.
+        first = jnp.minimum(i * count, listed - count)
+        cut = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=count)
+        table, states = updated
+        return _update_at_once(
+            optimizer,
+            table,
+            states,
+            jnp.where(cut(position) < i * count, -1, cut(rows)),
+            cut(gradients),
+            None if mean_square is None else cut(mean_square),
+            factors,
+            None if noise is None else cut(noise),
+        )
+
+    blocks = (end + (count - 1)) // count
+    return lax.fori_loop(0, blocks, update_block, (table, states))
 
 
 @jax.named_scope("gradients")

@@ -1,9 +1,13 @@
-"""Sums of plain XLA on a GPU are atomic additions, not loops of compare-and-swap.
+"""What a step on a GPU adds by atomics.
 
-A loop is up to 2,000 times slower where many gradients are of the same row
+With the kernels it adds no float so, since the order of atomic additions is not the
+same in two runs. Sums of plain XLA are atomic additions, not loops of compare-and-swap:
+a loop is up to 2,000 times slower where many gradients are of the same row
 (https://github.com/jax-ml/jax/issues/38806). jaxlib compiled float32 additions of rows
 up to 64 wide to such loops before 0.11.1.
 """
+
+import re
 
 import jax
 import pytest
@@ -19,25 +23,27 @@ LOOPS = pytest.mark.xfail(
 )
 
 
-@LOOPS
-@pytest.mark.parametrize("width", [4, 64])
-def test_no_sum_is_a_loop_of_compare_and_swap(width, tmp_path):
-    """In a step with tables in all clusters, one with hot rows."""
-    tables = [ej.TableSpec(name, 100_000, width) for name in ("dp", "rb", "ub", "hot")]
+def atomics(tmp_path, devices: int, width: int, **options) -> set[str]:
+    """The atomic operations of a step with tables in all clusters, one of them with hot
+    rows, and one with column shards."""
+    names = ("dp", "rb", "ub", "hot", "columns")
+    tables = [ej.TableSpec(name, 100_000, width) for name in names]
+    shards = devices
     compile_step(
         ej.plan(
             tables,
             [ej.FeatureSpec(table.name, hotness=4) for table in tables],
-            ej.fleets.dgx_h100(1, 2),
-            2 * 512,
+            ej.fleets.dgx_h100(1, devices),
+            devices * 512,
             forced={
                 "dp": ej.ForcedPlacement("dp"),
-                "rb": ej.ForcedPlacement("rb", 2),
-                "ub": ej.ForcedPlacement("ub", 2),
-                "hot": ej.ForcedPlacement("ub", 2, hot_rows=1000),
+                "rb": ej.ForcedPlacement("rb", shards),
+                "ub": ej.ForcedPlacement("ub", shards),
+                "hot": ej.ForcedPlacement("ub", shards, hot_rows=1000),
+                "columns": ej.ForcedPlacement("rb", 1, shards),
             },
         ),
-        h100_mesh(1, 2),
+        h100_mesh(1, devices),
         ej.RowwiseAdagrad(0.1),
         bottom=(64,),
         top=(64, 1),
@@ -46,9 +52,32 @@ def test_no_sum_is_a_loop_of_compare_and_swap(width, tmp_path):
             "xla_dump_to": str(tmp_path),
             "xla_dump_emitter_re": "ptx",
         },
+        **options,
     )
     programs = [path.read_text() for path in tmp_path.glob("*.ptx")]
+    assert programs
     words = {word for program in programs for word in program.split()}
-    operations = [word for word in words if word.startswith(("atom.", "red."))]
+    return {word for word in words if word.startswith(("atom.", "red."))}
+
+
+@LOOPS
+@pytest.mark.parametrize("width", [4, 64])
+def test_no_sum_is_a_loop_of_compare_and_swap(width, tmp_path):
+    operations = atomics(tmp_path, 2, width)
     assert operations, "rows are added up"
     assert not [operation for operation in operations if ".cas." in operation]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_with_the_kernels_no_float_is_added_by_an_atomic(
+    devices, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    operations = atomics(tmp_path, devices, 64, implementation="mosaic_gpu")
+    kernels = capfd.readouterr().out
+    assert "sum_bags" in kernels
+    operations |= set(re.findall(r"(?:atom|red)\.\S+", kernels))
+    floats = [
+        each for each in operations if re.search(r"\.b?f(16|32|64)|\.cas\.", each)
+    ]
+    assert not floats

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import embark_jax as ej
 from embark_jax.config.models import MODELS, ModelConfig, section_of
-from embark_jax.models import Masked
+from embark_jax.models import Joined, JoinedModel, Masked
 
 DIM, LENGTH = 8, 3
 TABLES = (ej.TableSpec("user", 30, DIM), ej.TableSpec("item", 50, DIM))
@@ -66,6 +67,14 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         feature.name: (LENGTH, DIM) if feature.pooling == "none" else (DIM,)
         for feature in features_of(config)
     }
+
+
+def joined(model: Any, embeddings: dict[str, Any]) -> Any:
+    """Returns embeddings in one array, if the model takes one and it can be made."""
+    names = tuple(sorted(embeddings))
+    if isinstance(model, JoinedModel) and len({embeddings[n].shape for n in names}) == 1:
+        return Joined(jnp.stack([embeddings[n] for n in names], axis=1), names)
+    return embeddings
 
 
 def masked(embeddings: dict[str, Any]) -> dict[str, Any]:

@@ -69,11 +69,11 @@ def test_every_model_equals_its_oracle(kind, changes, dense_features):
         def loss(arrays):
             params, statistics, rows = arrays
             merged = nnx.merge(graph, params, statistics, rest, copy=True)
-            logits = merged(dense, small.masked(rows))
-            return jnp.sum(logits**2), logits
+            logits = merged(dense, small.joined(model, small.masked(rows)))
+            return jnp.sum(logits**2), (logits, merged(dense, small.masked(rows)))
 
-        gradients, logits = jax.grad(loss, has_aux=True)(arrays)
-        return logits, gradients
+        gradients, both = jax.grad(loss, has_aux=True)(arrays)
+        return both, gradients
 
     def formula(arrays):
         params, statistics, rows = arrays
@@ -81,7 +81,8 @@ def test_every_model_equals_its_oracle(kind, changes, dense_features):
         logits = function(layers, dense, small.masked(rows), **options)
         return logits.reshape(BATCH, -1)
 
-    logits, gradients = logits_and_gradients(arrays)
+    (logits, by_feature), gradients = logits_and_gradients(arrays)
+    np.testing.assert_array_equal(logits, by_feature)
     assert all(np.abs(gradient).max() > 0 for gradient in gradients[2].values())
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
     expected = formula(exact)
