@@ -49,6 +49,7 @@ def compile_cheaply(config) -> None:
 
 
 def pytest_configure(config):
+    gc.disable()  # until all modules are there
     compile_cheaply(config)
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -70,6 +71,7 @@ def pytest_collection_finish():
     # both after every 700 new objects took a tenth of the time.
     gc.freeze()
     gc.set_threshold(20_000)
+    gc.enable()
 
 
 BRIEF = {
