@@ -72,7 +72,10 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def joined(model: Any, embeddings: dict[str, Any]) -> Any:
     """Returns embeddings in one array, if the model takes one and it can be made."""
     names = tuple(sorted(embeddings))
-    if isinstance(model, JoinedModel) and len({embeddings[n].shape for n in names}) == 1:
+    if (
+        isinstance(model, JoinedModel)
+        and len({embeddings[n].shape for n in names}) == 1
+    ):
         return Joined(jnp.stack([embeddings[n] for n in names], axis=1), names)
     return embeddings
 

@@ -171,7 +171,7 @@ def test_a_forced_placement_that_does_not_fit_is_named():
 
 def test_a_target_for_memory_is_kept_and_costs_time():
     tables, features = published.model("DLRM-DCNv2")
-    large = {table.name for table in tables if table.rows > 10**5}
+    large = {table.name for table in tables if table.rows > 10**4}
     tables = [table for table in tables if table.name in large]
     features = [feature for feature in features if feature.table in large]
     model = (tables, features, h100(), 65_536)
