@@ -1,7 +1,7 @@
 # make quickstart   trains a small model on a mesh of CPU devices
 # make test         tests every behaviour, in a few minutes
 # make test-all     runs these and the slow tests: many examples, processes, notebooks
-# make test-orbax   runs the tests of checkpoints and runs with the newest Orbax
+# make test-orbax   runs the tests of checkpoints with the newest Orbax
 # make test-gpu-compile  compiles the train step for H100s, with no GPU
 # make test-emulator     executes what the kernels are compiled to, in an emulator
 # make check        checks format, lint and types
@@ -33,7 +33,7 @@ test-all: test test-slow
 
 test-orbax: $(VENV_PLAIN)/.installed
 	$(VENV_PLAIN)/bin/python $(PYTEST) -m "not slow and not gpu_compile" \
-	  tests/checkpoint tests/run
+	  tests/checkpoint tests/run/test_initial.py tests/run/test_loading.py
 
 test-gpu-compile: $(VENV_GPU)/.installed
 	$(VENV_GPU)/bin/python $(PYTEST) -m "gpu_compile and not slow" \

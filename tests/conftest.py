@@ -6,6 +6,7 @@ import importlib.util
 import os
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 # Read when JAX and NumPy are imported, so set before that.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -48,6 +49,7 @@ def compile_cheaply(config) -> None:
 
 
 def pytest_configure(config):
+    gc.disable()  # until all modules are there
     compile_cheaply(config)
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -69,6 +71,31 @@ def pytest_collection_finish():
     # both after every 700 new objects took a tenth of the time.
     gc.freeze()
     gc.set_threshold(20_000)
+    gc.enable()
+
+
+BRIEF = {
+    "CROWDING": (0.0, 0.5),
+    "ROUNDED_GROUPS": 1,
+    "ROUNDINGS": 1,
+    "BRANCHES": 2,
+    "LEAVES": 1,
+    "POWERS": (16, 256),
+    "IMPROVED": 1,
+    "REINSERTIONS": 1e5,
+}
+"""A search for plans that takes a fraction of the time, and finds most of them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Plans are as good as users get them only where that is what is tested."""
+    from embark_jax.planner.search import params
+
+    if any(item.get_closest_marker(name) for name in ("whole_search", "slow")):
+        return (yield)
+    with mock.patch.multiple(params, **BRIEF):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -24,6 +24,7 @@ from embark_jax.config import ExperimentConfig, reading
 from embark_jax.config.table_lists import read_table_list
 from embark_jax.data.columns import Columns
 from embark_jax.plans import fleet
+from tests import runs
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "pages"
@@ -78,7 +79,7 @@ def understood(words: list[str]) -> tuple[str, dict]:
     Raises:
       typer.BadParameter: if it does not take them.
     """
-    command = typer.main.get_command(cli.app)
+    command: Any = runs.get_command(cli.app)
     while isinstance(command, TyperGroup):
         command, words = command.commands[words[0]], words[1:]
     name = str(command.name)

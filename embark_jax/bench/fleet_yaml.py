@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
 from importlib import metadata
 
 import jax
 
 from embark_jax.bench.calibrate import Rates
 from embark_jax.plans.fleet import THIS_MACHINE
+
+SORT_BYTES = 36
+"""What a radix sort of 32-bit keys moves for each: it reads and writes all in each of
+four passes, and reads them once more to count."""
 
 
 def fleet_yaml(rates: Rates) -> str:
@@ -30,7 +33,12 @@ def fleet_yaml(rates: Rates) -> str:
     rows = min(rates.gather_bytes_per_s, rates.scatter_bytes_per_s)
     memory_share = rows / rates.copy_bytes_per_s
     layer_share = rates.layer_flops_per_s / rates.matmul_flops_per_s
+    ids_share = SORT_BYTES * rates.sort_keys_per_s / rates.copy_bytes_per_s
+    sums = (rates.all_reduce_bytes_per_s or link) / link
     guess = "not measured: as inside the node"
+    hops = f"node_hop_us: {_figure(hop_us)}, network_hop_us: {_figure(hop_us)}"
+    ring = f"{{algorithm: ring, launch_us: {_figure(launch_us)}, {hops}, "
+    ring += f"node_share: {_figure(sums)}}}"
     sections: dict[str, list[tuple[str, float | str, str]]] = {
         "device": [
             ("name", repr(device.device_kind), ""),
@@ -47,6 +55,9 @@ def fleet_yaml(rates: Rates) -> str:
             ("launch_us", launch_us, f"{how}: collectives of a few bytes"),
             ("node_hop_us", hop_us, f"{how}: all-reduce against all-to-all"),
             ("network_hop_us", hop_us, guess),
+            ("ids", ids_share, "measured: a sort"),
+            ("xla_ids", ids_share, "the same"),
+            ("ways", f"\n    - {ring}", f"{how}: all-reduce"),
         ],
         "measured": [
             (name, value, "")
@@ -73,8 +84,8 @@ def fleet_yaml(rates: Rates) -> str:
 def _links(rates: Rates, devices: int) -> tuple[float, float, float, str]:
     """``(bytes/s, launch µs, hop µs, how they are known)``.
 
-    An all-to-all takes a launch and a hop; an all-reduce takes a launch and a tree of
-    hops, up and down.
+    An all-to-all takes a launch and a hop; an all-reduce takes a launch and a hop to
+    each other device, twice around.
     """
     if (
         rates.all_to_all_bytes_per_s is None
@@ -82,7 +93,7 @@ def _links(rates: Rates, devices: int) -> tuple[float, float, float, str]:
         or rates.all_reduce_us is None
     ):
         return rates.copy_bytes_per_s, 0.0, 0.0, "not measured, a device alone"
-    more_hops = 2 * math.ceil(math.log2(devices)) - 1
+    more_hops = 2 * (devices - 1) - 1
     hop_us = max(rates.all_reduce_us - rates.all_to_all_us, 0.0) / more_hops
     hop_us = min(hop_us, rates.all_to_all_us)
     launch_us = rates.all_to_all_us - hop_us

@@ -113,6 +113,7 @@ def measure_step(
 def _embedding_functions(trainer: Trainer) -> dict[str, Callable]:
     """Functions that take a batch on the devices; the last one trains the tables."""
     collection, optimizer = trainer.embeddings, trainer.optimizers.rows
+    dtype = trainer.embedding_dtype
 
     @jax.jit
     def route(batch):
@@ -120,11 +121,11 @@ def _embedding_functions(trainer: Trainer) -> dict[str, Callable]:
 
     @jax.jit
     def lookup(storages, batch):
-        return collection.lookup(storages, collection.route_batch(batch))
+        return collection.lookup(storages, collection.route_batch(batch), dtype)
 
     def update(storages, state, batch):
         routes = collection.route_batch(batch)
-        embeddings = collection.lookup(storages, routes)
+        embeddings = collection.lookup(storages, routes, dtype)
         number, apply = jnp.int32(1), jnp.bool_(True)
         updated = collection.update(
             storages, state, routes, embeddings, optimizer, number, apply

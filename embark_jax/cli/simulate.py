@@ -96,10 +96,12 @@ def simulate(
 
 def _gain(all_hot: float, simulations: Sequence[Simulation]) -> str:
     """Says what sorted batches gain."""
-    own_ms, hot_ms, mixed_ms = (
-        simulation.timeline.step_ms for simulation in simulations
-    )
-    mean_ms = all_hot * hot_ms + (1 - all_hot) * mixed_ms
+    from embark_jax import simulator
+    from embark_jax.data import WINDOW_BATCHES
+
+    own, hot, mixed = simulations
+    own_ms = own.timeline.step_ms
+    mean_ms = simulator.mean_step_ms(hot, mixed, all_hot, WINDOW_BATCHES)
     return (
         f"with train.hot_batches a step takes {mean_ms:.3f} ms in the mean, "
         f"{own_ms / mean_ms:.2f} times as fast"

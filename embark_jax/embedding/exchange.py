@@ -60,10 +60,10 @@ class FlatExchange:
         return _all_to_all(values, MESH_AXES, 0, wire)
 
     def sums_to_requesters(self, sums, wire):
-        return self.partial_sums.add_up(self.swap(sums, wire))
+        return self.partial_sums.reduce(self.swap(sums, wire))
 
     def gradients_to_owners(self, gradients, wire):
-        return self.swap(self.partial_sums.hand_out(gradients), wire)
+        return self.swap(self.partial_sums.scatter(gradients), wire)
 
 
 class HierarchicalExchange:
@@ -90,10 +90,10 @@ class HierarchicalExchange:
         # [node ranks, terms, nodes, batch, width]
         terms = staged.at[:, gpu, :, rank].get(mode="fill", fill_value=0)
         merged = terms.sum(axis=1).transpose(1, 2, 0, 3)
-        return self.merging.partial_sums.add_up(_along_rail(merged, wire))
+        return self.merging.partial_sums.reduce(_along_rail(merged, wire))
 
     def gradients_to_owners(self, gradients, wire):
-        received = _along_rail(self.merging.partial_sums.hand_out(gradients), wire)
+        received = _along_rail(self.merging.partial_sums.scatter(gradients), wire)
         rank = _of_this_node(self.merging.node_rank)
         # [nodes, batch, gpus, ranks, width]
         spread = received.at[:, :, rank].get(mode="fill", fill_value=0)

@@ -56,7 +56,7 @@ def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
     is_normal = any(t.initializer == "normal" for t in storage.tables.values())
 
     def value(row_low, row_high, column, seed, normal, scale):
-        own_key = jax.random.fold_in(row_key(key, row_low, row_high, seed), column)
+        own_key = jax.random.fold_in(row_rng(key, row_low, row_high, seed), column)
         drawn = jax.random.uniform(own_key, (), jnp.float32, -1.0, 1.0)
         if is_normal:
             normal_value = jax.random.normal(own_key, (), jnp.float32)
@@ -74,7 +74,7 @@ def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
     return rows_of
 
 
-def row_key(key, row_low, row_high, seed) -> jax.Array:
+def row_rng(key, row_low, row_high, seed) -> jax.Array:
     """Returns a random key of one row: of a random key, the low and high 32 bits of the
     row's number or key, and a table's seed."""
     row = jax.random.fold_in(jax.random.fold_in(key, seed), row_low)

@@ -22,29 +22,29 @@ class PartialSums:
       output: ``[sums]`` output to which each sum belongs, ascending.
       owner: ``[sums]`` owner of each sum.
       rank: ``[sums]`` index of each among its owner's sums.
-      held: ``[owners, ranks]`` output of each rank; ``outputs`` where an owner has
-        fewer sums than the fullest.
+      outputs_of_owner: ``[owners, ranks]`` output of each rank; ``outputs`` where an
+        owner has fewer sums than the fullest.
       outputs: number of outputs.
     """
 
     output: np.ndarray
     owner: np.ndarray
     rank: np.ndarray
-    held: np.ndarray
+    outputs_of_owner: np.ndarray
     outputs: int
 
     @property
     def ranks(self) -> int:
         """Sums of the owner that holds the most."""
-        return self.held.shape[1]
+        return self.outputs_of_owner.shape[1]
 
     @property
     def one_an_output(self) -> bool:
         """Whether no owner holds two sums of an output."""
-        pairs = self.output.astype(np.int64) * len(self.held) + self.owner
+        pairs = self.output.astype(np.int64) * len(self.outputs_of_owner) + self.owner
         return len(np.unique(pairs)) == len(pairs)
 
-    def add_up(self, received: jax.Array) -> jax.Array:
+    def reduce(self, received: jax.Array) -> jax.Array:
         """Adds ``[owners, batch, ranks, width]`` up to ``[batch, outputs, width]``.
 
         Outputs with the same number of sums are added up together, so that the program
@@ -62,12 +62,12 @@ class PartialSums:
         joined = jnp.concatenate(sums)[np.argsort(np.concatenate(order))]
         return joined.transpose(1, 0, 2)
 
-    def hand_out(self, gradients: jax.Array) -> jax.Array:
+    def scatter(self, gradients: jax.Array) -> jax.Array:
         """Turns gradients ``[batch, outputs, width]`` into those of all sums,
-        ``[owners, batch, ranks, width]``; the opposite direction of ``add_up``."""
-        held = jnp.asarray(self.held)
+        ``[owners, batch, ranks, width]``; the opposite direction of ``reduce``."""
+        outputs_of_owner = jnp.asarray(self.outputs_of_owner)
         by_output = gradients.transpose(1, 0, 2)
-        of_sums = by_output.at[held].get(mode="fill", fill_value=0)
+        of_sums = by_output.at[outputs_of_owner].get(mode="fill", fill_value=0)
         return of_sums.transpose(0, 2, 1, 3)
 
 
@@ -76,12 +76,12 @@ def number_sums(
 ) -> PartialSums:
     """Gives the sums of each owner their ranks, in the order of outputs."""
     rank = np.zeros_like(owner)
-    held: list[list[int]] = [[] for _ in range(owners)]
+    outputs_of_owner: list[list[int]] = [[] for _ in range(owners)]
     for i, (of_output, by) in enumerate(zip(output, owner, strict=True)):
-        rank[i] = len(held[by])
-        held[by].append(of_output)
-    ranks = max(map(len, held))
-    padded = [sums + [outputs] * (ranks - len(sums)) for sums in held]
+        rank[i] = len(outputs_of_owner[by])
+        outputs_of_owner[by].append(of_output)
+    ranks = max(map(len, outputs_of_owner))
+    padded = [sums + [outputs] * (ranks - len(sums)) for sums in outputs_of_owner]
     return PartialSums(output, owner, rank, np.array(padded, np.int32), outputs)
 
 
@@ -104,7 +104,7 @@ class Merging:
 
 def merge_in_nodes(partial_sums: PartialSums, gpus_per_node: int) -> Merging:
     """Merges sums of devices into those of nodes with ``gpus_per_node`` GPUs."""
-    nodes = len(partial_sums.held) // gpus_per_node
+    nodes = len(partial_sums.outputs_of_owner) // gpus_per_node
     node, gpu = np.divmod(partial_sums.owner, gpus_per_node)
     pairs = partial_sums.output.astype(np.int64) * nodes + node
     different, merged = np.unique(pairs, return_inverse=True)

@@ -21,7 +21,7 @@ from embark_kernels.optimizers import STAY_FINITE
 from embark_kernels.rounding import column_noise
 
 from embark_jax.embedding.cluster import Cluster, Route, RowGradients
-from embark_jax.embedding.initial import locate, row_key
+from embark_jax.embedding.initial import locate, row_rng
 from embark_jax.plans.layout import Storage
 
 
@@ -140,7 +140,7 @@ def noise_of(
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), step)
 
     def of_row(row_low, row_high, seed):
-        return jax.random.key_data(row_key(key, row_low, row_high, seed))[0]
+        return jax.random.key_data(row_rng(key, row_low, row_high, seed))[0]
 
     def noise(slots, keys):
         row = locate(storage, slots if keys is None else keys)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,17 @@ from embark_jax.data.layout import Columns
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
 from embark_jax.models.interface import Packed, PackedModel
-from embark_jax.models.kept_values import kept_bytes, peak_bytes
+from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
 from embark_jax.models.retrieval import RetrievalModel
+from embark_jax.plans.products import Product
 
+T = TypeVar("T")
 SAMPLES = 16
 """Samples of which memory is found, so that events of one need be no whole number."""
 
 
 class Footprint(NamedTuple):
-    """The memory that a model needs.
+    """What a model needs of memory, and what it multiplies.
 
     Attributes:
       parameters: number of parameters of all layers.
@@ -32,11 +34,13 @@ class Footprint(NamedTuple):
         sequences: XLA makes the gradients of one such layer after the other, where
         those of others all exist together with what is kept; or if samples are each
         other's negatives, whose scores count, too.
+      products: matrix products of forward, if they are wanted.
     """
 
     parameters: int
     kept_bytes: int
     peak_bytes: int | None = None
+    products: tuple[Product, ...] = ()
 
 
 def footprint(
@@ -45,6 +49,8 @@ def footprint(
     dense_features: int,
     events: Mapping[str, float] | None = None,
     samples: int = SAMPLES,
+    *,
+    multiplied: bool = False,
 ) -> Footprint:
     """Returns the footprint of the model that ``build`` makes.
 
@@ -54,6 +60,7 @@ def footprint(
         the longest.
       samples: samples that go through the layers together, on all devices: those of
         models with negatives of the batch are compared with each other.
+      multiplied: whether its products are wanted.
     """
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
@@ -89,23 +96,33 @@ def footprint(
 
         return jax.grad(total, (0, 1, 2), allow_int=True)(params, *inputs)
 
-    def bytes_of(found: Callable[..., int], function: Callable[..., Any]) -> int:
-        """Returns what there is of a sample; what does not grow with them is small."""
+    def forward(held, dense, embeddings):
+        return apply(*held, dense, embeddings)
 
-        def of_samples(batch: int) -> int:
+    def of_samples(
+        found: Callable[..., T], function: Callable[..., Any]
+    ) -> Iterator[T]:
+        """Returns what there is of ``SAMPLES``, of twice as many, and of all."""
+        for batch in (SAMPLES, 2 * SAMPLES, samples):
             embeddings = {name: embedding(name, batch) for name in embedding_shapes}
             dense = _array(batch, dense_features)
-            return found(function, (params, state), dense, embeddings)
+            yield found(function, (params, state), dense, embeddings)
 
-        few, twice, all_samples = map(of_samples, (SAMPLES, 2 * SAMPLES, samples))
+    def bytes_of(found: Callable[..., int], function: Callable[..., Any]) -> int:
+        """Returns what there is of a sample; what does not grow with them is small."""
+        few, twice, all_samples = of_samples(found, function)
         return (all_samples - (2 * few - twice)) // samples
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    kept, peak = bytes_of(kept_bytes, backward), None
+    kept, peak, made = bytes_of(kept_bytes, backward), None, ()
     if isinstance(model, PackedModel | RetrievalModel):
         peak = bytes_of(peak_bytes, gradients)
         peak = peak if isinstance(model, PackedModel) else max(peak, 2 * kept)
-    return Footprint(parameters, kept, peak)
+    if multiplied:
+        few, twice, _ = of_samples(products, forward)
+        pairs = zip(few, twice, strict=True)
+        made = tuple(one for pair in pairs if (one := _of_sample(*pair)).times)
+    return Footprint(parameters, kept, peak, made)
 
 
 def _batch_of(dense: jax.Array, embeddings: Mapping[str, Any]) -> Columns:
@@ -119,6 +136,18 @@ def _batch_of(dense: jax.Array, embeddings: Mapping[str, Any]) -> Columns:
 
     ids = {name: ids_of(rows) for name, rows in embeddings.items()}
     return Columns(dense, ids, {}, jnp.ones(len(dense)))
+
+
+def _of_sample(few: tuple[int, ...], many: tuple[int, ...]) -> Product:
+    """Returns a product of one sample, of its sizes for ``SAMPLES`` and twice as many:
+    what grows with them are its rows."""
+    batch, left, right, inner = few
+    if many[0] * many[1] == batch * left:  # the right side's rows
+        few, many = ((n[0], n[2], n[1], n[3]) for n in (few, many))
+        left, right = right, left
+    rows = (many[0] * many[1] - batch * left) / SAMPLES
+    weighted = many[2:] == few[2:] and many[0] == batch
+    return Product(inner, right, rows, weighted)
 
 
 def _array(*shape: int, dtype: Any = jnp.float32) -> Any:

@@ -10,9 +10,9 @@ It is called as ``model(dense, embeddings)`` with ``dense`` ``[batch, dense_feat
 float32 and ``embeddings`` ``{feature: [batch, *shape]}`` in any order; models that read
 histories also take ``models.Masked`` ones, and some ``models.Packed`` ones; all places
 of others are events. A ``models.JoinedModel`` also takes ``models.Joined`` ones: those
-of all features in one array. It returns logits ``[batch]`` float32, or ``[batch, tasks]`` if a
-sample has several labels, and raises ``ValueError`` if a feature is missing, unknown or
-of another shape.
+of all features in one array. It returns logits ``[batch]`` float32, or ``[batch,
+tasks]`` if a sample has several labels, and raises ``ValueError`` if a feature is
+missing, unknown or of another shape.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -117,6 +117,46 @@ def _flat(
     of_inputs = {variable: program.value(variable) for variable in jaxpr.invars[there:]}
     results = program.add(jaxpr, dict(of_inputs))
     return program, set(of_inputs.values()), {n for n in results if n is not None}
+
+
+def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]:
+    """Returns the sizes of each product of a program: batch, left, right, inner. A loop
+    multiplies the batch; of branches the one with most work counts.
+
+    Args:
+      forward: the program.
+      inputs: its arguments, arrays or shapes.
+    """
+
+    def found(jaxpr: Jaxpr, times: int) -> Iterator[tuple[int, ...]]:
+        for equation in jaxpr.eqns:
+            name, params = equation.primitive.name, equation.params
+            if name == "dot_general":
+                (inner, _), (batch, _) = params["dimension_numbers"]
+                left, right = (_shape(variable) for variable in equation.invars)
+                k, b = (math.prod(left[i] for i in of) for of in (inner, batch))
+                sizes = (math.prod(shape) // (k * b) for shape in (left, right))
+                yield times * b, *sizes, k
+            length = params.get("length", 1)
+            called = [[*found(each, times * length)] for each in _called(params)]
+            if name == "cond":
+                called = [max(called, key=lambda each: sum(map(math.prod, each)))]
+            yield from itertools.chain(*called)
+
+    return [*found(jax.make_jaxpr(forward)(*inputs).jaxpr, 1)]
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape
+
+
+def _called(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+    """Yields the programs that an operation's parameters name."""
+    for value in params.values():
+        for each in value if isinstance(value, tuple) else (value,):
+            jaxpr = getattr(each, "jaxpr", each)
+            if isinstance(jaxpr, Jaxpr):
+                yield jaxpr
 
 
 def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pydantic.dataclasses
@@ -87,18 +87,28 @@ class DeviceSpec:
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
-class ShortReduce:
-    """The all-reduce of a short message: a tree over nodes, a chain inside each.
+class Way:
+    """A way in which NCCL sums over devices or gathers from them: an algorithm, with a
+    protocol.
 
     Attributes:
-      launch_us, node_hop_us, network_hop_us: latency of it, and of each hop up or down.
-      bytes_per_s: bytes of the buffer that it sums a second.
+      algorithm: a "ring" of all devices, alone also for gathers; a "tree" over nodes,
+        with a chain in each; a tree over nodes in which the switches of each add
+        ("node"); or switches of nodes and network that add ("network").
+      launch_us, node_hop_us, network_hop_us: latency of it, and of each hop inside a
+        node and between nodes.
+      node_share, network_share: bandwidth of its hops, as a share of what a program
+        achieves on the links.
+      network_bytes_per_s: most bandwidth between two nodes.
     """
 
+    algorithm: Literal["ring", "tree", "node", "network"]
     launch_us: Microseconds
     node_hop_us: Microseconds
     network_hop_us: Microseconds
-    bytes_per_s: Figure
+    node_share: Share = 1.0
+    network_share: Share = 1.0
+    network_bytes_per_s: Figure = 1e30
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
@@ -107,15 +117,20 @@ class Efficiency:
 
     Attributes:
       memory: share of the memory bandwidth, where rows are gathered and scattered.
-      link: share of the bandwidth of node links and network.
+      link, network: share of the bandwidth of node links, and of the network; None
+        there is as of node links.
+      ids, xla_ids: share of the memory bandwidth where ids are sorted and grouped, with
+        the GPU kernels or in plain XLA; None as of rows.
+      host: share of the bandwidth to host memory of what comes and what leaves, added
+        up; None as of node links.
       flops: share of the FLOP/s, in dense layers.
-      launch_us, node_hop_us, network_hop_us: latency of a collective, and of each hop
-        it takes.
+      launch_us, node_hop_us, network_hop_us: latency of an exchange, and of the hop
+        that it takes.
       message_us: latency of each message that an all-to-all sends to a device of
         another node.
       kernel_us: least time of a kernel; only the simulator counts kernels.
-      short_reduce: what an all-reduce takes if that is less than by the figures above;
-        None where there is only one kind.
+      ways: ways of sums and gathers; without any these are rings, with the latencies
+        of an exchange.
     """
 
     memory: Share
@@ -126,7 +141,16 @@ class Efficiency:
     network_hop_us: Microseconds
     message_us: Microseconds = 0.0
     kernel_us: Microseconds = 0.0
-    short_reduce: ShortReduce | None = None
+    network: Share | None = None
+    ids: Share | None = None
+    xla_ids: Share | None = None
+    host: Share | None = None
+    ways: tuple[Way, ...] = ()
+
+
+Adding = Literal["none", "node", "network"]
+"""Whose switches add values that pass (NVIDIA SHARP): none, those of the node links, or
+those of the network, too."""
 
 
 class FleetFile(Config):
@@ -143,6 +167,7 @@ class FleetFile(Config):
     efficiency: Efficiency
     shared: bool = False
     placeholders: bool = False
+    sharp: Adding = "none"
     measured: Mapping[str, float] = {}
 
 
@@ -156,7 +181,7 @@ def gpu_efficiency() -> Efficiency:
 class Fleet:
     """``nodes`` machines of ``gpus_per_node`` equal devices; ``placeholders`` says that
     their figures are made up, ``shared`` that they are devices of a host, which divide
-    its cores and memory among themselves.
+    its cores and memory among themselves, ``sharp`` whose switches add.
 
     Raises:
       ValueError: if a count is not a whole number, or below 1.
@@ -168,6 +193,7 @@ class Fleet:
     efficiency: Efficiency = dataclasses.field(default_factory=gpu_efficiency)
     placeholders: bool = False
     shared: bool = False
+    sharp: Adding = "none"
 
     def __post_init__(self):
         if not isinstance(self.device, DeviceSpec):
@@ -213,7 +239,13 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
     file = validated(FleetFile, data, (), f"fleet: {path}")
     gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
     fleet = Fleet(
-        file.device, nodes, gpus, file.efficiency, file.placeholders, file.shared
+        file.device,
+        nodes,
+        gpus,
+        file.efficiency,
+        file.placeholders,
+        file.shared,
+        file.sharp,
     )
     if not file.shared:
         return fleet

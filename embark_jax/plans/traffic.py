@@ -66,19 +66,6 @@ def all_reduce_bytes(
     )
 
 
-def all_gather_bytes(
-    buffer_bytes: Numbers, nodes: int, gpus_per_node: int
-) -> LinkBytes:
-    """Returns the bytes of sending all parts to all devices, in the same rings, once
-    around.
-
-    Args:
-      buffer_bytes: size of the gathered buffer, all parts.
-    """
-    reduced = all_reduce_bytes(buffer_bytes, nodes, gpus_per_node)
-    return LinkBytes(reduced.node_link / 2, reduced.network / 2)
-
-
 def rows_bytes(
     rows: Numbers, width: Numbers, value_bytes: Numbers = VALUE_BYTES
 ) -> Numbers:

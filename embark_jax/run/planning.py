@@ -14,7 +14,12 @@ from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax._base.memory import bytes_text
 from embark_jax.config import ExperimentConfig, NoModelConfig
 from embark_jax.planner import Workload, plan_for
-from embark_jax.planner.request.dense import DenseLoad, activation_bytes, network_of
+from embark_jax.planner.request.dense import (
+    DenseLoad,
+    DenseNetwork,
+    activation_bytes,
+    network_of,
+)
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.capacities import events_capacity, events_of_cut
@@ -180,18 +185,20 @@ def _dense_load(
     from embark_jax.run.optimizers import state_values
 
     model, peak_bytes = config.model, None
+    network = network_of(model, tables, features, data.dense_features)
     if not isinstance(model, NoModelConfig):
         shapes = embedding_shapes(tables, features)
         events = _events_of_sample(config, features, statistics)
         with config_error_at("model"):
             model = models.footprint(
-                model,
-                shapes,
-                data.dense_features,
-                events,
+                *(model, shapes, data.dense_features, events),
                 config.train.batch_size // config.train.micro_batches,
+                multiplied=not network,
             )
         peak_bytes = model.peak_bytes
+        network = network or DenseNetwork(
+            top=model.products, moved_bytes=model.kept_bytes
+        )
     pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
     pooled_bytes = min(pooled_bytes, model.kept_bytes)
     return DenseLoad(
@@ -200,7 +207,7 @@ def _dense_load(
         peak_bytes or activation_bytes(model.kept_bytes, pooled_bytes),
         config.train.dense,
         getattr(config.model, "compute_dtype", "float32"),
-        network_of(config.model, tables, features, data.dense_features),
+        network,
     )
 
 

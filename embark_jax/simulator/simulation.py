@@ -13,7 +13,7 @@ from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import SortedBatch, Workload
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec
-from embark_jax.simulator.step import step_tasks
+from embark_jax.simulator.step import is_route, step_tasks
 from embark_jax.simulator.timeline import Timeline, schedule
 
 
@@ -25,11 +25,14 @@ class Simulation:
       system: name of the simulated system.
       batch_size: samples per step, over all devices.
       timeline: when each device does what.
+      routes_ms: time of routes that are made alone, not beside the step before; zero if
+        every step makes its own.
     """
 
     system: str
     batch_size: int
     timeline: Timeline
+    routes_ms: float = 0.0
 
     @property
     def samples_per_s(self) -> float:
@@ -82,11 +85,13 @@ def simulate_program(
     dense = workload.dense
     if dense.parameters and dense.network is None:
         raise ValueError(
-            "the products of the model's dense layers are not known, so that its step "
-            "cannot be simulated; choose model.kind dlrm_dcnv2 or dlrm"
+            "model.kind none says how many weights dense layers have, not what they "
+            "multiply, so that the step cannot be simulated; choose another kind"
         )
     tasks = step_tasks(price(placements, features, workload))
-    return Simulation(system, workload.batch_size, schedule(tasks))
+    routes = [task for task in tasks if is_route(task)] if workload.overlap else []
+    routes_ms = schedule(routes).step_ms
+    return Simulation(system, workload.batch_size, schedule(tasks), routes_ms)
 
 
 def simulate_hot_batches(
@@ -104,9 +109,6 @@ def simulate_hot_batches(
       all_hot_share: share of the samples whose ids are all of hot rows, as ``embark
         data stats`` counts them.
 
-    The routes of a batch are made in the step before, if that is of the same kind, as
-    in 31 of 32 steps; those of the one where kinds change are not, which has no price.
-
     Raises:
       ValueError: if a table has no hot rows, or the share is not from 0 to below 1.
     """
@@ -117,6 +119,16 @@ def simulate_hot_batches(
         return simulate_program(placements, features, of_kind, system)
 
     return simulated(True, "all-hot batch"), simulated(False, "mixed batch")
+
+
+def mean_step_ms(
+    all_hot: Simulation, mixed: Simulation, all_hot_share: float, window: int
+) -> float:
+    """Returns the mean time of a step of sorted batches. Kinds change once in a window
+    of steps; there the routes of the batch of the other kind are made alone."""
+    steps_ms = all_hot_share * all_hot.timeline.step_ms
+    steps_ms += (1 - all_hot_share) * mixed.timeline.step_ms
+    return steps_ms + (all_hot.routes_ms + mixed.routes_ms) / 2 / window
 
 
 def report(simulations: Sequence[Simulation]) -> Table:

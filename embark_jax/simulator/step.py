@@ -59,7 +59,7 @@ BACKWARD: dict[Cluster, tuple[str, ...]] = {
 }
 NEAR_FIRST: tuple[Reach, ...] = ("fleet", "node", "rail")
 """The order of the parts of an exchange; gradients of sums use the reverse order."""
-TRAVEL = {
+TRAVEL: dict[Reach, str] = {
     "fleet": "travel",
     "node": "travel inside nodes",
     "rail": "travel along rails",
@@ -116,6 +116,11 @@ def step_tasks(priced: PricedPlan) -> list[Task]:
         *step.dense_update(),
         *(routes if workload.overlap else []),
     ]
+
+
+def is_route(task: Task) -> bool:
+    """Returns whether a task of a step makes routes."""
+    return task.name == CHECK or task.phase in ROUTE
 
 
 def _stage(item: WorkItem) -> str:

@@ -59,10 +59,13 @@ class Tasks:
         moved_bytes: Amount,
         after: Iterable[str] = (),
         kernels: int = 1,
+        *,
+        ids: bool = False,
     ) -> Task:
-        """Kernels that read and write ``moved_bytes`` in all."""
+        """Kernels that read and write ``moved_bytes`` in all, of rows or of ids."""
         kernels = kernels if np.any(moved_bytes) else 0
-        ms = self.rates.memory_ms(moved_bytes, kernels)
+        share = self.rates.fleet.efficiency.ids if ids else None
+        ms = self.rates.memory_ms(moved_bytes, kernels, share)
         return self.task(name, phase, MEMORY, ms, after)
 
     def over_all(self, name: str, phase: str, ms: Amount, after: Iterable[str]) -> Task:

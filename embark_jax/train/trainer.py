@@ -111,6 +111,7 @@ class Trainer:
     Attributes:
       step: number of steps that were applied for certain.
       embeddings: the collection in use; replaced when capacities or tables grow.
+      embedding_dtype: dtype in which the model takes pooled embeddings.
       optimizers: the optimizers in use.
       recompilations: number of times that capacities or tables had to grow.
       cached: rows of cached tables, None if there are none.
@@ -150,6 +151,7 @@ class Trainer:
         self.step = 0
         self.recompilations = 0
         self.embeddings = embeddings
+        self.embedding_dtype = self._model.embedding_dtype
         self.optimizers = Optimizers(dense_optimizer, embedding_optimizer)
         self.batch_size = embeddings.plan.batch_size
         self.check = self.checker(on_bad_id)

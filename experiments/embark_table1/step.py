@@ -50,9 +50,12 @@ class Messages(Tasks):
         message_bytes: Amount,
         after: Iterable[str],
         times: int = 1,
+        *,
+        alone: bool = True,
     ) -> Task:
         """Messages between all devices, in ``times`` all-to-alls. ``message_bytes`` of
-        a device counts its messages to all devices, itself included."""
+        a device counts its messages to all devices, itself included. What is not alone
+        on the links has a communicator of its own, and keeps none waiting."""
         fleet = self.rates.fleet
         sent = traffic.LinkBytes(0.0, 0.0)
         if np.any(message_bytes):
@@ -64,7 +67,7 @@ class Messages(Tasks):
         return self._collective(
             name,
             phase,
-            self.links,
+            self.links if alone else frozenset(),
             sent,
             after,
             fleet.devices,
@@ -158,10 +161,17 @@ class EmbarkStep:
         arrange_bytes = 4 * key * (loads.ids + loads.received_ids)
         arrange_bytes += 6 * INDEX_BYTES * loads.bags
         return [
-            self.make.memory("sort ids", "ids", sort_bytes, kernels=8),
-            self.make.exchange("exchange ids", "ids", sent, ["sort ids"], times=2),
+            self.make.memory("sort ids", "ids", sort_bytes, kernels=8, ids=True),
+            self.make.exchange(
+                "exchange ids", "ids", sent, ["sort ids"], times=2, alone=False
+            ),
             self.make.memory(
-                "arrange ids", "ids", arrange_bytes, ["exchange ids"], kernels=8
+                "arrange ids",
+                "ids",
+                arrange_bytes,
+                ["exchange ids"],
+                kernels=8,
+                ids=True,
             ),
         ]
 
@@ -211,6 +221,7 @@ class EmbarkStep:
                 ids * index_bytes(self.key_bytes),
                 [REPLICATED],
                 kernels=10,
+                ids=True,
             ),
             make.memory(
                 "gather gradients",

@@ -6,6 +6,7 @@ A file of ``measured/`` holds the cases of one group; see README.md.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
+from embark_jax._base import yaml_text
 from embark_jax.plans import fleet
 
 FOLDER = Path(__file__).parent
+_load = functools.cache(fleet.load)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +64,25 @@ def measured(group: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield record, address(content["sources"][record["source"]], record["path"])
 
 
-def fleet_of(record: Mapping[str, Any]) -> fleet.Fleet:
-    """Returns the machines of a record, by name or from a file of ``fleets/``."""
+def data_sheets() -> fleet.Efficiency:
+    """Returns the efficiency by data sheets and published figures, nothing fitted."""
+    text = (FOLDER / "fleets" / "data_sheets.yaml").read_text()
+    return fleet.Efficiency(**yaml_text.parse(text))  # pyright: ignore
+
+
+def fleet_of(record: Mapping[str, Any], efficiency: fleet.Efficiency) -> fleet.Fleet:
+    """Returns the machines of a record, by name or from a file of ``fleets/``, with an
+    efficiency but for what the record says of its own."""
     source = record["fleet"]
     if source.endswith(".yaml"):
         source = str(FOLDER / "fleets" / source)
-    return fleet.load(source, record["nodes"], record["gpus_per_node"])
+    machines = _load(source, record["nodes"], record["gpus_per_node"])
+    message_us = record.get("message_us", efficiency.message_us)
+    return dataclasses.replace(
+        machines,
+        efficiency=dataclasses.replace(efficiency, message_us=message_us),
+        sharp=record.get("sharp", machines.sharp),
+    )
 
 
 def address(source: Mapping[str, str], path: str) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from embark_jax.planner.cost.rates import Rates
+from embark_jax.plans.fleet import Efficiency
 from embark_jax.plans.traffic import all_to_all_bytes
 from experiments.predicted_measured.cases import Case, fleet_of, measured
 
 
-def predicted(record: dict[str, Any]) -> float:
+def predicted(record: dict[str, Any], efficiency: Efficiency) -> float:
     """Returns the price of a collective, in microseconds."""
-    machines = fleet_of(record)
+    machines = fleet_of(record, efficiency)
     rates, buffer_bytes = Rates(machines), record["bytes"]
     match record["collective"]:
         case "all-reduce":
@@ -28,7 +29,7 @@ def predicted(record: dict[str, Any]) -> float:
     raise ValueError(f"{record['name']}: no price of {record['collective']!r}")
 
 
-def cases() -> Iterator[Case]:
+def cases(efficiency: Efficiency) -> Iterator[Case]:
     """Yields a case for each collective, machine and size."""
     for record, address in measured("collectives"):
         yield Case(
@@ -36,6 +37,6 @@ def cases() -> Iterator[Case]:
             record["name"],
             "µs",
             record["us"],
-            predicted(record),
+            predicted(record, efficiency),
             address,
         )

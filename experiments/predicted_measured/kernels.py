@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from embark_jax.planner import price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
 from embark_jax.plans import fleet
+from embark_jax.plans.fleet import Efficiency
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.skew import Zipf
@@ -20,13 +22,17 @@ PHASES = {
     "backward": ("sort", "gradients", "update"),
 }
 """The phases of our step that do what an operation does."""
+LAUNCHES = {"forward": 1, "eval": 1, "backward": 12}
+"""Kernels of an operation, as FBGEMM launches them."""
+WIDE_KEYS = 2
+"""FBGEMM sorts keys of 64 bits, ours have 32."""
 FLOAT_BYTES = 4
 
 
-def workload_of(record: dict[str, Any]) -> Workload:
+def workload_of(record: dict[str, Any], efficiency: Efficiency) -> Workload:
     """Returns the workload of a record: one H100, ids by the power law."""
     return Workload(
-        fleet.dgx_h100(1, 1),
+        dataclasses.replace(fleet.dgx_h100(1, 1), efficiency=efficiency),
         batch_size=record["batch"],
         zipf_exponent=record["exponent"],
         optimizer=record["optimizer"],
@@ -34,9 +40,9 @@ def workload_of(record: dict[str, Any]) -> Workload:
     )
 
 
-def device_ms(record: dict[str, Any]) -> float:
+def device_ms(record: dict[str, Any], efficiency: Efficiency) -> float:
     """Returns the planner's price of an operation whose rows lie on the device."""
-    workload = workload_of(record)
+    workload = workload_of(record, efficiency)
     tables = [
         TableSpec(f"t{i}", record["rows"], record["dim"])
         for i in range(record["tables"])
@@ -47,15 +53,19 @@ def device_ms(record: dict[str, Any]) -> float:
         workload,
     )
     chosen = PHASES[record["operation"]]
-    items = (item for item in priced.work_items() if item.phase in chosen)
-    return float(sum(item.step_ms.sum(axis=0).max() for item in items))
+    ms = Rates(workload.fleet).memory_ms(0.0, LAUNCHES[record["operation"]])
+    for item in priced.work_items():
+        if item.phase in chosen:
+            times = WIDE_KEYS if item.phase == "sort" else 1
+            ms += times * item.step_ms.sum(axis=0).max()
+    return float(ms)
 
 
-def host_ms(record: dict[str, Any], values: int) -> float:
+def host_ms(record: dict[str, Any], values: int, efficiency: Efficiency) -> float:
     """Returns the price of reading each looked-up row from host memory, or, in an
     update, of reading and writing so many values for each parameter of the rows that
     the batch touches, both ways added as the planner does."""
-    workload = workload_of(record)
+    workload = workload_of(record, efficiency)
     if record["operation"] == "backward":
         skew = Zipf(record["exponent"])
         rows = 2 * values * skew.expected_unique(record["rows"], record["batch"])
@@ -65,23 +75,23 @@ def host_ms(record: dict[str, Any], values: int) -> float:
     return float(Rates(workload.fleet).store_ms(moved_bytes, 0.0))
 
 
-def predicted(record: dict[str, Any]) -> float:
+def predicted(record: dict[str, Any], efficiency: Efficiency) -> float:
     """Returns the price of a record's operation, in milliseconds."""
     states = STATE_VALUES[record["optimizer"]][0]
     match record["memory"]:
         case "device":
-            return device_ms(record)
+            return device_ms(record, efficiency)
         case "device, states on the host":
             rows = {**record, "optimizer": "sgd"}
-            return device_ms(rows) + host_ms(record, states)
+            host = host_ms(record, states, efficiency)
+            return device_ms(rows, efficiency) + host
         case "host":
-            return host_ms(record, 1 + states)
+            return host_ms(record, 1 + states, efficiency)
     raise ValueError(f"{record['name']}: memory is {record['memory']!r}")
 
 
-def cases() -> Iterator[Case]:
+def cases(efficiency: Efficiency) -> Iterator[Case]:
     """Yields a case for each operation."""
     for record, address in measured("kernels"):
-        yield Case(
-            "kernels", record["name"], "ms", record["ms"], predicted(record), address
-        )
+        ms = predicted(record, efficiency)
+        yield Case("kernels", record["name"], "ms", record["ms"], ms, address)

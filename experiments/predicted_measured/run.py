@@ -1,4 +1,4 @@
-"""Predicted beside measured: other people's figures, all by one set of constants.
+"""Predicted beside measured, by data sheets and by the constants that were fitted.
 
     python -m experiments.predicted_measured.run
 
@@ -18,65 +18,91 @@ from experiments.predicted_measured import (
     collectives,
     inputs,
     kernels,
+    own,
     systems,
 )
-from experiments.predicted_measured.cases import FOLDER, Case, score
+from experiments.predicted_measured.cases import FOLDER, Case, data_sheets, score
 
 GROUPS = {
     "systems": systems.cases,
     "kernels": kernels.cases,
+    "our H200": own.cases,
     "collectives": collectives.cases,
     "inputs": inputs.cases,
 }
 
 
-def summary(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """Returns the scores of each group: of the cases seen, and of those kept aside."""
-    scores = {}
+def cases_of(efficiency: fleet.Efficiency, shift: int) -> list[Case]:
+    """Returns all cases, predicted with an efficiency and a shift of the power law."""
+    cases = []
+    for name, of_group in GROUPS.items():
+        more = (shift,) if name == "inputs" else ()
+        cases += of_group(efficiency, *more)
+    return cases
+
+
+def summary(cases: Sequence[Case]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns the scores of each group: of cases seen, those kept aside, and all."""
+    scores: dict[str, dict[str, dict[str, Any]]] = {}
     for group in GROUPS:
         of_group = [case for case in cases if case.group == group]
-        for title, aside in (("seen", False), ("kept aside", True)):
-            chosen = [case for case in of_group if case.kept_aside == aside]
-            scores[f"{group}, {title}"] = score(chosen)
-        scores[f"{group}, all"] = score(of_group)
+        parts = {
+            "seen": [case for case in of_group if not case.kept_aside],
+            "kept aside": [case for case in of_group if case.kept_aside],
+            "all": of_group,
+        }
+        scores[group] = {part: score(chosen) for part, chosen in parts.items()}
     return scores
 
 
-def show(cases: Sequence[Case], scores: dict[str, dict[str, Any]]) -> None:
+def show(columns: dict[str, list[Case]]) -> None:
     """Prints the tables of the README."""
+    sheets, fitted = (summary(cases) for cases in columns.values())
     print(
-        "| group | cases | MAPE | mean ratio | rank correlation |\n" + 5 * "|---" + "|"
+        "| group | cases | held out | MAPE, data sheets | held out | fitted | held out "
+        "| mean ratio | rank correlation |\n" + 9 * "|---" + "|"
     )
-    for title, row in scores.items():
-        rank = row["rank_correlation"]
+    for group in GROUPS:
+        mapes = " | ".join(
+            f"{scores[group][part]['mape']:.0%}"
+            for scores in (sheets, fitted)
+            for part in ("all", "kept aside")
+        )
+        of_all, aside = fitted[group]["all"], fitted[group]["kept aside"]
         print(
-            f"| {title} | {row['cases']} | {row['mape']:.0%} | {row['bias']:.2f} | "
-            f"{'–' if rank is None else format(rank, '.2f')} |"
+            f"| {group} | {of_all['cases']} | {aside['cases']} | {mapes} | "
+            f"{of_all['bias']:.2f} | {of_all['rank_correlation']:.2f} |"
         )
     for group in GROUPS:
         print(
-            f"\n{group}\n\n| case | measured | predicted | ratio |\n|---|---|---|---|"
+            f"\n{group}\n\n| case | measured | data sheets | ratio | fitted | ratio |"
+            "\n|---|---|---|---|---|---|"
         )
-        for case in cases:
-            if case.group == group:
-                star = "°" if case.kept_aside else ""
+        for before, after in zip(*columns.values(), strict=True):
+            if after.group == group:
+                star = "°" if after.kept_aside else ""
                 print(
-                    f"| [{case.name}]({case.source}){star} | {case.measured:.4g} "
-                    f"{case.unit} | {case.predicted:.4g} | {case.ratio:.2f} |"
+                    f"| [{after.name}]({after.source}){star} | {after.measured:.4g} "
+                    f"{after.unit} | {before.predicted:.4g} | {before.ratio:.2f} | "
+                    f"{after.predicted:.4g} | {after.ratio:.2f} |"
                 )
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    cases = [case for of_group in GROUPS.values() for case in of_group()]
-    scores = summary(cases)
+    constants = {"data sheets": data_sheets(), "fitted": fleet.gpu_efficiency()}
+    shifts = {"data sheets": 0, "fitted": inputs.SHIFT}
+    columns = {name: cases_of(each, shifts[name]) for name, each in constants.items()}
     results = {
-        "constants": dataclasses.asdict(fleet.gpu_efficiency()),
-        "scores": scores,
-        "cases": [dataclasses.asdict(case) for case in cases],
+        name: {
+            "constants": dataclasses.asdict(constants[name]),
+            "scores": summary(cases),
+            "predicted": {case.name: case.predicted for case in cases},
+        }
+        for name, cases in columns.items()
     }
     (FOLDER / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    show(cases, scores)
+    show(columns)
 
 
 if __name__ == "__main__":

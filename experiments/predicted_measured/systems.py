@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embark_jax import simulator
 from embark_jax.config.table_lists import read_table_list
-from experiments.embark_table1.job import job_of_list
+from embark_jax.plans import fleet
+from embark_jax.plans.options import Cluster
+from embark_jax.plans.storage import Placement
+from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.placements import Settings, embark, table_bytes
 from experiments.embark_table1.system import simulate_embark
 from experiments.predicted_measured.cases import Case, fleet_of, measured
 
+SETTING = (
+    "batch",
+    "fleet",
+    "nodes",
+    "gpus_per_node",
+    "sharp",
+    "sharding",
+    "mem_comm_bw_ratio",
+    "dp_threshold_gb",
+)
+"""What a simulation depends on: many submissions share it."""
 MODEL = Path(__file__).parents[2] / "configs" / "models" / "dlrm_dcnv2.yaml"
 
 
-def predicted(record: dict[str, Any]) -> simulator.Simulation:
-    """Simulates a step of one submission, with the placements that the
-    ``sharding/planner.py`` beside its ``train.py`` makes with its settings."""
-    machines = fleet_of(record)
-    listed = read_table_list(MODEL.read_text())
-    job = job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
+@functools.cache
+def placements_of(setting: str) -> list[Placement]:
+    """Returns the placements that the ``sharding/planner.py`` beside a submission's
+    ``train.py`` makes with its settings, a record as JSON."""
+    record = json.loads(setting)
+    job = job_of(record, fleet.gpu_efficiency())
     least_bytes = 1e9 * record["dp_threshold_gb"]
-    clusters = [
+    clusters: list[Cluster] = [
         "dp" if table_bytes(table, job.workload) < least_bytes else "rb"
         for table in job.tables
     ]
@@ -33,19 +48,32 @@ def predicted(record: dict[str, Any]) -> simulator.Simulation:
         on_nodes=record["sharding"] == "hier_auto",
         by_columns=False,
     )
-    model = job.tables, job.features, job.workload
-    placements = embark(*model, clusters, settings)
-    return simulate_embark("HugeCTR", job, placements)
+    return embark(job.tables, job.features, job.workload, clusters, settings)
 
 
-def cases() -> Iterator[Case]:
+def job_of(record: dict[str, Any], efficiency: fleet.Efficiency) -> Job:
+    listed = read_table_list(MODEL.read_text())
+    machines = fleet_of(record, efficiency)
+    return job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
+
+
+@functools.cache
+def samples_per_s(setting: str, efficiency: fleet.Efficiency) -> float:
+    """Simulates a step of one submission."""
+    job = job_of(json.loads(setting), efficiency)
+    return simulate_embark("HugeCTR", job, placements_of(setting)).samples_per_s
+
+
+def cases(efficiency: fleet.Efficiency) -> Iterator[Case]:
     """Yields a case for each submission."""
     for record, address in measured("systems"):
+        setting = {key: value for key, value in record.items() if key in SETTING}
+        predicted = samples_per_s(json.dumps(setting), efficiency)
         yield Case(
             "systems",
             record["name"],
             "M samples/s",
             record["samples_per_s"] / 1e6,
-            predicted(record).samples_per_s / 1e6,
+            predicted / 1e6,
             address,
         )

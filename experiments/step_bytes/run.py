@@ -174,7 +174,7 @@ def _add_dense(
     terms: Terms, network: DenseNetwork, batch: int, value_bytes: int
 ) -> None:
     for products in (network.bottom, network.cross, network.top):
-        for i, (inputs, outputs) in enumerate(products):
+        for i, (inputs, outputs, *_) in enumerate(products):
             moved = batch * (inputs + outputs) + inputs * outputs
             times = 2 if products is network.bottom and i == 0 else 3
             terms["dense", "products"] += value_bytes * times * moved

@@ -8,6 +8,7 @@ import yaml
 from embark_jax.bench.calibrate import Rates
 from embark_jax.bench.fleet_yaml import fleet_yaml
 from embark_jax.planner import plan
+from embark_jax.planner.cost.rates import Rates as RatesOf
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.runs import done
@@ -16,7 +17,7 @@ GIVEN = Rates(
     **{"copy_bytes_per_s": 4e9, "gather_bytes_per_s": 3e9, "scatter_bytes_per_s": 2e9},
     **{"matmul_flops_per_s": 8e9, "layer_flops_per_s": 6e9, "sort_keys_per_s": 1e6},
     **{"all_to_all_bytes_per_s": 1e9, "all_reduce_bytes_per_s": 2e9},
-    **{"all_to_all_us": 12.0, "all_reduce_us": 22.0},
+    **{"all_to_all_us": 12.0, "all_reduce_us": 38.0},
 )
 
 
@@ -36,9 +37,13 @@ def test_figures_by_hand(tmp_path):
     assert found.device.node_link_bytes_per_s == pytest.approx(1e9)
     assert found.efficiency.memory == pytest.approx(0.5)
     assert found.efficiency.flops == pytest.approx(0.75)
-    # A launch and a hop take 12 µs, a launch and 2 · log2(8) hops 22: a hop takes 2.
+    # A launch and a hop take 12 µs, a launch and 14 hops 38: a hop takes 2.
     assert found.efficiency.node_hop_us == pytest.approx(2)
     assert found.efficiency.launch_us == pytest.approx(10)
+    # A sum of 8 MB goes around twice at 2e9 bytes/s; 36 bytes move for a sorted key.
+    sum_ms = RatesOf(found).all_reduce_ms(8e6)
+    assert sum_ms == pytest.approx(38e-3 + 1e3 * 2 * 8e6 * 7 / 8 / 2e9)
+    assert found.efficiency.ids == pytest.approx(36 * 1e6 / 4e9)
     assert fleet_yaml(GIVEN).count("# not measured") == 2
 
 

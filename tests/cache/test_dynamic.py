@@ -67,19 +67,19 @@ def rows_by_key(trainer: ej.Trainer) -> dict[int, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("evicted", "slots", "steps"),
+    ("evicted", "slots", "most", "steps"),
     [
-        ("host", 50, 2),
-        pytest.param("host", 256, 6, marks=pytest.mark.slow),
-        pytest.param("discard", 50, 6, marks=pytest.mark.slow),
+        ("host", 24, 60, 3),
+        pytest.param("host", 256, 256, 6, marks=pytest.mark.slow),
+        pytest.param("discard", 50, 50, 6, marks=pytest.mark.slow),
     ],
 )
-def test_rows_beside_a_dictionary(evicted, slots, steps):
-    """SGD in float64; extreme keys, and ones that collide in all hashes of 256 slots.
-    Scoring changes neither rows nor slots; keys without a row have their initial one
-    there."""
+def test_rows_beside_a_dictionary(evicted, slots, most, steps):
+    """SGD in float64; extreme keys, and ones that collide in all hashes of 256 slots,
+    whose number grows until there are most. Scoring changes neither rows nor slots;
+    keys without a row have their initial one there."""
     discard = evicted == "discard"
-    kind = of_slots(slots, evicted=evicted)
+    kind = Kind(dynamic(slots=slots, max_slots=most, evicted=evicted))
     trainer = trainer_of(kind, (1, 1), optimizer=ej.SGD(1.0), dense_rate=0.0)
     item = np.asarray(trainer.whole_state().storages["ub_4"], np.float64)
     rows: dict[int, np.ndarray] = {}
@@ -107,6 +107,7 @@ def test_rows_beside_a_dictionary(evicted, slots, steps):
             np.testing.assert_allclose(found, logits, rtol=1e-5, atol=1e-5)
         assert slot_keys(trainer) == keys_in_slots
     assert (lost > 0) == discard
+    assert (trainer.recompilations > 0) == (slots < most)
     found = rows_by_key(trainer)
     assert set(rows) <= set(found)
     assert not set(unseen.ids["x"].ravel().tolist()) & set(found)

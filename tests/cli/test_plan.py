@@ -123,7 +123,7 @@ def test_a_plan_with_chosen_tiers_trains(config, tmp_path):
 def test_statistics_of_the_data_are_planned_with(config, tmp_path):
     stats, plot = tmp_path / "stats.json", tmp_path / "ranks.png"
     outputs = ("--out", stats, "--plot", plot)
-    outcome = done("data", "stats", config, "--samples", "1000", *outputs)
+    outcome = done("data", "stats", config, "--samples", "1000", *outputs, draws=True)
     # 15 batches of 64; bags of items hold 1 to 4 ids; a city of 20 rows.
     assert "Bags of 960 samples" in outcome.out
     assert re.search(r"items +│ +2\.[3-7]\d │ +4 │", outcome.out)

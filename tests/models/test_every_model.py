@@ -10,7 +10,9 @@ import pytest
 from flax import nnx
 
 from embark_jax import models
-from embark_jax.planner.request.dense import dlrm_network
+from embark_jax.config import ModelConfig
+from embark_jax.planner.request.dense import dlrm_network, network_of
+from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.models import oracle, sequence_oracle, small
 from tests.models.slopes import assert_slopes
 from tests.thorough import thorough
@@ -102,4 +104,32 @@ def test_the_planner_counts_no_bottom_mlp():
     assert crossed.parameters == 12 * 3 + 3 * 12 + 12 * 6 + 6
     dotted = dlrm_network(12, 0, (7, 5), (6, 1), dotted=3)
     assert (dotted.bottom, dotted.width) == ((), 12)
-    assert dotted.top == ((3, 6), (6, 1))  # three features make three pairs
+    assert [made[:2] for made in dotted.top] == [(3, 6), (6, 1)]  # three pairs
+
+
+@pytest.mark.parametrize("kind", ["dlrm_dcnv2", "dlrm"])
+def test_products_of_a_traced_model_are_those_of_its_formula(kind):
+    """Those with weights; DLRM's dot products have none."""
+    config = ModelConfig.model_validate({"kind": kind, "bottom": [8, 4], "top": [6, 1]})
+    shapes = {"a": (4,), "b": (4,)}
+    found = models.footprint(config, shapes, 3, multiplied=True).products
+    tables = [TableSpec(name, 10, 4) for name in "ab"]
+    features = [FeatureSpec(name) for name in "ab"]
+    network = network_of(config, tables, features, 3)
+    expected = [*network.bottom, *network.cross, *network.top]
+    assert sorted(made for made in found if made.weighted) == sorted(expected)
+
+
+def test_products_of_events_are_as_many_as_there_is_room_for():
+    """STU layers of 2 heads of 4, and MLPs of events, for 5 of up to 16 events."""
+    shapes = {"past": (16, 8), "item": (8,)}
+    settings = {"history": {"past": "item"}, "content": "past", "width": 8, "layers": 2}
+    settings |= {"hidden": 6, "heads": 2, "head_dim": 4, "deep": 5}
+    config = ModelConfig.model_validate({"kind": "dlrm_v4", **settings})
+    events = {"past": 5.0}
+    found = models.footprint(config, shapes, 0, events, multiplied=True).products
+    layers = [made for made in found if made[:2] in ((8, 32), (24, 8))]
+    assert len(layers) == 4
+    # The candidate is an event, too; room is for whole tiles of a batch.
+    assert all(made.weighted and 6 <= made.times <= 16 for made in layers)
+    assert any(not made.weighted for made in found)  # scores

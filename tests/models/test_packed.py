@@ -33,10 +33,10 @@ MODELS = {
         SHAPES, DENSE, BOTH, "past", width=16, layers=2, heads=2, rngs=rngs
     ),
     "sasrec": lambda rngs: NextItem(
-        ONE, DENSE, {"past": "item"}, "sasrec", every_position=True, rngs=rngs
+        ONE, DENSE, {"past": "item"}, "sasrec", 1, every_position=True, rngs=rngs
     ),
     "hstu, next item": lambda rngs: NextItem(
-        ONE, DENSE, {"past": "item"}, "hstu", every_position=False, rngs=rngs
+        ONE, DENSE, {"past": "item"}, "hstu", 1, every_position=False, rngs=rngs
     ),
 }
 

@@ -126,7 +126,8 @@ def ids_travel_ms(placements, features, workload):
             # A flag for each row, or each id if these are fewer.
             values = min(placed.rows, workload.batch_size * int(candidate.hotness[0]))
             # A ring around all devices, twice.
-            around, between = 2 * (1 - 1 / devices), 2 * (1 - 1 / nodes) / gpus
+            around = 2 * (1 - 1 / devices)
+            between = around / gpus if nodes > 1 else 0
             shares = (around, between) if gpus > 1 else (0, around)
             total_ms += sent_ms(4 * values, *shares)
         for index, owner in enumerate(placed.devices):
@@ -175,10 +176,12 @@ def random_problem(seed):
     from embark_jax.plans.storage import Placement
     from embark_jax.plans.tables import FeatureSpec, TableSpec
     from embark_jax.plans.wire import Wire
+    from tests.planner.toy import RINGS
 
     rng = np.random.default_rng(seed)
     nodes, gpus = [(1, 1), (1, 4), (2, 2), (3, 1), (2, 4)][seed % 5]
     machines = fleet.dgx_h100(nodes, gpus_per_node=gpus)
+    machines = dataclasses.replace(machines, efficiency=RINGS)
     if seed % 2:
         device = dataclasses.replace(machines.device, disk_bytes_per_s=1e9)
         machines = dataclasses.replace(machines, device=device)

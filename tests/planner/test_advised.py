@@ -10,6 +10,7 @@ import embark_jax as ej
 from embark_jax._base.memory import bytes_text
 from embark_jax.planner import Workload, plan_for
 from tests.planner import published
+from tests.planner.toy import h100
 from tests.runs import done
 
 MANY = [ej.TableSpec("ids", 4 * 2**31, 1)]
@@ -90,14 +91,14 @@ def test_what_would_be_faster_is_so_when_it_is_done():
     plan for each is at most as slow as said."""
     tables = [ej.TableSpec(f"t{i}", 10**7, 64) for i in range(4)]
     features = [ej.FeatureSpec(table.name, hotness=20) for table in tables]
-    workload = Workload(ej.fleets.dgx_h100(2), 8192)
+    workload = Workload(h100(2), 8192)
     made = plan_for(workload, tables, features, advise=True).prediction
     (text,) = [text for text in made.advice if "faster" in text]
     said = dict(re.findall(r"(\S+=\S+) \((\S+) ms a step", text))
     assert len(said) == 3
     followed = {
-        "mesh.nodes=1": {"fleet": ej.fleets.dgx_h100(1)},
-        "mesh.nodes=4": {"fleet": ej.fleets.dgx_h100(4)},
+        "mesh.nodes=1": {"fleet": h100(1)},
+        "mesh.nodes=4": {"fleet": h100(4)},
         "train.batch_size=16384": {"batch_size": 16_384},
     }
     assert said.keys() == followed.keys()  # latency is most of so short a step

@@ -26,6 +26,9 @@ NEAR_MS = 1.02
 IN_TIERS = (0, 1, 5, 11, 16, 25, 26, 30)
 
 
+pytestmark = pytest.mark.whole_search
+
+
 @pytest.fixture(autouse=True)
 def few_numbers_of_slots(monkeypatch):
     monkeypatch.setattr(params, "SLOT_RATIO", 1000.0)

@@ -29,10 +29,6 @@ def test_a_sum_over_devices_goes_around_twice():
     assert traffic.all_reduce_bytes(800, 2, 1) == traffic.LinkBytes(0, 800)
 
 
-def test_a_gather_goes_around_once():
-    assert traffic.all_gather_bytes(800, 2, 4) == traffic.LinkBytes(700, 100)
-
-
 @pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
 def test_rows_in_16_bits_are_read_and_written_in_half_the_bytes(cluster):
     def moved(dtype):

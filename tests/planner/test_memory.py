@@ -19,7 +19,7 @@ from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
-from tests.planner.toy import one
+from tests.planner.toy import h100, one
 from tests.runs import embark
 
 DEVICE = fleet.DeviceSpec("toy", 1e9, 1e9, 1e9, 2e9, 1e9)
@@ -171,10 +171,10 @@ def test_a_forced_placement_that_does_not_fit_is_named():
 
 def test_a_target_for_memory_is_kept_and_costs_time():
     tables, features = published.model("DLRM-DCNv2")
-    large = {table.name for table in tables if table.rows > 10**5}
+    large = {table.name for table in tables if table.rows > 10**4}
     tables = [table for table in tables if table.name in large]
     features = [feature for feature in features if feature.table in large]
-    model = (tables, features, ej.fleets.dgx_h100(), 65_536)
+    model = (tables, features, h100(), 65_536)
     free = ej.plan(*model).prediction
     target_gb = 0.5 * max(free.device_bytes) / 1e9
     tight = ej.plan(*model, memory_gb=target_gb).prediction

@@ -23,6 +23,9 @@ BETTER = (
 BATCH = 1200
 
 
+pytestmark = pytest.mark.whole_search
+
+
 @st.composite
 def requests(draw):
     """Tables, features, a fleet that holds them with little to spare, and a skew."""

@@ -79,7 +79,7 @@ def test_every_cell_of_every_table_has_one_place(request):
 
 
 def test_predicted_memory_is_that_of_the_storages():
-    planned = published_plan("DLRM-DCNv2", 1, True)
+    planned = plan(*published.model("DLRM-DCNv2"), fleet.dgx_h100(), BATCH)
     held_bytes = sum(  # with an accumulator for each row
         4 * storage.slots_per_device * (storage.width + 1)
         for storage in planned.storages
@@ -118,6 +118,7 @@ def published_plan(name: str, nodes: int, hot: bool) -> Plan:
     return plan_for(workload, tables, features, forced=forced)
 
 
+@pytest.mark.whole_search
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_plans_without_hot_rows_are_near_their_bound(model, request):
     if model in MISSED:
@@ -125,6 +126,7 @@ def test_plans_without_hot_rows_are_near_their_bound(model, request):
     assert published_plan(*model, False).prediction.gap <= published.GAPS[model]
 
 
+@pytest.mark.whole_search
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_with_hot_rows_the_bound_is_lower_and_no_plan_is_longer(model):
     without, planned = (published_plan(*model, hot) for hot in (False, True))

@@ -14,10 +14,11 @@ from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
 from embark_jax.plans.storage import Placement
 from tests.planner import published
 from tests.planner.published import t7_of, table_list
+from tests.planner.toy import RINGS
 from tests.thorough import thorough
 
 DEVICE = ej.fleets.DeviceSpec("toy", 1e8, 1e9, 1e9, 2e9, 1e9, host_bytes_per_s=1e9)
-TOY = ej.fleets.Fleet(DEVICE, nodes=1, gpus_per_node=4)
+TOY = ej.fleets.Fleet(DEVICE, nodes=1, gpus_per_node=4, efficiency=RINGS)
 BATCH = 64
 
 

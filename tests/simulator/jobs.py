@@ -7,6 +7,7 @@ from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
+from tests.planner.toy import RINGS
 
 TABLES = [
     TableSpec("big", rows=1_000_000, dim=16),
@@ -30,7 +31,7 @@ NETWORK = dlrm_network(96, 13, (64, 32), (64, 1), cross_layers=2, cross_rank=16)
 def machines(nodes, gpus, **changed):
     real = fleet.dgx_h100()
     device = dataclasses.replace(real.device, **changed)
-    return dataclasses.replace(real, device=device, nodes=nodes, gpus_per_node=gpus)
+    return fleet.Fleet(device, nodes, gpus, RINGS)
 
 
 def workload_on(fleet_, batch=4096):

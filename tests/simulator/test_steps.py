@@ -12,17 +12,19 @@ from embark_jax.planner.cost.candidates import uses_of
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import SortedBatch, table_uses
 from embark_jax.plans import fleet
+from embark_jax.plans.products import Product
 from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.wire import Wire
 from embark_jax.simulator import (
     chrome_trace,
+    mean_step_ms,
     report,
     schedule,
     serial,
     simulate_hot_batches,
     simulate_program,
 )
-from embark_jax.simulator.step import step_tasks
+from embark_jax.simulator.step import is_route, step_tasks
 from tests.simulator.jobs import (
     FEATURES,
     NETWORK,
@@ -44,10 +46,10 @@ def test_serial_embedding_tasks_take_as_long_as_the_planner_predicts():
     device_ms = sum(task.ms for task in tasks if task.phase not in dense)
     predicted = planner.price(PLACEMENTS, FEATURES, workload).prediction()
     # Gradients of the replicated table's 50 rows of 16 values travel with the dense
-    # ones, flags of its rows with the capacities: twice around rings of 4 devices and 2
-    # nodes.
+    # ones, flags of its rows with the capacities: twice around a ring of 8 devices, at
+    # 4 ports between nodes.
     device = workload.fleet.device
-    ring_bytes = 2 * 4 * (50 * 16 + 50) * np.array([3 / 4, 1 / 2 / 4])
+    ring_bytes = 2 * 4 * (50 * 16 + 50) * np.array([7 / 8, 7 / 8 / 4])
     rates = np.array([device.node_link_bytes_per_s, device.network_bytes_per_s])
     ridden_ms = 1e3 * (ring_bytes / rates).max() / workload.fleet.efficiency.link
     np.testing.assert_allclose(device_ms, predicted.device_ms - ridden_ms, rtol=1e-9)
@@ -151,13 +153,28 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
         else placement
         for placement in PLACEMENTS
     ]
-    workload = workload_on(machines(1, 8))
+    workload = dataclasses.replace(workload_on(machines(1, 8)), overlap=True)
     own = simulate_program(hot, FEATURES, workload)
     all_hot, mixed = simulate_hot_batches(hot, FEATURES, workload, 0.25)
     names = {span.task.name for span in all_hot.timeline.spans}
     assert not [name for name in names if name.startswith(("rb_", "ub_"))]
     assert [span for span in mixed.timeline.spans if span.task.name.startswith("rb_")]
     assert all_hot.timeline.step_ms < own.timeline.step_ms < mixed.timeline.step_ms
+    # Once in a window the routes of one batch pass beside nothing.
+    alone = [
+        sum(
+            s.end_ms.max() - s.start_ms.min()
+            for s in each.timeline.spans
+            if is_route(s.task)
+        )
+        for each in (all_hot, mixed)
+    ]
+    assert 0 < all_hot.routes_ms <= alone[0]
+    assert all_hot.routes_ms < mixed.routes_ms <= alone[1]
+    steps_ms = (all_hot.timeline.step_ms + 3 * mixed.timeline.step_ms) / 4
+    mean_ms = mean_step_ms(all_hot, mixed, 0.25, 10)
+    routes_ms = all_hot.routes_ms + mixed.routes_ms
+    assert mean_ms == pytest.approx(steps_ms + routes_ms / 20)
     assert report([own, all_hot, mixed]).row_count > 6  # some lack phases of others
     use = table_uses(TABLES[:1], FEATURES[:1], workload)[0]
     cold_share = 1 - use.skew.share(use.rows, 0, 1000)
@@ -175,7 +192,6 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
 def test_zero1_sends_as_much_and_updates_a_part():
     machines_ = machines(2, 4)
     no_latency = {"launch_us": 0, "node_hop_us": 0, "network_hop_us": 0}
-    no_latency |= {"short_reduce": None}
     efficiency = dataclasses.replace(machines_.efficiency, **no_latency)
     fleet_ = dataclasses.replace(machines_, efficiency=efficiency)
     plain, _ = spans_of(changed(fleet=fleet_))
@@ -186,7 +202,7 @@ def test_zero1_sends_as_much_and_updates_a_part():
     spans, _ = spans_of(changed(fleet=fleet_, dense=NETWORK.load(1, "zero1")))
     sent_ms = spans["reduce-scatter"].task.ms + spans["all-gather"].task.ms
     # The plain sum also carries the gradients of 50 replicated rows of 16 values.
-    rows_bytes = 2 * (4 * 50 * 16) / 4 / 2
+    rows_bytes = 2 * (4 * 50 * 16) * 7 / 8 / 4
     rate = fleet_.device.network_bytes_per_s * fleet_.efficiency.link
     carried_ms = sent_ms + 1e3 * rows_bytes / rate
     np.testing.assert_allclose(carried_ms, plain["all-reduce"].task.ms)
@@ -196,7 +212,7 @@ def test_zero1_sends_as_much_and_updates_a_part():
 def test_sums_are_as_many_as_xla_combines_and_leave_when_they_are_full():
     one, _ = spans_of(changed())
     # 300 MiB of the top MLP's gradients: more than twice the 128 MiB of a sum.
-    wide = dataclasses.replace(NETWORK, top=((96, 300 * 2**18 // 96),))
+    wide = dataclasses.replace(NETWORK, top=(Product(96, 300 * 2**18 // 96),))
     several, _ = spans_of(changed(dense=wide.load(1)))
     counts = [
         sum(span.task.phase == "all-reduce" for span in spans.values())
@@ -209,17 +225,42 @@ def test_sums_are_as_many_as_xla_combines_and_leave_when_they_are_full():
     assert (several["all-reduce"].start_ms >= several["bottom backward"].end_ms).all()
 
 
-def test_a_short_sum_takes_less_latency_and_more_time_a_byte():
-    """By hand for 16 nodes of 8: 6.8 + 2 × (7 × 0.6 + 4 × 5) µs and 10.2e9 B/s, or
-    8.4 + 2 × (3 × 3.4 + 4 × 14) µs and a ring over 8 ports of 50e9 × 0.8 B/s."""
-    rates = Rates(fleet.dgx_h100(16))
-    assert rates.all_reduce_ms(1020) == pytest.approx(55.2e-3 + 1e-4)
-    long_ms = 140.8e-3 + 1e3 * 2 * 64e6 * 15 / 16 / 8 / 40e9
-    assert rates.all_reduce_ms(64e6) == pytest.approx(long_ms)
-    assert rates.all_reduce_ms(0) == 0
+def test_a_sum_takes_the_fastest_way():
+    """By hand for 16 nodes of 8 with 8 ports of 40e9 B/s and 400e9 B/s inside."""
+    tree = fleet.Way("tree", 6.8, 0.6, 5.0, network_bytes_per_s=20.4e9)
+    ring = fleet.Way("ring", 8.4, 3.4, 14.0)
+    node = fleet.Way("node", 0, 25, 20, node_share=1.5)
+    network = fleet.Way("network", 0, 25, 18)
+    machines_ = fleet.dgx_h100(16)
+    device = dataclasses.replace(
+        machines_.device, node_link_bytes_per_s=400e9, network_bytes_per_s=40e9
+    )
+    efficiency = fleet.Efficiency(1, 1, 1, 9, 0, 0, ways=(tree, ring, node, network))
+    machines_ = dataclasses.replace(machines_, device=device, efficiency=efficiency)
+
+    def sum_ms(sharp: fleet.Adding, sum_bytes: float) -> float:
+        return Rates(dataclasses.replace(machines_, sharp=sharp)).all_reduce_ms(
+            sum_bytes
+        )
+
+    # 7 hops inside and 4 between nodes, up and down; each byte goes up and down.
+    tree_us = 6.8 + 2 * (7 * 0.6 + 4 * 5)
+    assert sum_ms("none", 1020) == pytest.approx(tree_us / 1e3 + 1e-4)
+    # 254 hops, 30 of them between nodes, at what 8 ports send.
+    ring_ms = (8.4 + 224 * 3.4 + 30 * 14) / 1e3 + 1e3 * 2 * 1e9 * 127 / 128 / 320e9
+    assert sum_ms("none", 1e9) == pytest.approx(ring_ms)
+    node_ms = (25 + 8 * 20) / 1e3 + 1e3 * 2 * 1e9 * 127 / 128 / 320e9
+    assert sum_ms("node", 1e9) == pytest.approx(node_ms)
+    assert sum_ms("network", 1e9) == pytest.approx(node_ms - 0.142)
+    assert sum_ms("node", 1020) == sum_ms("none", 1020)
+    assert sum_ms("none", 0) == 0
     # Around a ring once: 15 hops between nodes, 112 inside.
-    ring_ms = 8.4e-3 + 15 * 14e-3 + 112 * 3.4e-3 + 1e3 * 64e6 * 15 / 16 / 8 / 40e9
-    assert rates.all_gather_ms(64e6) == pytest.approx(ring_ms)
+    gather_ms = (8.4 + 15 * 14 + 112 * 3.4) / 1e3 + 1e3 * 64e6 * 127 / 128 / 320e9
+    assert Rates(machines_).all_gather_ms(64e6) == pytest.approx(gather_ms)
+    one = dataclasses.replace(machines_, nodes=1, sharp="node")
+    assert Rates(one).all_reduce_ms(1e9) == pytest.approx(
+        25e-3 + 1e3 * 2 * 1e9 * 7 / 8 / 600e9
+    )
 
 
 def test_row_gradients_leave_beside_the_dense_update_and_rows_are_written_last():

@@ -65,7 +65,7 @@ def test_the_plans_need_every_collective():
     }
 
 
-# Those with all collectives but one, and a small one; compiled for H100s, others follow.
+# Those with all collectives but one, and a small one; for H100s there are others.
 @pytest.mark.parametrize("seed", thorough(PLANS, (86, 150, 348)))
 def test_the_compiled_step_moves_what_the_cost_model_says(seed):
     found, expected = compile_and_predict(seed, compiler_options=FAST)

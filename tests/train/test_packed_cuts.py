@@ -119,8 +119,7 @@ def trained(model: str, micro_batches: int, events: int | None = None):
     ),
 )
 def test_cuts_of_packed_sequences_change_nothing_beside_rounding(model, tight):
-    """Tight, the events of all cuts would find room, but not those of the fullest one:
-    that step is replayed."""
+    """Tight, a device has room for half of its events at first: steps are replayed."""
     most = max(
         (np.asarray(batch_of(step).ids["past"]) >= 0).reshape(2, -1).sum(axis=1).max()
         for step in range(STEPS)

@@ -58,7 +58,7 @@ class ProgramModel:
             # The sum travels in the all-reduce of the dense gradients, if there is one.
             dense = workload.dense
             if not dense.parameters or dense.parallelism != "replicated":
-                latency_ms = self.rates.reduce_us / 1e3
+                latency_ms, _ = self.rates.long_sum
                 yield Peak.USE, dataclasses.replace(ROW_SUM, latency_ms=latency_ms)
             return
         yield from exchange_work(storage, workload)
@@ -265,7 +265,10 @@ class ProgramModel:
         return dense_ms(workload.dense, workload.device_batch, self.rates)
 
     def memory_ms(self, work: Work) -> Any:
-        return self.rates.memory_ms(work.memory_bytes)
+        share, efficiency = None, self.workload.fleet.efficiency
+        if work.phase == "sort":
+            share = efficiency.xla_ids if self.in_xla else efficiency.ids
+        return self.rates.memory_ms(work.memory_bytes, share=share)
 
     def store_ms(self, work: Work) -> Any:
         return self.rates.store_ms(work.host_bytes, work.disk_bytes)
@@ -273,6 +276,8 @@ class ProgramModel:
     def travel_ms(self, work: Work) -> Any:
         """Returns the time of links and latency."""
         rates = self.rates
+        if work.collective == "all_reduce":
+            return work.latency_ms + rates.long_sum[1] * work.buffer_bytes
         return rates.links_ms(self.link_bytes(work)) + work.latency_ms
 
     def link_bytes(self, work: Work) -> traffic.LinkBytes:

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import DenseParallelism, Dtype
+from embark_jax.plans.products import Product
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_width
 from embark_jax.plans.traffic import VALUE_BYTES
-
-Product = tuple[float, float]
-"""Inputs and outputs of a layer: ``[batch, inputs]`` by ``[inputs, outputs]``."""
 
 
 class DeviceProduct(NamedTuple):
@@ -40,12 +38,15 @@ class DenseNetwork:
       cross: two products for each cross layer; needs all embeddings.
       top: products of the MLP that follows.
       width: number of joined values from embeddings and bottom MLP.
+      moved_bytes: bytes a sample that backward needs from forward, which move between
+        products; none where the layers above say what moves.
     """
 
     bottom: tuple[Product, ...] = ()
     cross: tuple[Product, ...] = ()
     top: tuple[Product, ...] = ()
     width: int = 0
+    moved_bytes: float = 0.0
 
     @property
     def cross_layers(self) -> int:
@@ -62,14 +63,14 @@ class DenseNetwork:
         label."""
         if not self.bottom:
             return self.width + 1
-        return self.bottom[0][0] + self.width - self.bottom[-1][1] + 1
+        return self.bottom[0].inputs + self.width - self.bottom[-1].outputs + 1
 
     @property
     def kept_values(self) -> float:
         """Values a sample that backward needs from forward: the joined values; the
         output of each product; and the output of each cross layer, which is more than
         its products: ``x0 * (W (V x) + b) + x``."""
-        made = sum(outputs for _, outputs in (*self.bottom, *self.cross, *self.top))
+        made = sum(each.outputs for each in (*self.bottom, *self.cross, *self.top))
         return made + self.width * (1 + self.cross_layers)
 
     def on_device(self, gpus: int) -> tuple[list[DeviceProduct], ...]:
@@ -139,7 +140,7 @@ class DenseLoad:
     def layers(self) -> DenseNetwork:
         """The products; where they are unknown a square one of as many weights."""
         side = math.sqrt(self.parameters)
-        square = DenseNetwork(top=((side, side),) if side else ())
+        square = DenseNetwork(top=(Product(side, side),) if side else ())
         return self.network or square
 
     def shared_by(self, fleet: Fleet) -> int:
@@ -203,13 +204,12 @@ def dlrm_network(
     if dotted:
         vectors = dotted + (dense_features > 0)
         inputs = dim + vectors * (vectors - 1) // 2
-    cross = ((width, cross_rank), (cross_rank, width)) * cross_layers
-    return DenseNetwork(
-        tuple(pairwise((dense_features, *bottom))),
-        cross,
-        tuple(pairwise((inputs, *top))),
-        width,
-    )
+    cross = (Product(width, cross_rank), Product(cross_rank, width)) * cross_layers
+    mlps = [
+        tuple(Product(*pair) for pair in pairwise(widths))
+        for widths in ((dense_features, *bottom), (inputs, *top))
+    ]
+    return DenseNetwork(mlps[0], cross, mlps[1], width)
 
 
 def network_of(
@@ -238,18 +238,26 @@ def network_of(
 
 def weights(products: Sequence[Product]) -> float:
     """Returns the number of parameters."""
-    return sum(inputs * outputs for inputs, outputs in products)
+    return sum(each.inputs * each.outputs for each in products if each.weighted)
 
 
 def _in_pairs(products: Sequence[Product], gpus: int) -> list[DeviceProduct]:
     made: list[DeviceProduct] = []
     rest = list(products)
     while rest:
-        inputs, width = rest.pop(0)
-        if gpus > 1 and width % gpus == 0 and rest and rest[0][0] == width:
-            _, outputs = rest.pop(0)
-            made.append(DeviceProduct((inputs, width // gpus), backward_sum=inputs))
-            made.append(DeviceProduct((width // gpus, outputs), forward_sum=outputs))
+        first = rest.pop(0)
+        width, follows = first.outputs, rest[0] if rest else None
+        if gpus > 1 and width % gpus == 0 and follows and follows.inputs == width:
+            rest.pop(0)
+            part = width // gpus
+            made.append(
+                DeviceProduct(first._replace(outputs=part), backward_sum=first.inputs)
+            )
+            made.append(
+                DeviceProduct(
+                    follows._replace(inputs=part), forward_sum=follows.outputs
+                )
+            )
         else:
-            made.append(DeviceProduct((inputs, width)))
+            made.append(DeviceProduct(first))
     return made
