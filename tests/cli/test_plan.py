@@ -19,9 +19,10 @@ def config(tmp_path) -> Path:
 def test_plan_is_for_the_fleet_of_the_config(config):
     overrides = ("mesh.nodes=8", "mesh.gpus_per_node=8", "train.batch_size=64")
     outcome = done("plan", config, "fleet=dgx-h100", *overrides)
+    assert "tiny on dgx-h100" in outcome.out
     assert "8 × 8 devices, batch 64" in outcome.out
     gpus = predicted_ms(outcome.out)
-    assert gpus < predicted_ms(embark("plan", config, *overrides).out)
+    assert gpus != predicted_ms(embark("plan", config, *overrides).out)
 
 
 def test_plan_writes_a_page_and_can_list_every_table(tmp_path):
