@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from embark_jax.config import ModelConfig
-from embark_jax.data.layout import Columns
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
 from embark_jax.models.interface import Packed, PackedModel
@@ -125,7 +124,17 @@ def footprint(
     return Footprint(parameters, kept, peak, made)
 
 
-def _batch_of(dense: jax.Array, embeddings: Mapping[str, Any]) -> Columns:
+class _Batch(NamedTuple):
+    """The samples of a loss; see ``models.function.Samples``."""
+
+    dense: jax.Array
+    ids: dict[str, jax.Array]
+    weights: dict[str, jax.Array]
+    labels: jax.Array
+    sample_weights: None = None
+
+
+def _batch_of(dense: jax.Array, embeddings: Mapping[str, Any]) -> _Batch:
     """Returns samples of a batch, with one id for each row."""
 
     def ids_of(rows: Any) -> jax.Array:
@@ -135,7 +144,7 @@ def _batch_of(dense: jax.Array, embeddings: Mapping[str, Any]) -> Columns:
         return jnp.zeros((len(rows), rows_of_sample), jnp.int32)
 
     ids = {name: ids_of(rows) for name, rows in embeddings.items()}
-    return Columns(dense, ids, {}, jnp.ones(len(dense)))
+    return _Batch(dense, ids, {}, jnp.ones(len(dense)))
 
 
 def _of_sample(few: tuple[int, ...], many: tuple[int, ...]) -> Product:
