@@ -104,7 +104,7 @@ def test_the_process_that_died_is_named_and_its_signal(launch, lost):
     """Not one that has failed because of it, though that has a smaller number."""
     program = f"""
 if number == "1": os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(0.02)
+time.sleep(0.3)
 if {lost} < 0: os.kill(os.getpid(), -{lost})
 sys.exit({lost})
 """
