@@ -3,7 +3,7 @@
 # make test-all     runs these and the slow tests: many examples, processes, notebooks
 # make test-orbax   runs the tests of checkpoints with the newest Orbax
 # make test-gpu-compile  compiles the train step for H100s, with no GPU
-# make test-emulator     executes what the kernels are compiled to, in an emulator
+# make test-emulator     executes the kernels in an emulator, and compiles more steps
 # make check        checks format, lint and types
 # make docs         builds the documentation site into build/site
 #
@@ -41,7 +41,7 @@ test-gpu-compile: $(VENV_GPU)/.installed
 
 test-emulator: $(VENV_GPU)/.installed
 	$(VENV_GPU)/bin/python $(PYTEST) -m "gpu_compile and slow" --durations=10 \
-	  tests/kernels/emulator
+	  tests/gpu_compile tests/kernels/emulator
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .

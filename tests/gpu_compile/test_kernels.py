@@ -23,6 +23,7 @@ import embark_jax as ej
 from experiments.gpu import check_cases
 from experiments.step_bytes.hlo import Program
 from tests.compiled import h100_mesh
+from tests.thorough import thorough
 
 ROWS, BATCH, HOTNESS = 20_000_000, 1024, 10
 WIDTHS = [8, 24, 96, 128, 200, 256, 1024]
@@ -66,7 +67,7 @@ def test_pooled_lookup_compiles(on_h100, width, dtype):
     assert compiled.memory_analysis().temp_size_in_bytes < 2**20
 
 
-@pytest.mark.parametrize("width", [None, 16, 96, 128])
+@pytest.mark.parametrize("width", thorough([None, 16, 96, 128], [None, 16, 128]))
 def test_cases_of_the_emulator_compile(on_h100, width):
     """Without a width, and with one of each layout of rows."""
     for case in check_cases.cases(width):

@@ -7,6 +7,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.embedding.collection import index_of
 from tests.compiled import bytes_per_device, compile_step, h100_mesh
+from tests.thorough import thorough
 
 BATCH_PER_DEVICE = 512
 UNIQUE_KERNEL = "number_segments_kernel"
@@ -34,8 +35,14 @@ def placement_of(table: ej.TableSpec, devices: int) -> ej.ForcedPlacement:
     return ej.ForcedPlacement("rb", shards, hot_rows=0)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "mosaic_gpu"])
-@pytest.mark.parametrize("nodes", [1, 16])
+@pytest.mark.parametrize(
+    ("nodes", "implementation"),
+    thorough(
+        [(nodes, name) for nodes in (1, 16) for name in ("xla", "mosaic_gpu")],
+        [(1, "mosaic_gpu"), (16, "xla")],
+        unpack=True,
+    ),
+)
 def test_mlperf_dlrm_dcnv2_compiles(nodes, implementation):
     """97 GiB of tables in all three clusters, one with column shards."""
     tables, features = ej.load_table_list("dlrm_dcnv2").specs()
