@@ -199,9 +199,9 @@ def test_cached_tables_whatever_happens(launcher, tmp_path):
     """Two processes, one killed while tables grow and start again, then stopped; one
     process with half of the devices; and two again, as one process alone."""
     growing = (
-        "embedding.tables.user={cluster: rb, slots: 100, max_slots: 600, "
+        "embedding.tables.user_id={cluster: rb, slots: 100, max_slots: 600, "
         "evicted: disk, optimizer: {kind: adam, learning_rate: 0.05}}",
-        "embedding.tables.item={cluster: ub, tier: host, slots: 300}",
+        "embedding.tables.item_id={cluster: ub, tier: host, slots: 300}",
         "embedding.tables.zip_code={cluster: rb, tier: disk, slots: 200}",
         "train.checkpoint_every=5",
         "train.log_every=1",
