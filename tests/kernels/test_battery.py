@@ -43,3 +43,22 @@ def test_cases_of_attention_are_checked_and_timed(battery, monkeypatch):
     text = battery.summary(rows)
     assert text.count("ok ") == 4
     assert text.count("TFLOP/s") == 2
+
+
+def test_both_workloads_of_the_step_have_the_batch_that_they_are_compared_at(battery):
+    for workload, rule in (("benchmark", "adagrad"), ("zipf", "rowwise_adagrad")):
+        config = battery.steps.read_config(workload, "xla")
+        assert config.train.batch_size == 65_536
+        assert config.embedding.optimizer.kind == rule
+
+
+def test_time_of_a_profile_goes_to_kinds_of_kernels(battery):
+    """Two kernels at once are busy once; between two there is nothing."""
+    events = [
+        ("nvjet_tst_128x128", 0, 10),
+        ("loop_add_fusion", 20, 10),
+        ("loop_concatenate_fusion", 25, 10),
+    ]
+    found = battery.steps.table_of_kinds(events, steps=2)
+    expected = {"product": 5, "element-wise": 5, "concatenation": 5, "idle": 5}
+    assert found == {kind: ns / 1e6 for kind, ns in sorted(expected.items())}
