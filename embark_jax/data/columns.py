@@ -356,11 +356,8 @@ class Columns(Preparation):
                 f"happened; known: {', '.join(sorted(names))}"
             )
         used = {*self.targets, *self.inputs, *self.ignore}
-        used |= {
-            self.time,
-            self.split_column,
-            self.weight,
-        }  # the user may be a feature, too
+        # The user may be a feature, too.
+        used |= {self.time, self.split_column, self.weight}
         others = [name for name in names if self.others and name not in used]
         check_there((*self.named, *others), names, where)
         check_there(self.ignore, [*{*names}], where)  # also all of several
