@@ -19,7 +19,13 @@ from embark_jax.models.interface import (
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, LowRankCross, side_by_side
-from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
+from embark_jax.models.options import (
+    BatchNorm,
+    ComputeDtype,
+    Dropout,
+    Float8,
+    Widths,
+)
 
 
 class DLRMDCNv2(JoinedModel):
@@ -38,6 +44,8 @@ class DLRMDCNv2(JoinedModel):
       top: widths of the top MLP, which ends in one linear logit.
       cross_layers: number of cross layers.
       cross_rank: rank of each cross layer.
+      float8: whether operands of the products in cross layers, and in top layers with
+        ReLU, are rounded to 8 bits, scaled by the largest value of each.
 
     Raises:
       ValueError: if a feature is a sequence, or ``top`` does not end in 1.
@@ -54,6 +62,7 @@ class DLRMDCNv2(JoinedModel):
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
         batch_norm: BatchNorm = False,
+        float8: Float8 = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -65,9 +74,10 @@ class DLRMDCNv2(JoinedModel):
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
         width = (dense_features, *bottom)[-1] + sum(dim for _, dim in self.dims)
         self.cross = nnx.List(
-            LowRankCross(width, cross_rank, **shared) for _ in range(cross_layers)
+            LowRankCross(width, cross_rank, in_float8=float8, **shared)
+            for _ in range(cross_layers)
         )
-        self.top = MLP(width, top, last_relu=False, **mlp)
+        self.top = MLP(width, top, last_relu=False, in_float8=float8, **mlp)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:

@@ -23,6 +23,8 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
+from embark_jax.models import float8
+
 # torch.nn.Linear: uniform in ±1/sqrt(inputs). The MLPerf reference keeps it, since its
 # MLPs are torchrec's (torchrec/modules/mlp.py).
 _linear_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -35,7 +37,9 @@ BATCH_NORM_MOMENTUM = 0.9
 """Share of the running statistics that a step keeps: 1 - PyTorch's ``momentum``."""
 
 
-def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+def matmul(
+    x: jax.Array, w: jax.Array, compute_dtype: DTypeLike, in_float8: bool = False
+) -> jax.Array:
     """Returns ``x @ w``, operands in ``compute_dtype``, sums in float32, backward too.
 
     Without this, autodiff multiplies the float32 gradient by a bf16 operand, which XLA
@@ -48,10 +52,13 @@ def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
       x: ``[batch, inputs]`` float32; its gradient is rounded to ``compute_dtype``.
       w: ``[inputs, outputs]`` float32.
       compute_dtype: dtype of the operands; it decides the speed and the rounding.
+      in_float8: whether the operands are rounded to 8 bits, from ``compute_dtype``.
 
     Returns:
       ``[batch, outputs]`` float32.
     """
+    if in_float8:
+        return float8.matmul(x.astype(compute_dtype), w)
     return _matmul(x, w, jnp.dtype(compute_dtype))
 
 
@@ -152,7 +159,7 @@ class Linear(nnx.Module):
     Args:
       inputs, outputs: widths of input and output.
       split: direction in which its parameters are split over several devices.
-      compute_dtype: dtype of the matrix product's operands.
+      compute_dtype, in_float8: of the matrix product's operands; see ``matmul``.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -163,6 +170,7 @@ class Linear(nnx.Module):
         *,
         split: Literal["columns", "rows"] | None = None,
         compute_dtype: DTypeLike,
+        in_float8: bool = False,
         rngs: nnx.Rngs,
     ):
         w_split: dict[str, Any] = {}
@@ -178,9 +186,11 @@ class Linear(nnx.Module):
             **b_split,
         )
         self.compute_dtype = jnp.dtype(compute_dtype)
+        self.in_float8 = in_float8
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return matmul(x, self.w[...], self.compute_dtype) + self.b[...][None]
+        product = matmul(x, self.w[...], self.compute_dtype, self.in_float8)
+        return product + self.b[...][None]
 
     def rounded(self, x: jax.Array) -> jax.Array:
         """Returns the same in ``compute_dtype``: the only arrays of its outputs, and of
@@ -202,6 +212,7 @@ class MLP(nnx.Module):
       widths: output width of each layer; () gives the identity.
       last_relu: whether the last layer ends in ReLU too; otherwise it is linear.
       compute_dtype: dtype of the matrix products' operands.
+      in_float8: whether those of layers with ReLU are rounded to 8 bits.
       dropout: share of values that training sets to zero; the others grow to keep the
         mean.
       batch_norm: whether to normalize values by mean and variance: over the batch in
@@ -221,6 +232,7 @@ class MLP(nnx.Module):
         *,
         last_relu: bool,
         compute_dtype: DTypeLike,
+        in_float8: bool = False,
         dropout: float = 0.0,
         batch_norm: bool = False,
         activation: Callable[..., nnx.Module] | None = None,
@@ -234,17 +246,18 @@ class MLP(nnx.Module):
             )
         products = list(itertools.pairwise((inputs, *widths)))
         in_pairs = len(products) // 2 * 2
+        hidden = widths if last_relu else widths[:-1]
         self.layers = nnx.List(
             Linear(
                 fan_in,
                 fan_out,
                 split=None if i == in_pairs else "rows" if i % 2 else "columns",
                 compute_dtype=compute_dtype,
+                in_float8=in_float8 and i < len(hidden),
                 rngs=rngs,
             )
             for i, (fan_in, fan_out) in enumerate(products)
         )
-        hidden = widths if last_relu else widths[:-1]
         self.norms = nnx.List(
             nnx.BatchNorm(width, momentum=BATCH_NORM_MOMENTUM, rngs=rngs)
             for width in hidden
@@ -279,24 +292,35 @@ class LowRankCross(nnx.Module):
     Args:
       width: width of its input and output.
       rank: rank of the product ``W V``.
-      compute_dtype: dtype of the matrix products' operands.
+      compute_dtype, in_float8: of the matrix products' operands; see ``matmul``.
       rngs: its ``params`` stream draws the weights.
     """
 
     def __init__(
-        self, width: int, rank: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        width: int,
+        rank: int,
+        *,
+        compute_dtype: DTypeLike,
+        in_float8: bool = False,
+        rngs: nnx.Rngs,
     ):
         self.v = nnx.Param(xavier_normal(rngs.params(), (width, rank)), split=1)
         self.w = nnx.Param(xavier_normal(rngs.params(), (rank, width)), split=0)
         self.b = nnx.Param(jnp.zeros(width))
         self.compute_dtype = jnp.dtype(compute_dtype)
+        self.in_float8 = in_float8
 
     def __call__(self, x0: jax.Array, x: jax.Array) -> jax.Array:
         """Takes the model's input ``x0`` and the layer's, ``[batch, width]``
         float32."""
-        low = held(matmul(x, self.v[...], self.compute_dtype), self.compute_dtype)
-        high = held(matmul(low, self.w[...], self.compute_dtype), self.compute_dtype)
+        low = self._product(x, self.v[...])
+        high = self._product(low, self.w[...])
         return stored(x0 * (high + self.b[...][None]) + x, self.compute_dtype)
+
+    def _product(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        product = matmul(x, w, self.compute_dtype, self.in_float8)
+        return held(product, self.compute_dtype)
 
 
 class VectorCross(nnx.Module):
