@@ -188,7 +188,7 @@ class SequenceEncoder(nnx.Module):
           events: ``[…, width]``.
           sequences: where the events of a sample lie.
         """
-        x = events + jnp.asarray(self.position_vectors[...])[sequences.position]
+        x = events + sequences.by_position(self.position_vectors[...])
         x = self.dropout(x) if self.dropout else x
         for layer in self.layers:
             x = layer(x, sequences)

@@ -367,7 +367,8 @@ def _attend_block(
     distance = place[:, None] - jnp.arange(key.shape[1])[None]
     distance = distance[None, None]
     if bias is not None:
-        score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
+        of_pairs = _bias_of_pairs(bias, first, query.shape[1], key.shape[1])
+        score += of_pairs[None, None]
     if weights == "silu":
         return add_up(jnp.where(distance >= 0, jax.nn.silu(score) / divisor, 0.0))
     score = jnp.where(distance >= 0, score, -jnp.inf)
@@ -376,3 +377,18 @@ def _attend_block(
     share = jnp.exp(score - largest)
     whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
     return (add_up(share).astype(jnp.float32) / whole).astype(value.dtype)
+
+
+def _bias_of_pairs(
+    bias: jax.Array, first: jax.typing.ArrayLike, queries: int, keys: int
+) -> jax.Array:
+    """Returns ``[queries, keys]`` bias by the distance of two places, of queries from
+    place ``first`` on. It is made of slices, whose gradient is a sum of rows; that of
+    an index would be added pair by pair, on GPUs in any order."""
+    distances = queries + keys - 1
+    padded = jnp.pad(bias, (keys, distances), mode="edge")
+    of_pairs = lax.dynamic_slice_in_dim(padded, first + 1, distances)
+    # Rows are read one value shorter than they are, so that each begins one earlier.
+    rows = jnp.broadcast_to(jnp.pad(of_pairs, (0, 1)), (keys, distances + 1))
+    rows = lax.slice_in_dim(rows.reshape(-1), keys - 1, keys - 1 + keys * distances)
+    return rows.reshape(keys, distances)[:, :queries].T
