@@ -148,7 +148,6 @@ class DLRMv4(PackedModel):
                 width,
                 heads,
                 head_dim,
-                head_dim,
                 variant="dlrm_v4",
                 dropout=dropout,
                 **shared,

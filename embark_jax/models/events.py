@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels.attention import (
+    Heads,
     Weights,
     attend_packed,
     move_rows,
@@ -159,23 +160,29 @@ class Sequences:
 
     def attend(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        made: jax.Array,
+        heads: int,
+        first: tuple[int, int, int],
         weights: Weights,
         bias: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns what each event has seen, ``[total, heads, dim]`` as its arguments;
-        see ``embark_kernels.attention``."""
+        """Returns what each event has seen, ``[total, heads, dim]``.
 
-        def attend(query, key, value, places, bias):
+        Args:
+          made: ``[total, …, dim]`` heads of queries, keys, values and what else there
+            is, which are read where they lie.
+          heads: number of heads.
+          first: the first head of the queries, of the keys and of the values.
+          weights, bias: as in ``embark_kernels.attend_packed``.
+        """
+
+        def attend(made, places, bias):
+            read = [Heads(made, each, heads) for each in first]
             implementation = self._history.implementation
-            if implementation and why_unsupported(query, key, value, bias):
+            if implementation and why_unsupported(*(x.values for x in read), bias):
                 implementation = "xla"
             return attend_packed(
-                query,
-                key,
-                value,
+                *read,
                 places.first,
                 places.length,
                 self.longest,
@@ -184,8 +191,7 @@ class Sequences:
                 implementation=implementation,
             )
 
-        arrays = query, key, value, self._places, bias
-        return self._on_devices(attend, everywhere=1)(*arrays)
+        return self._on_devices(attend, everywhere=1)(made, self._places, bias)
 
     def last(self, x: jax.Array) -> jax.Array:
         """Returns each sample's last event, ``[batch, width]``."""
