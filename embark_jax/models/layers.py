@@ -96,10 +96,11 @@ def held(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
 
 
 def made_once(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
-    """Returns ``held(x)``; its gradient is made once, in one array.
+    """Returns ``held(x)``, and its gradient, each made once, in one array.
 
-    Without this, XLA adds up the gradients of several layers by ``x`` repeatedly: for
-    each of the embeddings that ``x`` was made from, and for each check of them.
+    Without this, XLA makes ``x`` again from its parts for each layer that reads it, and
+    adds up the gradients of several layers by ``x`` repeatedly: for each of the
+    embeddings that ``x`` was made from, and for each check of them.
     """
     return _made_once(x, jnp.dtype(compute_dtype))
 
@@ -118,22 +119,22 @@ def stored(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
 
 
 def _as_held(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
-    if compute_dtype == jnp.float32:
-        return x
+    return x if compute_dtype == jnp.float32 else _in_memory(x, compute_dtype)
+
+
+def _in_memory(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     return lax.optimization_barrier(x.astype(compute_dtype)).astype(jnp.float32)
-
-
-def _made_once_backward(compute_dtype, _, gradient):
-    gradient = lax.optimization_barrier(gradient.astype(compute_dtype))
-    return (gradient.astype(jnp.float32),)
 
 
 _stored = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
 _stored.defvjp(
     lambda x, dtype: (_as_held(x, dtype), None), lambda dtype, _, gradient: (gradient,)
 )
-_made_once = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
-_made_once.defvjp(lambda x, dtype: (_as_held(x, dtype), None), _made_once_backward)
+_made_once = jax.custom_vjp(_in_memory, nondiff_argnums=(1,))
+_made_once.defvjp(
+    lambda x, dtype: (_in_memory(x, dtype), None),
+    lambda dtype, _, gradient: (_in_memory(gradient, dtype),),
+)
 
 
 @jax.custom_vjp
