@@ -15,7 +15,6 @@ from embark_jax.models.interface import (
     JoinedModel,
     Shapes,
     check_top,
-    joined,
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, LowRankCross, side_by_side
@@ -72,7 +71,8 @@ class DLRMDCNv2(JoinedModel):
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         bottom = bottom if dense_features else ()
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
-        width = (dense_features, *bottom)[-1] + sum(dim for _, dim in self.dims)
+        self.beside = (dense_features, *bottom)[-1]
+        width = self.beside + sum(dim for _, dim in self.dims)
         self.cross = nnx.List(
             LowRankCross(width, cross_rank, in_float8=float8, **shared)
             for _ in range(cross_layers)
@@ -82,8 +82,8 @@ class DLRMDCNv2(JoinedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        parts = self.bottom(dense), joined(embeddings, self.dims)
-        x0 = side_by_side(parts, self.compute_dtype)
+        bottom = self.bottom(dense)
+        x0 = side_by_side(bottom, embeddings, self.dims, self.compute_dtype)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

@@ -24,6 +24,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from embark_jax.models import float8
+from embark_jax.models.interface import Embeddings, Joined, joined
 
 # torch.nn.Linear: uniform in ±1/sqrt(inputs). The MLPerf reference keeps it, since its
 # MLPs are torchrec's (torchrec/modules/mlp.py).
@@ -105,11 +106,47 @@ def made_once(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     return _made_once(x, jnp.dtype(compute_dtype))
 
 
-def side_by_side(parts: Sequence[jax.Array], compute_dtype: DTypeLike) -> jax.Array:
-    """Returns ``made_once`` of arrays side by side, ``[batch, sum of widths]``, which
-    are in memory in ``compute_dtype``."""
-    x = jnp.concatenate([part.astype(compute_dtype) for part in parts], axis=1)
+def side_by_side(
+    first: jax.Array,
+    embeddings: Embeddings | Joined,
+    dims: tuple[tuple[str, int], ...],
+    compute_dtype: DTypeLike,
+) -> jax.Array:
+    """Returns ``made_once`` of values and the embeddings of a ``JoinedModel`` side by
+    side, in memory in ``compute_dtype``.
+
+    Args:
+      first: ``[batch, width]`` float32, for which embeddings may have room.
+      embeddings: the embeddings.
+      dims: ``(feature, dim)`` pairs, sorted by name.
+      compute_dtype: that of the array.
+
+    Returns:
+      ``[batch, width + sum of dims]`` float32.
+
+    Raises:
+      ValueError: as ``interface.in_order`` does.
+    """
+    first, x = first.astype(compute_dtype), joined(embeddings, dims)
+    x = x.astype(compute_dtype)
+    if isinstance(embeddings, Joined) and embeddings.room:
+        x = _fill(x, first)
+    else:
+        x = jnp.concatenate([first, x], axis=1)
     return made_once(x.astype(jnp.float32), compute_dtype)
+
+
+@jax.custom_vjp
+def _fill(x: jax.Array, first: jax.Array) -> jax.Array:
+    """Returns ``x`` with other first columns. These have a gradient, too, by which
+    nothing is updated: to set it to 0 would be a pass of its own."""
+    return lax.dynamic_update_slice(x, first, (0, 0))
+
+
+_fill.defvjp(
+    lambda x, first: (_fill(x, first), first[:0]),
+    lambda first, gradient: (gradient, gradient[:, : first.shape[1]]),
+)
 
 
 def stored(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
