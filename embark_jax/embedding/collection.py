@@ -313,28 +313,28 @@ class EmbeddingCollection:
                 batch.layout, samples, batch.layout_of_events, events, self._rows
             )
             bad = ids.bad([f.name for f in self.plan.features])
-            storages, own, of_clusters = {}, {}, {}
+            storages, needed, largest_here = {}, {}, {}
             for name, index in self._passed_on.items():
-                own[name] = index.any_row(index.requests(ids)).astype(jnp.int32)
+                needed[name] = index.any_row(index.requests(ids)).astype(jnp.int32)
             for name, cluster in self.clusters.items():
                 requests = cluster.index.requests(ids)
-                storages[name], of_clusters[name] = cluster.route(requests)
+                storages[name], largest_here[name] = cluster.route(requests)
             for name, of_sequence in batch.layout.columns(samples).spans.items():
                 if events_of(name) in self.plan.capacities:
-                    own[events_of(name)] = events_needed(
+                    needed[events_of(name)] = events_needed(
                         of_sequence[:, 1], batch.cuts, self._hotness[name]
                     )
             mean_factors = ids.mean_factors(self._pooled)
             largest_weights = Lookups(*ids.largest_weights(self._pooled))
             # One collective for all of them; ids may have 64 bits.
-            values = own, of_clusters, bad.sum(dtype=jnp.int32)
+            values = needed, largest_here, bad.sum(dtype=jnp.int32)
             joined, restore = ravel_pytree(values)
             needed, largest, bad_anywhere = restore(largest_over_devices(joined))
             for name, cluster in self.clusters.items():
-                storages[name], of_cluster = cluster.finish(
+                storages[name], capacities = cluster.finish(
                     storages[name], largest[name]
                 )
-                needed |= of_cluster
+                needed |= capacities
             needed = {n: needed.get(n, jnp.int32(0)) for n in self.plan.capacities}
             return Routes(
                 storages,
@@ -456,8 +456,8 @@ class EmbeddingCollection:
         names = [name for name in spans if name in columns]
         if not names:
             return dict(columns)
-        own = ({name: of[name] for name in names} for of in (columns, spans))
-        return {**columns, **self.map(function, BATCH, BATCH)(*own)}
+        sequences = ({n: by_name[n] for n in names} for by_name in (columns, spans))
+        return {**columns, **self.map(function, BATCH, BATCH)(*sequences)}
 
     @jax.named_scope("update")
     def update(
@@ -497,7 +497,7 @@ class EmbeddingCollection:
                     by_sums(each, self._pooled, routes.mean_factors, self.room)
                     for each in (gradients, late_gradients)
                 )
-            own = {
+            by_storage = {
                 name: by_outputs(
                     cluster.index,
                     gradients if self._storages[name].replicated else late_gradients,
@@ -510,13 +510,15 @@ class EmbeddingCollection:
                 name: rule_of(optimizer, self._storages[name]) for name in self.clusters
             }
             sums = {
-                name: sum_rows(cluster, routes.storages[name], own[name], rules[name])
+                name: sum_rows(
+                    cluster, routes.storages[name], by_storage[name], rules[name]
+                )
                 for name, cluster in self.clusters.items()
                 if may_spoil(rules[name], storages[name].dtype)
             }
             finite = [
-                stays_finite(storages[name], state[name], of_rows, rules[name], step)
-                for name, of_rows in sums.items()
+                stays_finite(storages[name], state[name], summed, rules[name], step)
+                for name, summed in sums.items()
             ]
             if finite:
                 spoiled = lax.psum(
@@ -529,7 +531,7 @@ class EmbeddingCollection:
                     storages[name],
                     state[name],
                     routes.storages[name],
-                    own[name],
+                    by_storage[name],
                     rules[name],
                     step,
                     apply,

@@ -190,8 +190,8 @@ class Block:
             jnp.asarray(bound[None, self.request_output], ids.dtype)
             for bound in (begin, end)
         )
-        own = (ids >= begin) & (ids < end)
-        return jnp.where(own, ids - begin, PADDING_ID)
+        here = (ids >= begin) & (ids < end)
+        return jnp.where(here, ids - begin, PADDING_ID)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -260,8 +260,8 @@ class StorageIndex:
     def any_row(self, requests: Sequence[Requests]) -> jax.Array:
         """Returns ``[]`` bool: whether the requests ask for any row of the storage."""
         owners = [
-            block.expand(of_block.ids)[1]
-            for block, of_block in zip(self.blocks, requests, strict=True)
+            block.expand(asked.ids)[1]
+            for block, asked in zip(self.blocks, requests, strict=True)
         ]
         return jnp.stack([(owner < self.devices).any() for owner in owners]).any()
 
@@ -297,14 +297,14 @@ def index_storage(
         storage; these have one dim.
     """
     tables = {table.name for table in storage.tables.values()}
-    own = [feature for feature in features if feature.table in tables]
+    readers = [feature for feature in features if feature.table in tables]
     dims = {table.name: table.dim for table in storage.tables.values()}
-    pooled = [feature for feature in own if not feature.sequence]
+    pooled = [feature for feature in readers if not feature.sequence]
     pooled.sort(key=lambda f: (dims[f.table], f.name))
     if any(f.table not in tables for f in features if not f.sequence):
         room = 0
     blocks = [_index_block(storage, pooled, devices, batch, room)] if pooled else []
-    for feature in own:
+    for feature in readers:
         if feature.sequence:
             rows = events[feature.name]
             blocks.append(_index_block(storage, [feature], devices, rows))
