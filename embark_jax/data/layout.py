@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
     @property
     def weight_columns(self) -> dict[str, slice]:
-        """BatchColumns of each weighted feature's weights, among the numbers."""
+        """Columns of each weighted feature's weights, among the numbers."""
         ends = itertools.accumulate((n for _, n in self.weights), initial=0)
         before = self.labels + self.dense
         return {

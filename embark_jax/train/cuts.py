@@ -73,7 +73,7 @@ class Cuts:
         batch / cuts, …]``."""
 
         def cut(batch):
-            # Not -1, which nobody knows of arrays without columns.
+            # Not -1, which is undefined for arrays without columns.
             return jax.tree.map(
                 lambda array: array.reshape(
                     self._count, len(array) // self._count, *array.shape[1:]

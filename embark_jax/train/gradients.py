@@ -95,7 +95,7 @@ class Gradients(NamedTuple):
     """The result of backward.
 
     Attributes:
-      loss: ``[]`` mean log loss of the batch.
+      loss: ``[]`` mean loss of the batch.
       logits: ``[batch]`` or ``[batch, tasks]``, in the order of the batch's samples.
       model_state: state after the batch; each micro-batch starts from that of the one
         before.
@@ -168,7 +168,7 @@ def _gradients_of_samples(
 ) -> Callable[[Any, Lookups, BatchColumns], Gradients]:
     """Returns a function of the model state, embeddings and a batch, or a cut of it:
     the gradients of its share in the mean loss of all samples. Where devices compute
-    their own, loss and dense gradients are along a first axis."""
+    their own, loss and dense gradients have a first axis, of devices."""
     by_sample = sample_sharding(options.dense, collection.mesh)
 
     def constrain(arrays):

@@ -395,7 +395,7 @@ class Trainer:
             else:
                 routes = self._routes(batch)
             # Where none of the same kind follows, the step makes its own routes again,
-            # for nobody: another program would have to be compiled.
+            # and they are thrown away: another program would have to be compiled.
             same_kind = following is not None and following.hot == batch.hot
             ahead = following if same_kind else batch
         self.state, report, next_routes = self._train(self.state, batch, routes, ahead)
