@@ -13,6 +13,7 @@ from embark_jax.embedding.collection import EmbeddingCollection, Storages
 from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.capacities import events_of
+from embark_jax.plans.clusters import EXCHANGES
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -84,7 +85,7 @@ def placements(tables: tuple[TableSpec, ...], features, devices: int):
             rows,
             column_shards,
             tuple(draw(st.lists(owner, min_size=count, max_size=count))),
-            draw(st.sampled_from(["flat", "hierarchical"])),
+            draw(st.sampled_from([*EXCHANGES])),
             hot_rows=hot_rows,
         )
 
