@@ -14,7 +14,7 @@ from embark_jax.plans.fleet import Efficiency
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.skew import Zipf
-from experiments.predicted_measured.cases import Case, measured
+from experiments.predicted_measured.cases import Case, Constants, measured
 
 PHASES = {
     "forward": ("lookup",),
@@ -90,8 +90,8 @@ def predicted(record: dict[str, Any], efficiency: Efficiency) -> float:
     raise ValueError(f"{record['name']}: memory is {record['memory']!r}")
 
 
-def cases(efficiency: Efficiency) -> Iterator[Case]:
+def cases(constants: Constants) -> Iterator[Case]:
     """Yields a case for each operation."""
     for record, address in measured("kernels"):
-        ms = predicted(record, efficiency)
+        ms = predicted(record, constants.hopper)
         yield Case("kernels", record["name"], "ms", record["ms"], ms, address)

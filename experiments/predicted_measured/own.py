@@ -11,12 +11,11 @@ from embark_jax.config.table_lists import read_table_list
 from embark_jax.planner import price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.plans import fleet
-from embark_jax.plans.fleet import Efficiency
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator import simulate_program
 from experiments.embark_table1.job import Job, job_of_list
-from experiments.predicted_measured.cases import Case
+from experiments.predicted_measured.cases import Case, Constants
 from experiments.predicted_measured.systems import MODEL
 
 RESULTS = Path(__file__).parents[1] / "gpu" / "results.json"
@@ -51,10 +50,12 @@ def phases_ms(job: Job, phases: tuple[str, ...]) -> float:
     return float(sum(item.step_ms.sum() for item in items))
 
 
-def cases(efficiency: Efficiency) -> Iterator[Case]:
+def cases(constants: Constants) -> Iterator[Case]:
     """Yields a case for each step, part of a step, and kernel."""
     results = json.loads(RESULTS.read_text())
-    machine = dataclasses.replace(fleet.load("dgx-h200", 1, 1), efficiency=efficiency)
+    machine = dataclasses.replace(
+        fleet.load("dgx-h200", 1, 1), efficiency=constants.hopper
+    )
 
     def case(name: str, measured_ms: float, predicted_ms: float) -> Case:
         return Case("our H200", name, "ms", measured_ms, predicted_ms, ADDRESS)
