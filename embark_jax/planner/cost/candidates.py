@@ -105,8 +105,9 @@ class Candidates:
       storages: all storages of the candidates.
       storage: ``[candidates]`` storage of each.
       hot_storage: ``[candidates]`` storage of its hot rows; -1 if it has none.
-      everywhere_ms, everywhere_bytes: ``[candidates]`` time and memory that every
-        device spends on it.
+      everywhere_ms: ``[candidates]`` time that every device spends on it.
+      everywhere_bytes: ``[2, candidates]`` memory that it takes on every device, in
+        backward of the dense layers and in the update.
       loads: ``[KINDS, row shards]`` loads that each row shard adds to its owner; none
         in DP.
     """
@@ -173,11 +174,11 @@ class Candidates:
         hot_storage = np.full(len(cuts), -1)
         if hot is not None:
             hot_storage[hot.table] = of_hot
-            hot_ms, hot_bytes = np.zeros((2, len(cuts)))
+            hot_ms, hot_bytes = np.zeros(len(cuts)), np.zeros((2, len(cuts)))
             hot_ms[hot.table] = hot.everywhere_ms
-            hot_bytes[hot.table] = hot.everywhere_bytes
+            hot_bytes[:, hot.table] = hot.everywhere_bytes
             self.everywhere_ms += hot_ms[self.cut]
-            self.everywhere_bytes += hot_bytes[self.cut]
+            self.everywhere_bytes += hot_bytes[:, self.cut]
         self.hot_storage = hot_storage[self.cut]
         *of_device_ms, store_ms = model.owner_ms(self)
         loads = (

@@ -6,10 +6,10 @@ two times, and the larger of them counts:
 
 - in backward of the dense layers: all that they kept of forward, and its gradients;
   gradients of weights come late, in the memory of what they were made from;
-- in the update: gradients of weights, and of rows of all storages, since none is
-  written before the whole step is known to be finite; and the buffers of all storages
-  in which the gradients, or before them the rows, travelled, since their exchanges may
-  be under way together.
+- in the update: gradients of weights, and of rows of all storages, replicated tables
+  included, since none is written before the whole step is known to be finite; and the
+  buffers of all storages in which the gradients, or before them the rows, travelled,
+  since their exchanges may be under way together.
 
 The rest is held from the beginning of the step to its end.
 """
@@ -150,10 +150,10 @@ class Memory:
         return held, update
 
     def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
-        """Returns ``[candidates]`` bytes of each table on every device: its ids; the
-        pooled rows of their bags or the gradients of those; if rows are pooled here,
-        how; and if it is replicated, the whole table and the buffer that sums its
-        gradients."""
+        """Returns ``[2, candidates]`` bytes of each table on every device, in backward
+        of the dense layers and in the update: its ids; the pooled rows of their bags or
+        the gradients of those; if rows are pooled here, how; and if it is replicated,
+        the whole table and, in the update, the buffer that sums its gradients."""
         workload = self.workload
         per_sample = candidates.hotness * (1 + candidates.weighted)
         own_ids = candidates.hotness * candidates.column_shards
@@ -169,7 +169,10 @@ class Memory:
         table_bytes = candidates.rows * self.row_bytes(
             candidates.dim, candidates.value_bytes
         )
-        return held_bytes + candidates.replicated * (table_bytes + gradient_bytes)
+        held_bytes = held_bytes + candidates.replicated * table_bytes
+        return np.stack(
+            [held_bytes, held_bytes + candidates.replicated * gradient_bytes]
+        )
 
     def shortage(self, least_bytes: float) -> str:
         """Says what is short of these bytes, which each device needs at least."""

@@ -133,7 +133,7 @@ class Insertion:
         stored = self._objective.stored_weights @ loads.own[Load.STORED_BYTES].sum(
             axis=1
         )
-        memory_bytes = loads.everywhere_bytes + stored
+        memory_bytes = loads.everywhere_bytes[1] + stored
         devices_ms, exposed_ms = self._devices_ms(), 0.0
         if self.assignment.instance.has_stores:
             store_ms = _norm(loads.store_ms, self.power)
