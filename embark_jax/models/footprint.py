@@ -13,7 +13,7 @@ from flax import nnx
 from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
-from embark_jax.models.interface import Packed, PackedModel
+from embark_jax.models.interface import JoinedModel, Packed, PackedModel
 from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.products import Product
@@ -34,12 +34,14 @@ class Footprint(NamedTuple):
         those of others all exist together with what is kept; or if samples are each
         other's negatives, whose scores count, too.
       products: matrix products of forward, if they are wanted.
+      embedding_dtype: name of the data type in which it takes pooled embeddings.
     """
 
     parameters: int
     kept_bytes: int
     peak_bytes: int | None = None
     products: tuple[Product, ...] = ()
+    embedding_dtype: str = "float32"
 
 
 def footprint(
@@ -121,7 +123,8 @@ def footprint(
         few, twice, _ = of_samples(products, forward)
         pairs = zip(few, twice, strict=True)
         made = tuple(one for pair in pairs if (one := _of_sample(*pair)).times)
-    return Footprint(parameters, kept, peak, made)
+    takes = model.compute_dtype if isinstance(model, JoinedModel) else "float32"
+    return Footprint(parameters, kept, peak, made, str(jnp.dtype(takes)))
 
 
 class _Batch(NamedTuple):

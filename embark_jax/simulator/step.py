@@ -88,7 +88,7 @@ def step_tasks(priced: PricedPlan) -> list[Task]:
     # flags of touched rows. It starts when the ids have left.
     sharded = [storage for storage in storages if not storage.of_cluster.replicated]
     checked = len(sharded) + sum(storage.tier == "device" for storage in sharded) + 1
-    checked_bytes = traffic.VALUE_BYTES * checked + step.flags_bytes
+    checked_bytes = traffic.WORD_BYTES * checked + step.flags_bytes
     check = make.all_reduce(CHECK, CHECK, checked_bytes, step.ids_left)
     routes, outputs, forward = [*step.routes, check], step.outputs, step.forward
     gpus = load.shared_by(workload.fleet)
@@ -238,12 +238,12 @@ class _Step:
         make, load, devices = self.make, self.workload.dense, self.workload.devices
         parameters = load.device_parameters(self.workload.fleet)
         # The gradient is read; the parameter and its states are read and written.
-        update_bytes = parameters * traffic.VALUE_BYTES * (3 + 2 * load.states)
+        update_bytes = parameters * traffic.WORD_BYTES * (3 + 2 * load.states)
         if load.parallelism == "replicated":
             sums = self._sums()
             names = [task.name for task in sums]
             return [*sums, make.memory(APPLIED, "dense", update_bytes, names)]
-        moved_bytes = parameters * traffic.VALUE_BYTES
+        moved_bytes = parameters * traffic.WORD_BYTES
         share, gather = f"{APPLIED}: share", []
         if load.parallelism == "tensor":
             along, ms = (
@@ -265,7 +265,7 @@ class _Step:
             make.all_reduce(SUMMED, SUMMED, self.rows_bytes, waits),
             make.memory(share, "dense", update_bytes, [SUMMED]),
             # Devices tell each other whether the shares are finite.
-            make.all_reduce(APPLIED, CHECK, traffic.VALUE_BYTES, [share]),
+            make.all_reduce(APPLIED, CHECK, traffic.WORD_BYTES, [share]),
             *gather,
         ]
 

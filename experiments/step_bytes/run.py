@@ -128,7 +128,7 @@ def least_bytes(
       compute_bytes: bytes of a value that the layers compute with.
     """
     terms: Terms = defaultdict(float)
-    batch, value = workload.device_batch, traffic.VALUE_BYTES
+    batch, value = workload.device_batch, traffic.WORD_BYTES
     ids = sum(feature.hotness for feature in plan.features)
     terms["route", "batch"] = batch * value * (ids + dense_features + 1)
     per_parameter, per_row = workload.state_values

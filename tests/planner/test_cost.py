@@ -236,6 +236,24 @@ def test_what_every_device_does_for_a_replicated_table():
     )
 
 
+@pytest.mark.parametrize(("cluster", "read"), [("rb", 0), ("ub", 30), ("dp", 30)])
+def test_embeddings_and_their_gradients_have_the_data_type_of_the_model(cluster, read):
+    """On the device of the samples, but for means, which are scaled in float32."""
+    dense = DenseLoad(0, 0, 0.0, embedding_dtype="bfloat16")
+    in_16_bits = dataclasses.replace(WORKLOAD, dense=dense)
+    means = dataclasses.replace(USE, summed=False)
+    before, sums, scaled = (
+        one(use, workload, cluster)
+        for use, workload in ((USE, WORKLOAD), (USE, in_16_bits), (means, in_16_bits))
+    )
+    saved_ms = before.everywhere_ms - sums.everywhere_ms
+    assert saved_ms == pytest.approx(2 * 8 * (10 + read) / 1e6)
+    saved_bytes = before.everywhere_bytes - sums.everywhere_bytes
+    assert (saved_bytes == 2 * 8 * 10).all()
+    assert scaled.everywhere_ms == before.everywhere_ms
+    assert (scaled.everywhere_bytes == before.everywhere_bytes).all()
+
+
 def test_a_look_ahead_hides_links_but_no_kernels():
     """Only where there are dense layers, and only of ids."""
     dense = DenseLoad(parameters=10, states=1, activation_bytes=0.0)

@@ -97,6 +97,8 @@ class Candidates:
       slots: ``[candidates]`` slots of its cold rows; 0 where they lie on devices.
       rows, hotness, bags, weighted, filled: ``[candidates]`` as in ``TableUse``.
       dim, value_bytes: ``[candidates]`` columns, and bytes of a parameter.
+      embedding_bytes: ``[candidates]`` bytes of a value of a bag's embedding, and of
+        its gradient, on the device of the sample.
       cached, on_disk, dynamic, forgets: ``[candidates]`` whether each has fewer slots
         than rows; has room for all rows on a disk; has rows by key; and forgets rows
         that leave its slots.
@@ -153,6 +155,10 @@ class Candidates:
         self.bags = of_cuts([use.bags for use in uses])
         self.weighted = of_cuts([use.weighted for use in uses])
         self.filled = of_cuts([use.filled for use in uses])
+        types = [
+            workload.dense.embedding_dtype if u.summed else "float32" for u in uses
+        ]
+        self.embedding_bytes = of_cuts([VALUE_BYTES[dtype] for dtype in types])
         self.dim = of_cuts([table.dim for table in tables])
         self.value_bytes = of_cuts([VALUE_BYTES[table.dtype] for table in tables])
         self.cached = of_cuts([table.cached for table in tables])

@@ -105,12 +105,12 @@ class Memory:
         rows = np.where(of_slots, candidates.shard_slots, candidates.shard_rows)
         return (row_bytes * candidates.cached)[candidates.candidate] * rows
 
-    def row_bytes(self, width: Any, value_bytes: Any = traffic.VALUE_BYTES) -> Any:
+    def row_bytes(self, width: Any, value_bytes: Any = traffic.WORD_BYTES) -> Any:
         """Returns the bytes of a row's parameters, of ``value_bytes`` each, and of its
         optimizer state."""
         per_parameter, per_row = self.workload.state_values
         states = width * per_parameter + per_row
-        return value_bytes * width + traffic.VALUE_BYTES * states
+        return value_bytes * width + traffic.WORD_BYTES * states
 
     def rows_bytes(self, tables: Iterable[TableSpec]) -> int:
         """Returns the bytes of all rows of tables, wherever they are."""
@@ -129,7 +129,7 @@ class Memory:
         partial sum a sample that or its gradient, sent and received; of an updated row
         its gradient."""
         workload, properties = self.workload, storage.of_cluster
-        width, value_bytes = storage.width, traffic.VALUE_BYTES * workload.devices
+        width, value_bytes = storage.width, traffic.WORD_BYTES * workload.devices
         update: dict[Peak, float] = {Peak.UPDATED: traffic.rows_bytes(1, width)}
         if properties.replicated:
             return {}, update
@@ -146,7 +146,7 @@ class Memory:
         update[Peak.SUMS] = sample_bytes * value_bytes
         if storage.of_exchange.staged:
             nodes = workload.fleet.nodes
-            update[Peak.NODE] = sample_bytes * traffic.VALUE_BYTES * nodes
+            update[Peak.NODE] = sample_bytes * traffic.WORD_BYTES * nodes
         return held, update
 
     def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
@@ -159,8 +159,8 @@ class Memory:
         own_ids = candidates.hotness * candidates.column_shards
         own_ids = own_ids * ~candidates.pools_at_owner
         per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
-        ids_bytes = ROUTED * traffic.VALUE_BYTES * per_sample
-        pooled_bytes = traffic.rows_bytes(candidates.bags, candidates.dim)
+        ids_bytes = ROUTED * traffic.WORD_BYTES * per_sample
+        pooled_bytes = candidates.embedding_bytes * candidates.bags * candidates.dim
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
         # With a flag for each row that says whether it was touched.
         gradient_bytes = traffic.rows_bytes(
