@@ -208,7 +208,7 @@ def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
         for number in results:
             again = name in ELEMENTWISE and (number not in operands or name in VIEWS)
             larger = sum(sizes[n] for n in made_of) > sizes[number]
-            if again and not (larger and uses[number] > 1):
+            if again and not larger:
                 sources[number] = made_of
             else:
                 sources[number] = {number}

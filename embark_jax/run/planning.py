@@ -193,6 +193,7 @@ def _dense_load(
                 *(model, shapes, data.dense_features, events),
                 config.train.batch_size // config.train.micro_batches,
                 multiplied=not network,
+                alone=config.mesh.devices == 1,
             )
         peak_bytes = model.peak_bytes
         network = network or DenseNetwork(
