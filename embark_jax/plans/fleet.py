@@ -128,7 +128,7 @@ class Efficiency:
         that it takes.
       message_us: latency of each message that an all-to-all sends to a device of
         another node.
-      kernel_us: least time of a kernel; only the simulator counts kernels.
+      kernel_us: time of a kernel and its launch, beside what it moves.
       ways: ways of sums and gathers; without any these are rings, with the latencies
         of an exchange.
     """

@@ -40,6 +40,10 @@ DENSE, DENSE_GRADIENTS = "cross backward", "bottom backward"
 APPLIED = "update dense"
 """A step is applied as a whole or not at all: the new dense parameters must be known to
 be finite before rows are written."""
+SMALL_KERNELS = 13
+"""Kernels for each product of dense layers beside its own three: what is elementwise,
+sums of biases' gradients, checks and updates, which XLA leaves in a kernel for each
+array. As counted in compiled steps (``experiments/step_bytes/timeline``)."""
 
 # Stages of a storage, each after the one before it.
 IDS, SLOTS, ID_EXCHANGE = "sort of ids", "sort of slots", "id exchange"
@@ -237,12 +241,14 @@ class _Step:
         alone."""
         make, load, devices = self.make, self.workload.dense, self.workload.devices
         parameters = load.device_parameters(self.workload.fleet)
+        stacks = load.layers.bottom, load.layers.cross, load.layers.top
+        kernels = SMALL_KERNELS * sum(map(len, stacks))
         # The gradient is read; the parameter and its states are read and written.
         update_bytes = parameters * traffic.WORD_BYTES * (3 + 2 * load.states)
         if load.parallelism == "replicated":
             sums = self._sums()
             names = [task.name for task in sums]
-            return [*sums, make.memory(APPLIED, "dense", update_bytes, names)]
+            return [*sums, make.memory(APPLIED, "dense", update_bytes, names, kernels)]
         moved_bytes = parameters * traffic.WORD_BYTES
         share, gather = f"{APPLIED}: share", []
         if load.parallelism == "tensor":
@@ -263,7 +269,7 @@ class _Step:
         return [
             first,
             make.all_reduce(SUMMED, SUMMED, self.rows_bytes, waits),
-            make.memory(share, "dense", update_bytes, [SUMMED]),
+            make.memory(share, "dense", update_bytes, [SUMMED], kernels),
             # Devices tell each other whether the shares are finite.
             make.all_reduce(APPLIED, CHECK, traffic.WORD_BYTES, [share]),
             *gather,

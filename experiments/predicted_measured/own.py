@@ -16,6 +16,7 @@ from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator import simulate_program
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.predicted_measured.cases import Case, Constants
+from experiments.predicted_measured.kernels import bytes_alone
 from experiments.predicted_measured.systems import MODEL
 
 RESULTS = Path(__file__).parents[1] / "gpu" / "results.json"
@@ -91,9 +92,13 @@ def cases(constants: Constants) -> Iterator[Case]:
     ]
     yield case("products of a step", sum(k["ms"] for k in gemms), 3 * forward_ms)
     table = TableSpec("t", ROWS, WIDTH)
+    alike = dataclasses.replace(machine, efficiency=bytes_alone(constants.hopper))
     for name, (hotness, exponent, phases) in KERNELS.items():
         workload = dataclasses.replace(
-            job.workload, batch_size=IDS // hotness, zipf_exponent=exponent
+            job.workload,
+            fleet=alike,
+            batch_size=IDS // hotness,
+            zipf_exponent=exponent,
         )
         alone = Job([table], [FeatureSpec("t", hotness=hotness)], workload)
         measured_ms = results["milliseconds"]["now"][name]

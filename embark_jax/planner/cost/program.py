@@ -31,6 +31,9 @@ ID_VALUES = 2
 TOUCHED_ROWS = Work("id exchange", "touched rows", collective="all_reduce")
 ROW_SUM = Work("gradient exchange", "row gradients", collective="all_reduce")
 """What tells devices of replicated rows which are touched, and sums their gradients."""
+SMALL_KERNELS = {"sort": 25, "lookup": 4, "update": 7}
+"""Kernels for a storage, as counted in compiled steps
+(``experiments/step_bytes/timeline``): most move little."""
 DISK_BLOCK_BYTES = 4096
 """Least bytes that a disk reads or writes."""
 
@@ -54,6 +57,8 @@ class ProgramModel:
         peak in ``EXCHANGED``."""
         workload = self.workload
         properties = storage.of_cluster
+        for phase, kernels in SMALL_KERNELS.items():
+            yield Peak.USE, Work(phase, "small kernels", kernels=kernels)
         if properties.replicated:
             # The sum travels in the all-reduce of the dense gradients, if there is one.
             dense = workload.dense
@@ -269,7 +274,7 @@ class ProgramModel:
         share, efficiency = None, self.workload.fleet.efficiency
         if work.phase == "sort":
             share = efficiency.xla_ids if self.in_xla else efficiency.ids
-        return self.rates.memory_ms(work.memory_bytes, share=share)
+        return self.rates.memory_ms(work.memory_bytes, work.kernels, share)
 
     def store_ms(self, work: Work) -> Any:
         return self.rates.store_ms(work.host_bytes, work.disk_bytes)

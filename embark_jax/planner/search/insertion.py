@@ -266,9 +266,11 @@ class Insertion:
 
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:
-    """Returns ``values ** power``, by squaring."""
-    while power > 1:
-        values, power = values * values, power // 2
+    """Returns ``values ** power``, for a power of 2 from 2 on, by squaring."""
+    values = values * values
+    while power > 2:
+        values *= values
+        power //= 2
     return values
 
 
