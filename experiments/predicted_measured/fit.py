@@ -36,13 +36,13 @@ STAGES = {
     ("systems", "kernels", "our H200", "collectives"): (
         "memory",
         "ids",
+        "xla_ids",
         "flops",
         "kernel_us",
         "host",
         "message_us",
         "blackwell flops",
     ),
-    ("our H200",): ("xla_ids",),
 }
 """Groups, and what is fitted to them with what is found so far: factors of fields of
 ``Efficiency``; of the latency of ``hops`` of rings and trees that are not for short
