@@ -26,6 +26,7 @@ from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.traffic import summed_whole
+from embark_jax.plans.traffic import WORD_BYTES
 from embark_jax.plans.wire import VALUE_BYTES
 
 CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
@@ -155,10 +156,11 @@ class Candidates:
         self.bags = of_cuts([use.bags for use in uses])
         self.weighted = of_cuts([use.weighted for use in uses])
         self.filled = of_cuts([use.filled for use in uses])
-        types = [
-            workload.dense.embedding_dtype if u.summed else "float32" for u in uses
-        ]
-        self.embedding_bytes = of_cuts([VALUE_BYTES[dtype] for dtype in types])
+        self.embedding_bytes = np.where(
+            of_cuts([use.summed for use in uses]),
+            VALUE_BYTES[workload.dense.embedding_dtype],
+            WORD_BYTES,
+        )
         self.dim = of_cuts([table.dim for table in tables])
         self.value_bytes = of_cuts([VALUE_BYTES[table.dtype] for table in tables])
         self.cached = of_cuts([table.cached for table in tables])
