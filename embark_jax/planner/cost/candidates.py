@@ -25,8 +25,7 @@ from embark_jax.plans.clusters import CLUSTERS, DIRECT, EXCHANGES, REPLICATED
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
-from embark_jax.plans.traffic import summed_whole
-from embark_jax.plans.traffic import WORD_BYTES
+from embark_jax.plans.traffic import WORD_BYTES, summed_whole
 from embark_jax.plans.wire import VALUE_BYTES
 
 CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
