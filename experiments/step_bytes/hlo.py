@@ -171,7 +171,8 @@ class Program:
 
     def _flops(self, each: Instruction) -> float:
         """Operations of the products in a kernel, for one iteration."""
-        lines = self.computations[each.called[0]] if each.called else {}
+        is_fusion = each.opcode == "fusion"
+        lines = self.computations[each.called[0]] if is_fusion else {}
         return sum(
             2.0 * line.size * _contracted(lines[line.operands[0]], line)
             for line in lines.values()

@@ -135,6 +135,18 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
     assert step_ms["flat"] > step_ms["hierarchical"]
 
 
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+def test_each_storage_has_small_kernels(cluster):
+    efficiency = dataclasses.replace(IDEAL, kernel_us=2.0)
+    slow = dataclasses.replace(TOY, efficiency=efficiency)
+    model = ProgramModel(dataclasses.replace(WORKLOAD, fleet=slow))
+    storage = StorageKind(cluster, 8)
+    more = (
+        model.storage_price(storage)[Peak.USE] - MODEL.storage_price(storage)[Peak.USE]
+    )
+    assert more == pytest.approx(36 * 0.002)
+
+
 def test_owners_read_every_id_in_rb_and_update_unique_rows():
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240) / 2
     # 120 ids of a row of 32 bytes, in lookup and for bag gradients; touched rows are

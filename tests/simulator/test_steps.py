@@ -189,6 +189,19 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
         simulate_hot_batches(hot, FEATURES, workload, 1.0)
 
 
+@pytest.mark.parametrize("parallelism", ["replicated", "zero1"])
+def test_dense_layers_have_small_kernels(parallelism):
+    fleet_, ms = machines(2, 4), []
+    for kernel_us in (1.0, 2.0):
+        efficiency = dataclasses.replace(fleet_.efficiency, kernel_us=kernel_us)
+        slow = dataclasses.replace(fleet_, efficiency=efficiency)
+        spans, _ = spans_of(changed(fleet=slow, dense=NETWORK.load(1, parallelism)))
+        span = spans["update dense" + ": share" * (parallelism == "zero1")]
+        ms.append((span.end_ms - span.start_ms).max())
+    products = 2 + 4 + 2
+    assert ms[1] - ms[0] == pytest.approx(13 * products * 0.001)
+
+
 def test_zero1_sends_as_much_and_updates_a_part():
     machines_ = machines(2, 4)
     no_latency = {"launch_us": 0, "node_hop_us": 0, "network_hop_us": 0}
