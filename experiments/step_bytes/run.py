@@ -238,7 +238,7 @@ def _of_phase(phase: str, moved: list[Moved], least: dict) -> dict[str, float]:
         "read_bytes": sum(each.read_bytes for each in mine),
         "written_bytes": sum(each.written_bytes for each in mine),
         "least_bytes": sum(n for (of, _), n in least.items() if of == phase),
-        "instructions": len(mine),
+        "instructions": sum(each.bytes > 0 for each in mine),
     }
 
 
