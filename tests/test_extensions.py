@@ -336,7 +336,7 @@ import numpy as np
 import embark_jax as ej
 from embark_jax.config.embedding import EmbeddingConfig
 from embark_jax.planner.search.local_search import LocalSearch
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from tests.builders import make_plan, make_trainer, losses
 
 jax.config.update("jax_num_cpu_devices", 4)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.placement import StorageKind
 
 LENGTH_DEVIATIONS = 3.0
 """Standard deviations of the sum of a device's lengths, if lengths varied as much as

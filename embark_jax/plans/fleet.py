@@ -21,7 +21,7 @@ from embark_jax._base import yaml_text
 from embark_jax._base.config import Config, ConfigError, nearest, read_text
 from embark_jax._base.memory import host_memory_bytes
 from embark_jax._base.validation import validated
-from embark_jax.plans.tables import MOST_DEVICES, whole
+from embark_jax.plans.tables import MOST_DEVICES, positive_int
 
 FILES = Path(__file__).parents[1] / "config_files" / "fleets"
 """``configs/fleets``, through a link that a built package has as a folder."""
@@ -204,7 +204,9 @@ class Fleet:
             )
         for key in ("nodes", "gpus_per_node"):
             object.__setattr__(
-                self, key, whole(f"fleet: {key}", getattr(self, key), MOST_DEVICES)
+                self,
+                key,
+                positive_int(f"fleet: {key}", getattr(self, key), MOST_DEVICES),
             )
 
     @property

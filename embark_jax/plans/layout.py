@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.placement import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 SHARD_FIELDS = (

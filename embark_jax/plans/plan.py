@@ -14,15 +14,15 @@ from embark_jax._base.agreement import differences
 from embark_jax._base.validation import problems_of
 from embark_jax.plans.capacities import events_of, of_storage
 from embark_jax.plans.layout import Storage, lay_out
+from embark_jax.plans.placement import Placement, sequence_problems
 from embark_jax.plans.prediction import Prediction
-from embark_jax.plans.storage import Placement, sequence_problems
 from embark_jax.plans.tables import (
     MOST_BATCH,
     MOST_DEVICES,
     FeatureSpec,
     TableSpec,
     check_model,
-    whole,
+    positive_int,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Plan:
     def __post_init__(self):
         for key in ("nodes", "gpus_per_node", "batch_size"):
             limit = MOST_BATCH if key == "batch_size" else MOST_DEVICES
-            whole(key, getattr(self, key), limit)
+            positive_int(key, getattr(self, key), limit)
         check_model(self.tables, self.features)
         problems = [
             p for placement in self.placements for p in placement.problems(self.devices)
@@ -112,7 +112,7 @@ class Plan:
         for name, capacity in self.capacities.items():
             # A device has room for as many ids for each of the devices.
             buckets = self.devices if name in needed else 1
-            whole(f"capacities.{name}", capacity, MAX_SLOTS // buckets)
+            positive_int(f"capacities.{name}", capacity, MAX_SLOTS // buckets)
 
     @property
     def devices(self) -> int:

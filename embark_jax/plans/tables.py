@@ -37,7 +37,7 @@ _OF_DYNAMIC = ("discard", "expected_keys")
 _CHOICES = {"tier": Tier, "evict": Evict, "initializer": Initializer, "dtype": Dtype}
 
 
-def whole(what: str, value: Any, limit: int = MOST) -> int:
+def positive_int(what: str, value: Any, limit: int = MOST) -> int:
     """Returns a count, Python's or NumPy's, as an int.
 
     Raises:
@@ -139,14 +139,14 @@ class TableSpec:
                 f"table {name!r}: evicted is {evicted!r}, must be one of "
                 f"{', '.join(get_args(Evicted))}"
             )
-        limit = whole(f"table {name!r}: max_slots", max_slots, MOST_ROWS)
+        limit = positive_int(f"table {name!r}: max_slots", max_slots, MOST_ROWS)
         first_keys = FIRST_SLOTS
         if isinstance(expected_keys, tuple):
             first_keys, expected_keys = expected_keys
         slots = min(first_keys, limit) if slots is None else slots
         return cls(
             name,
-            rows=whole(f"table {name!r}: slots", slots, MOST_ROWS),
+            rows=positive_int(f"table {name!r}: slots", slots, MOST_ROWS),
             dim=dim,
             tier="host" if evicted == "discard" else evicted,
             slots=slots,
@@ -203,7 +203,7 @@ class TableSpec:
 
     def _count(self, key: str, limit: int) -> int:
         """Makes a field an int that is a count up to a limit, or raises."""
-        value = whole(f"table {self.name!r}: {key}", getattr(self, key), limit)
+        value = positive_int(f"table {self.name!r}: {key}", getattr(self, key), limit)
         object.__setattr__(self, key, value)
         return value
 
@@ -290,7 +290,7 @@ class FeatureSpec:
                     f"feature {self.name!r}: {key} is {value!r}, must be of type "
                     f"{kind.__name__}"
                 )
-        hotness = whole(f"feature {self.name!r}: hotness", self.hotness)
+        hotness = positive_int(f"feature {self.name!r}: hotness", self.hotness)
         object.__setattr__(self, "hotness", hotness)
         if self.pooling not in get_args(Pooling):
             raise ValueError(

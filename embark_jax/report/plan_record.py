@@ -6,9 +6,9 @@ import dataclasses
 import math
 from typing import Any
 
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Breakdown, Prediction
-from embark_jax.plans.storage import Placement
 from embark_jax.plans.wire import VALUE_BYTES
 
 

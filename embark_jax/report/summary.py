@@ -11,9 +11,9 @@ import numpy as np
 
 from embark_jax._base.memory import bytes_text
 from embark_jax.plans.options import Kernels
+from embark_jax.plans.placement import equal_placements
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.prediction import Prediction
-from embark_jax.plans.storage import alike
 from embark_jax.plans.wire import VALUE_BYTES
 
 MOST_RUNS = 6
@@ -157,7 +157,7 @@ def decisions(plan: Plan, separately: bool = False) -> list[Decision]:
     for feature in plan.features:
         ids[feature.table] = ids.get(feature.table, 0) + feature.hotness
     breakdown = plan.prediction.breakdown if plan.prediction else None
-    groups = alike(plan.placements, plan.features)
+    groups = equal_placements(plan.placements, plan.features)
     if separately:
         groups = [[placement] for placement in plan.placements]
     unsorted = []

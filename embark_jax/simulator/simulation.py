@@ -11,7 +11,7 @@ from rich.table import Table
 
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import SortedBatch, Workload
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.simulator.step import is_route, step_tasks
 from embark_jax.simulator.timeline import Timeline, schedule

@@ -21,7 +21,7 @@ from embark_jax.planner.cost.work import STORE
 from embark_jax.plans import traffic
 from embark_jax.plans.clusters import Reach
 from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.placement import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
 from embark_jax.simulator.tasks import (
     HOST_LINK,

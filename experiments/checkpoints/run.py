@@ -30,8 +30,8 @@ from embark_jax.checkpoint import Checkpointer
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import pieces, rows_and_dim, table_shards
 from embark_jax.plans.layout import lay_out
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.state import TrainState
 from experiments.results import output_of

@@ -13,7 +13,7 @@ import numpy as np
 
 from embark_jax.planner.cost.candidates import candidates_of, uses_of
 from embark_jax.planner.request.workload import Workload
-from embark_jax.plans.storage import Placement, row_ranges
+from embark_jax.plans.placement import Placement, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 
 

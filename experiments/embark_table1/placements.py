@@ -14,7 +14,7 @@ import numpy as np
 
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from experiments.embark_table1.step import FLOAT_BYTES
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import TableUse, table_uses
 from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.simulator import Simulation, Task, schedule, serial
 from experiments.embark_table1.job import Job
 from experiments.embark_table1.loads import count

@@ -25,7 +25,7 @@ from embark_jax.config.table_lists import read_table_list
 from embark_jax.planner import Workload, plan_for
 from embark_jax.planner.cost.memory import Memory
 from embark_jax.plans.fleet import Fleet, dgx_h100
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from experiments.results import output_of
 

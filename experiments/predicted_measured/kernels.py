@@ -11,7 +11,7 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import STATE_VALUES, Workload
 from embark_jax.plans import fleet
 from embark_jax.plans.fleet import Efficiency
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.statistics.skew import Zipf
 from experiments.predicted_measured.cases import Case, Constants, measured

@@ -11,7 +11,7 @@ from embark_jax.config.table_lists import read_table_list
 from embark_jax.planner import price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator import simulate_program
 from experiments.embark_table1.job import Job, job_of_list

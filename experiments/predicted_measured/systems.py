@@ -10,7 +10,7 @@ from typing import Any
 
 from embark_jax.config.table_lists import read_table_list
 from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.placements import Settings, embark, table_bytes
 from experiments.embark_table1.system import simulate_embark

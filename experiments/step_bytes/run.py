@@ -31,8 +31,8 @@ from embark_jax.planner import (
 from embark_jax.planner.cost.candidates import candidates_of, uses_of
 from embark_jax.planner.request.dense import DenseNetwork, network_of
 from embark_jax.plans import fleet, traffic
+from embark_jax.plans.placement import row_ranges
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import row_ranges
 from embark_jax.train.absent import absent_mesh
 from experiments.embark_table1.job import job_of_list
 from experiments.results import output_of

@@ -21,7 +21,7 @@ from embark_jax.embedding.keys import (
 from embark_jax.planner import Workload
 from embark_jax.planner.cost.exchanges import exchange_work
 from embark_jax.planner.cost.work import Peak
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from tests.builders import make_plan
 from tests.cache.rows_by_key import EXTREME
 from tests.collectives import counted

@@ -10,7 +10,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.cache.stored_rows import NO_ROW
 from embark_jax.embedding.keys import keys_of
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.train.cached_rows import TooFewSlotsError
 from tests.builders import losses
 from tests.cache.rows_by_key import EXTREME, colliding, initial_row

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax._src import distributed
 import embark_jax as ej
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from tests.builders import make_plan, make_trainer
 
 class Counting:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from embark_jax.checkpoint import Checkpointer
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.checkpoint.states import logical_tables, state_of
 from tests.embedding import problems

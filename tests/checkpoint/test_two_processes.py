@@ -17,7 +17,7 @@ folder, index = Path(folder), int(index)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 import numpy as np
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.checkpoint import Checkpointer, CheckpointError
 from embark_jax.launch.agreement import tell_all

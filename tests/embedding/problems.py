@@ -15,8 +15,8 @@ from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.clusters import EXCHANGES
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import FLOAT32, Wire
 from tests.builders import make_plan, tables_of

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 from embark_jax.data import Batch, BatchChecker, DataError
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.capacities import events_of
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import MESH_AXES, Plan
-from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import (
     abstract_batch,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embark_jax as ej
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from tests.builders import make_plan
 from tests.embedding import problems
 from tests.embedding.problems import Problem, check

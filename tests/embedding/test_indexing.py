@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import embark_jax as ej
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.plans.layout import lay_out
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import MESH_AXES
-from embark_jax.plans.storage import Placement
 
 BILLIONS = 5_000_000_000
 

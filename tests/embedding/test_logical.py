@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from embark_jax.embedding.logical import pieces, rows_and_dim, table_shards
 from embark_jax.plans.layout import lay_out
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 ROWS, DIM, DEVICES = 37, 8, 6

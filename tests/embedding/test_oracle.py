@@ -7,7 +7,7 @@ import pytest
 from embark_kernels import RowwiseAdagrad, _segments_kernel
 from embark_kernels._mosaic import interpreted
 
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan
 from tests.embedding import problems

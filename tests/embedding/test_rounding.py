@@ -8,7 +8,7 @@ from embark_kernels import SGD, Adagrad
 from embark_kernels.rounding import round_stochastically
 
 from embark_jax.embedding.collection import EmbeddingCollection
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan, tables_of
 from tests.embedding import reference

@@ -11,7 +11,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.config import EmbeddingConfig
 from embark_jax.embedding.rules import check_planned
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from tests.builders import make_plan, tables_of
 from tests.embedding import reference
 from tests.embedding.problems import batches, begin

@@ -9,7 +9,7 @@ import pytest
 from embark_kernels import Adagrad
 
 from embark_jax.plans.capacities import events_of
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import (
     make_plan,

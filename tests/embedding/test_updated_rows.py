@@ -9,7 +9,7 @@ from embark_kernels import RowwiseAdagrad
 
 import embark_jax as ej
 from embark_jax.plans.capacities import rows_of
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.builders import make_plan
 from tests.embedding import problems

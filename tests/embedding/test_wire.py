@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from embark_kernels import SGD
 
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from tests.builders import make_plan

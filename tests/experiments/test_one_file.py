@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from tests.builders import make_plan, make_trainer
 
 PATH = Path(__file__).parents[2] / "experiments" / "one_file" / "embark.py"

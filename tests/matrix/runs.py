@@ -10,7 +10,7 @@ import optax
 
 import embark_jax as ej
 from embark_jax.plans.capacities import events_of
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.wire import FLOAT32
 from tests.builders import make_plan, make_trainer
 

@@ -12,7 +12,7 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.plans.clusters import EXCHANGES
-from embark_jax.plans.storage import RowRange, StorageKind, row_ranges
+from embark_jax.plans.placement import RowRange, StorageKind, row_ranges
 
 
 def storage_of(placed: RowRange, candidate: Candidates) -> StorageKind:
@@ -174,7 +174,7 @@ def random_problem(seed):
     """Tables of all sizes in any placement: ``(placements, features, workload)``."""
     from embark_jax.planner import Workload
     from embark_jax.plans import fleet
-    from embark_jax.plans.storage import Placement
+    from embark_jax.plans.placement import Placement
     from embark_jax.plans.tables import FeatureSpec, TableSpec
     from embark_jax.plans.wire import Wire
     from tests.planner.toy import RINGS

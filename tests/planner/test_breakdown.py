@@ -8,7 +8,7 @@ import pytest
 from embark_jax.planner import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 TABLES = [TableSpec(name, 1000, 8) for name in ("dp", "rb", "ub", "columns")]

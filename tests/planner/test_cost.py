@@ -12,7 +12,7 @@ from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import fleet, traffic
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.placement import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner.toy import DEVICE, IDEAL, MODEL, TOY, USE, WORKLOAD, one
 

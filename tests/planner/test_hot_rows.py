@@ -14,8 +14,8 @@ from embark_jax.planner import (
 )
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.report import summary
 from embark_jax.report.plan_record import plan_record

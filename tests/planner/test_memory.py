@@ -16,7 +16,7 @@ from embark_jax.planner.request.workload import TableUse
 from embark_jax.planner.search.instance import Instance
 from embark_jax.planner.search.solve import least_bytes
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.placement import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner import published
 from tests.planner.toy import h100, one

@@ -12,7 +12,7 @@ from embark_jax.planner import Workload, plan_for, price
 from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import Peak
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement, StorageKind
+from embark_jax.plans.placement import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner.toy import DEVICE, IDEAL, MODEL, USE, WORKLOAD, one
 

@@ -10,7 +10,7 @@ from embark_jax.planner import Workload, plan_for, price
 from embark_jax.planner.cost.candidates import Load
 from embark_jax.planner.cost.work import Peak
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 README = (Path(embark_jax.planner.__file__).parent / "README.md").read_text()

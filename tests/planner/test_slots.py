@@ -11,7 +11,7 @@ import embark_jax as ej
 from embark_jax.cache.key_index import empty_index
 from embark_jax.planner import plan_for
 from embark_jax.planner.cost.memory import INDEX_BYTES, MEMORY_SHARE
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from tests.planner import published
 from tests.planner.published import t7_of, table_list
 from tests.planner.toy import RINGS

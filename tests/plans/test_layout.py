@@ -8,7 +8,7 @@ import pytest
 import embark_jax as ej
 from embark_jax.embedding.indexing import index_storage
 from embark_jax.plans.layout import lay_out
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 
 FEATURES = [ej.FeatureSpec(name, weighted=name == "a") for name in "abc"]
 DEVICES = 4

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import embark_jax as ej
 from embark_jax.planner import plan
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.report import summary
 from embark_jax.report.page import plan_page
 from embark_jax.report.plan_record import plan_record

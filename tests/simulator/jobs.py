@@ -5,7 +5,7 @@ import dataclasses
 from embark_jax.planner import Workload
 from embark_jax.planner.request.dense import dlrm_network
 from embark_jax.plans import fleet
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from tests.planner.toy import RINGS
 

@@ -12,8 +12,8 @@ from embark_jax.planner.cost.candidates import uses_of
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import SortedBatch, table_uses
 from embark_jax.plans import fleet
+from embark_jax.plans.placement import Placement, row_ranges
 from embark_jax.plans.products import Product
-from embark_jax.plans.storage import Placement, row_ranges
 from embark_jax.plans.wire import Wire
 from embark_jax.simulator import (
     chrome_trace,

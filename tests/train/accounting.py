@@ -17,8 +17,8 @@ from embark_jax.plans import fleet
 from embark_jax.plans.capacities import events_capacity, events_of, rows_of
 from embark_jax.plans.clusters import EXCHANGES
 from embark_jax.plans.layout import lay_out
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from embark_jax.statistics.accesses import FeatureAccess, Statistics

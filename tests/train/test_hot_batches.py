@@ -14,7 +14,7 @@ from flax import nnx
 import embark_jax as ej
 from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.run import experiment
 from embark_jax.train.absent import compile_model
 from embark_jax.train.state import Optimizers

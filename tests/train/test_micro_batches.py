@@ -9,7 +9,7 @@ from flax import nnx
 
 import embark_jax as ej
 from embark_jax.models.interface import MaskedModel, unmasked
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.train.losses import BinaryCrossEntropy
 from tests.builders import Sum, make_plan, make_trainer
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import embark_jax as ej
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.train.results import NonFiniteLossError
 from tests.builders import make_plan, make_trainer, tables_of
 

@@ -15,7 +15,7 @@ import embark_jax as ej
 from embark_jax.models.hstu import HSTU
 from embark_jax.models.interface import PackedModel
 from embark_jax.plans.capacities import events_of
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.train.cuts import deal
 from tests.builders import make_plan, make_trainer
 from tests.thorough import thorough

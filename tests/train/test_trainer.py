@@ -14,7 +14,7 @@ from flax import nnx
 from embark_jax.data import Batch, DataError
 from embark_jax.metrics.pointwise import evaluate
 from embark_jax.plans.capacities import rows_of
-from embark_jax.plans.storage import Placement
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.train.device_batch import put_batch
 from embark_jax.train.results import BadIdError, NonFiniteLossError

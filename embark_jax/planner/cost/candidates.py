@@ -23,7 +23,7 @@ from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.capacities import capacity_of, rows_of
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, EXCHANGES, REPLICATED
 from embark_jax.plans.options import Cluster, Exchange
-from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
+from embark_jax.plans.placement import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.traffic import WORD_BYTES, summed_whole
 from embark_jax.plans.wire import VALUE_BYTES

@@ -16,7 +16,7 @@ from embark_jax.planner.cost.work import Peak, Work
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.options import WireFormat
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.placement import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
 
 Carried = tuple[str, str, dict[Peak, float]]

@@ -28,7 +28,7 @@ from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.options import Tier
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.placement import StorageKind
 from embark_jax.plans.tables import TableSpec
 from embark_jax.plans.wire import VALUE_BYTES
 

@@ -39,7 +39,7 @@ from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.capacities import capacity_of
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.placement import StorageKind
 
 
 class Objective:

@@ -24,8 +24,8 @@ from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.work import EXCHANGED, PHASES, STORE, Peak, Work
 from embark_jax.planner.request.workload import Workload, events_of_device
 from embark_jax.plans.capacities import events_of, of_storage, rows_of
+from embark_jax.plans.placement import Placement, StorageKind
 from embark_jax.plans.prediction import Breakdown, Prediction
-from embark_jax.plans.storage import Placement, StorageKind
 from embark_jax.plans.tables import FeatureSpec
 
 AMOUNTS = (

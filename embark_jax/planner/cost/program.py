@@ -17,7 +17,7 @@ from embark_jax.planner.cost.work import EXCHANGED, OWNER_PHASES, STORE, Peak, W
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans import traffic
 from embark_jax.plans.clusters import CLUSTERS
-from embark_jax.plans.storage import StorageKind
+from embark_jax.plans.placement import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.forced import FREE, ForcedPlacement
 from embark_jax.plans.options import Cluster
-from embark_jax.plans.storage import Placement, sequence_problems
+from embark_jax.plans.placement import Placement, sequence_problems
 from embark_jax.plans.tables import (
     MOST_BATCH,
     FeatureSpec,
     TableSpec,
     check_model,
-    whole,
+    positive_int,
 )
 
 MAX_VALUES = 2**56
@@ -103,7 +103,7 @@ def _check(
         problems += _placement_of(named[name], forced[name]).problems(devices)
     clusters = {name: force.cluster for name, force in forced.items() if force.cluster}
     problems += sequence_problems(clusters, features)
-    if whole("batch size", batch, MOST_BATCH) % devices:
+    if positive_int("batch size", batch, MOST_BATCH) % devices:
         problems.append(
             f"batch size {batch} must be a multiple of the {devices} devices, "
             f"such as {-(-batch // devices) * devices}"

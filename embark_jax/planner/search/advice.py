@@ -25,8 +25,8 @@ from embark_jax.planner.search.instance import Request
 from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans.clusters import CLUSTERS
 from embark_jax.plans.options import Exchange
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.prediction import HARDLY_LONGER
-from embark_jax.plans.storage import Placement
 
 HALVINGS = DOUBLINGS = 4
 """How often the batch is halved, and nodes are doubled, for tables that do not fit."""

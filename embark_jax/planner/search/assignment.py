@@ -9,8 +9,8 @@ import numpy as np
 from embark_jax.planner.cost.candidates import CLUSTER_NAMES, EXCHANGE_NAMES, Load
 from embark_jax.planner.cost.loads import Loads
 from embark_jax.planner.search.instance import Instance
+from embark_jax.plans.placement import Placement
 from embark_jax.plans.plan import MAX_SLOTS
-from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import TableSpec
 
 

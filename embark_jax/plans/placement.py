@@ -279,7 +279,7 @@ def sequence_problems(
     ]
 
 
-def alike(
+def equal_placements(
     placements: Sequence[Placement], features: Sequence[FeatureSpec]
 ) -> list[list[Placement]]:
     """Groups placements of tables that are equal in size, ids and split."""
