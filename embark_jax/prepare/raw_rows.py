@@ -224,13 +224,11 @@ class RowEncoder:
                 if key not in self._queries:
                     types = reading.types_of(self._database, file, self._read)
                     given = reading.Selected.of(self._read, file, types)
-                    place = sql.name(IN_FILE)
                     source = (
-                        f"(SELECT number AS {place}, {given.values}, {given.good} AS "
-                        f"{sql.name(GOOD)} FROM rows)"
+                        f"(SELECT {given.values}, {given.good} AS {sql.name(GOOD)} "
+                        f"FROM {given.source('rows')})"
                     )
-                    query = f"{self._samples(source, GOOD)} ORDER BY {place}"
-                    self._queries[key] = given, query
+                    self._queries[key] = given, self._samples(source, GOOD)
                 given, query = self._queries[key]
                 samples = self._database.table(query)
                 if not samples[GOOD].to_numpy().all():
@@ -252,8 +250,9 @@ class RowEncoder:
     def _lookup(self, name: str, values: pa.Array, *_: np.ndarray) -> np.ndarray:
         """See ``Lookup``: a dictionary finds few values sooner than a query does."""
         ids = self._ids[self._manifest.features[name].table]
-        found = [ids.get(value, RARE_ID) for value in values.to_pylist()]
-        return np.array(found, np.int64)
+        unique = values.dictionary_encode("encode")
+        found = [ids.get(value, RARE_ID) for value in unique.dictionary.to_pylist()]
+        return np.array(found, np.int64)[unique.indices.to_numpy()]
 
 
 def _ids_of_values(values: TableValues, table: str) -> dict[Any, int]:
