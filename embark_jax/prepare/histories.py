@@ -21,7 +21,7 @@ from embark_jax.data.columns import HistoryColumns
 from embark_jax.data.event_lists import EVENT_RANGES, EventFile, EventLists
 from embark_jax.data.manifest import LABEL, Manifest
 from embark_jax.prepare import sql
-from embark_jax.prepare.encode import CHUNK_ROWS, id_of, joined_ids
+from embark_jax.prepare.encode import id_of, known_id, vocabulary_table
 from embark_jax.prepare.recipe import IS_EVENT, ROW, TIME, USER, Work, event_column
 
 FILE_EVENTS = 2**22
@@ -39,7 +39,7 @@ _LINES = f"""
 SELECT {sql.name(ROW)} AS row, {{is_event}} AS is_event, {{columns}},
   row_number() OVER of_user = 1 AS is_first,
   lag({sql.name(TIME)}) OVER of_user IS NOT DISTINCT FROM {sql.name(TIME)} AS is_tie
-FROM samples WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
+FROM samples {{joins}} WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
 WINDOW of_user AS (PARTITION BY {sql.name(USER)} ORDER BY {sql.name(TIME)},
   {sql.name(ROW)})
 ORDER BY {sql.name(USER)}, {sql.name(TIME)}, {sql.name(ROW)}
@@ -68,15 +68,21 @@ def write_events(
     spill.mkdir(parents=True, exist_ok=True)
     ranges = _mapped(spill / "ranges", dtype, (samples, width))
     files = list[EventFile]()
-    kept, made = "true", []
+    kept, made, joins = "true", [], ""
     if columns.positive:
         kept = f"{LABEL} = 1"
     elif IS_EVENT in work.recipe.select:
         kept = sql.name(IS_EVENT)
     for name in columns.columns:
         given = event_column(name)
-        value = sql.name(given if given in work.recipe.select else name)
-        made.append(f"{id_of(manifest.table_of(name), value)} AS {sql.name(name)}")
+        column = sql.name(given if given in work.recipe.select else name)
+        id_ = id_of(manifest.table_of(name), f"samples.{column}")
+        if manifest.table_of(name).kind == "values":
+            known = sql.name(f"values of {name}")
+            vocabulary = vocabulary_table(manifest.features[name].table)
+            joins += f" LEFT JOIN {vocabulary} AS {known} ON {known}.key = {id_}"
+            id_ = known_id(id_, f"{known}.id")
+        made.append(f"{id_} AS {sql.name(name)}")
     groups = work.database.rows(_GROUPS.format(most=FILE_EVENTS))
     if not groups:
         where = work.recipe.raw[0].path
@@ -85,6 +91,7 @@ def write_events(
         query = _LINES.format(
             is_event=kept,
             columns=", ".join(made),
+            joins=joins,
             first=_literal(first),
             last=_literal(last),
         )
@@ -104,9 +111,12 @@ def write_events(
         ranges[row] = np.stack([np.full(len(row), number), begin, end], axis=1)
         name = f"events/{number:06}.arrow"
         lines = lines.select([*columns.columns]).filter(lines["is_event"])
-        events = _encoded(work.database, manifest, lines, columns)
-        write_arrow(work.out / name, events)
-        files.append(EventFile.of(work.out, name, rows=len(events)))
+        events = {
+            each: lines[each].to_numpy().astype(_dtype(manifest, columns, each))
+            for each in columns.columns
+        }
+        write_arrow(work.out / name, pa.table(events))
+        files.append(EventFile.of(work.out, name, rows=len(lines)))
         work.progress("histories", number + 1, len(groups))
     lists = EventLists(
         files=tuple(files),
@@ -118,24 +128,11 @@ def write_events(
     return lists, ranges
 
 
-def _encoded(
-    database: sql.Database, manifest: Manifest, lines: pa.Table, columns: HistoryColumns
-) -> pa.Table:
-    """Returns the ids of the columns of events; of times the seconds."""
-    ids = {}
-    for name in columns.columns:
-        if columns.ages is not None and name == columns.ages.column:
-            ids[name] = lines[name].to_numpy().astype(np.int64)
-            continue
-        table, rows = manifest.features[name].table, manifest.table_of(name).rows
-        values = found = lines[name].combine_chunks()
-        if manifest.table_of(name).kind == "values":
-            firsts = range(0, max(1, len(values)), CHUNK_ROWS)
-            chunks = (values.slice(first, CHUNK_ROWS) for first in firsts)
-            found = [joined_ids(database, table, chunk) for chunk in chunks]
-            found = np.concatenate(found)
-        ids[name] = np.asarray(found).astype(id_dtype(rows))
-    return pa.table(ids)
+def _dtype(manifest: Manifest, columns: HistoryColumns, name: str) -> np.dtype:
+    """Returns the type of a column of events: that of its ids, or of seconds."""
+    if columns.ages is not None and name == columns.ages.column:
+        return np.dtype(np.int64)
+    return np.dtype(id_dtype(manifest.table_of(name).rows))
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
