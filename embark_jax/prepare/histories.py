@@ -8,11 +8,13 @@ together in the order of time, and a sample the range of those before it
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import allocate, write_arrow
@@ -24,26 +26,8 @@ from embark_jax.prepare import sql
 from embark_jax.prepare.encode import id_of, known_id, vocabulary_table
 from embark_jax.prepare.recipe import IS_EVENT, ROW, TIME, USER, Work, event_column
 
-FILE_EVENTS = 2**22
-"""About how many lines of users are read together, and become a file of events."""
-_GROUPS = f"""
-SELECT min(key), max(key) FROM (
-  SELECT {sql.name(USER)} AS key,
-    sum(count(*)) OVER (ORDER BY key) // {{most}} AS number
-  FROM samples WHERE key IS NOT NULL GROUP BY key)
-GROUP BY number ORDER BY number
-"""
-# The lines of some users: whether each is an event, the first of its user, and of the
-# time of the one before it.
-_LINES = f"""
-SELECT {sql.name(ROW)} AS row, {{is_event}} AS is_event, {{columns}},
-  row_number() OVER of_user = 1 AS is_first,
-  lag({sql.name(TIME)}) OVER of_user IS NOT DISTINCT FROM {sql.name(TIME)} AS is_tie
-FROM samples {{joins}} WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
-WINDOW of_user AS (PARTITION BY {sql.name(USER)} ORDER BY {sql.name(TIME)},
-  {sql.name(ROW)})
-ORDER BY {sql.name(USER)}, {sql.name(TIME)}, {sql.name(ROW)}
-"""
+FILE_EVENTS = 2**20
+"""About how many lines of users are taken together, and become a file of events."""
 
 
 def write_events(
@@ -83,41 +67,40 @@ def write_events(
             joins += f" LEFT JOIN {vocabulary} AS {known} ON {known}.key = {id_}"
             id_ = known_id(id_, f"{known}.id")
         made.append(f"{id_} AS {sql.name(name)}")
-    groups = work.database.rows(_GROUPS.format(most=FILE_EVENTS))
-    if not groups:
-        where = work.recipe.raw[0].path
-        raise DataError(f"{where}: no line has a user, must be some for histories")
-    for number, (first, last) in enumerate(groups):
-        query = _LINES.format(
-            is_event=kept,
-            columns=", ".join(made),
-            joins=joins,
-            first=_literal(first),
-            last=_literal(last),
-        )
-        lines = work.database.table(query).combine_chunks()
-        row, is_event, is_first, is_tie = (
-            lines[name].to_numpy() for name in ("row", "is_event", "is_first", "is_tie")
-        )
+    user, time, row = map(sql.name, (USER, TIME, ROW))
+    query = (
+        f"SELECT {user}, {time}, {row}, {kept} AS {sql.name(IS_EVENT)}, "
+        f"{', '.join(made)} FROM samples {joins} WHERE {user} IS NOT NULL "
+        f"ORDER BY {user}, {time}, {row}"
+    )
+    done = 0
+    for number, lines in enumerate(_of_whole_users(work.database, query)):
+        user, time = (lines[name].combine_chunks() for name in (USER, TIME))
+        row, is_event = (lines[name].to_numpy() for name in (ROW, IS_EVENT))
         place = np.arange(len(lines))
-        of_user = np.maximum.accumulate(np.where(is_first, place, 0))
+        of_user = np.maximum.accumulate(np.where(_changes(user), place, 0))
         of_time = place
         if not columns.ties:
-            of_time = np.maximum.accumulate(np.where(is_first | ~is_tie, place, 0))
+            is_later = _changes(user) | _changes(time)
+            of_time = np.maximum.accumulate(np.where(is_later, place, 0))
         before = np.cumsum(is_event) - is_event  # events of the group before each line
         begin, end = before[of_user], before[of_time]
         if columns.scan is not None:
             begin = np.maximum(begin, end - columns.scan)
         ranges[row] = np.stack([np.full(len(row), number), begin, end], axis=1)
         name = f"events/{number:06}.arrow"
-        lines = lines.select([*columns.columns]).filter(lines["is_event"])
+        lines = lines.filter(lines[IS_EVENT])
         events = {
             each: lines[each].to_numpy().astype(_dtype(manifest, columns, each))
             for each in columns.columns
         }
         write_arrow(work.out / name, pa.table(events))
         files.append(EventFile.of(work.out, name, rows=len(lines)))
-        work.progress("histories", number + 1, len(groups))
+        done += len(row)
+        work.progress("histories", done, samples)
+    if not files:
+        where = work.recipe.raw[0].path
+        raise DataError(f"{where}: no line has a user, must be some for histories")
     lists = EventLists(
         files=tuple(files),
         longest=columns.longest,
@@ -142,6 +125,22 @@ def _mapped(path: Path, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
     return np.memmap(path, dtype, "r+", shape=shape)
 
 
-def _literal(user: str | int) -> str:
-    """Returns a user in SQL."""
-    return sql.text(user) if isinstance(user, str) else str(user)
+def _of_whole_users(database: sql.Database, query: str) -> Iterator[pa.Table]:
+    """Yields the lines of a query, which are in the order of users, in tables that have
+    all lines of a user."""
+    table = None
+    for batch in database.batches(query, FILE_EVENTS):
+        batch = pa.Table.from_batches([batch])
+        table = batch if table is None else pa.concat_tables([table, batch])
+        last = np.flatnonzero(_changes(table[USER].combine_chunks()))[-1]
+        if last:
+            yield table.slice(0, last)
+            table = table.slice(last)
+    if table is not None:
+        yield table
+
+
+def _changes(values: pa.Array) -> np.ndarray:
+    """Returns which values are not those before them, as the first is."""
+    unlike = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    return np.concatenate([[True], unlike])
