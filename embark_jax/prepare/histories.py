@@ -128,16 +128,19 @@ def _mapped(path: Path, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
 def _of_whole_users(database: sql.Database, query: str) -> Iterator[pa.Table]:
     """Yields the lines of a query, which are in the order of users, in tables that have
     all lines of a user."""
-    table = None
-    for batch in database.batches(query, FILE_EVENTS):
-        batch = pa.Table.from_batches([batch])
-        table = batch if table is None else pa.concat_tables([table, batch])
+    parts, count = list[pa.Table](), 0
+    for batch in database.batches(query):
+        parts.append(pa.Table.from_batches([batch]))
+        count += len(batch)
+        if count < FILE_EVENTS:
+            continue
+        table = pa.concat_tables(parts)
         last = np.flatnonzero(_changes(table[USER].combine_chunks()))[-1]
         if last:
             yield table.slice(0, last)
-            table = table.slice(last)
-    if table is not None:
-        yield table
+        parts, count = [table.slice(last)], count - last
+    if count:
+        yield pa.concat_tables(parts)
 
 
 def _changes(values: pa.Array) -> np.ndarray:

@@ -62,11 +62,10 @@ class Database:
             warnings.simplefilter("ignore", UserWarning)
             return self._connection.execute(query).to_arrow_table()
 
-    def batches(self, query: str, rows: int) -> Iterator[pa.RecordBatch]:
-        """Returns a result as it is made, about so many rows at once: other queries
-        wait for its end."""
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """Returns a result as it is made, which other queries must not interrupt."""
         with self.seeing():
-            yield from self._connection.sql(query).to_arrow_reader(rows)
+            yield from self._connection.sql(query).to_arrow_reader()
 
     def types(self, query: str, **tables: pa.Table) -> dict[str, str]:
         """Returns the type of each column of a result, in DuckDB's words."""
