@@ -26,7 +26,7 @@ from embark_jax.prepare import sql
 from embark_jax.prepare.encode import id_of, known_id, vocabulary_table
 from embark_jax.prepare.recipe import IS_EVENT, ROW, TIME, USER, Work, event_column
 
-FILE_EVENTS = 2**20
+FILE_EVENTS = 2**19
 """About how many lines of users are taken together, and become a file of events."""
 
 
