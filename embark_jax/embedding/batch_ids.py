@@ -130,9 +130,9 @@ class BatchIds:
         self._numbers = samples.get(NUMBERS)
         self._matrices: dict[str, IdMatrix] = {}
         for matrix in {matrix: None for matrix, _ in self._columns.values()}:
-            own = [f for f, (of, _) in self._columns.items() if of == matrix]
-            hotness = [_width(self._columns[name][1]) for name in own]
-            limits = np.repeat(np.array([rows[f] for f in own], object), hotness)
+            names = [f for f, (of, _) in self._columns.items() if of == matrix]
+            hotness = [_width(self._columns[name][1]) for name in names]
+            limits = np.repeat(np.array([rows[f] for f in names], object), hotness)
             ids = id_matrix(samples, matrix)
             self._matrices[matrix] = _masked(ids[:, : len(limits)], limits)
         # Each event is a row of one id.
@@ -170,19 +170,19 @@ class BatchIds:
             return self._event_weights[features[0]]
         rows = len(self._matrices[self._columns[features[0]][0]].ids)
         ones = jnp.ones((rows, 1), jnp.float32)
-        own = [name for name in features if name in self._weight_columns]
-        if not own:
+        weighted = [name for name in features if name in self._weight_columns]
+        if not weighted:
             width = sum(_width(self._columns[name][1]) for name in features)
             return jnp.broadcast_to(ones, (rows, width))
         assert self._numbers is not None
         columns = [
             np.arange(self._numbers.shape[1])[self._weight_columns[name]]
-            if name in own
+            if name in weighted
             else np.full(_width(self._columns[name][1]), self._numbers.shape[1])
             for name in features
         ]
         source = self._numbers
-        if len(own) < len(features):
+        if len(weighted) < len(features):
             source = jnp.concatenate([source, ones], axis=1)
         return take_columns(source, np.concatenate(columns))
 
@@ -190,8 +190,8 @@ class BatchIds:
         """Returns ``[features]`` int32 number of ids that were out of range."""
         feature_of, counts = [], []
         for matrix, of_matrix in self._matrices.items():
-            own = [f for f, (of, _) in self._columns.items() if of == matrix]
-            for name in own:
+            names = [f for f, (of, _) in self._columns.items() if of == matrix]
+            for name in names:
                 width = _width(self._columns[name][1])
                 feature_of += [features.index(name)] * width
             counts.append(of_matrix.bad)

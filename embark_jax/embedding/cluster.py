@@ -219,8 +219,8 @@ class ShardedCluster(Cluster):
         with jax.named_scope("square exchange"):
             mean = self.exchange.swap(pick(flat(means), route.request)).reshape(-1)
         # Equal for all requests of a row, but zero for those nobody asked about.
-        of_rows = jnp.zeros(len(gradient), mean.dtype)
-        return of_rows.at[group].max(mean, mode="drop")
+        zeros = jnp.zeros(len(gradient), mean.dtype)
+        return zeros.at[group].max(mean, mode="drop")
 
 
 def weights_of_requests(
@@ -228,9 +228,9 @@ def weights_of_requests(
 ) -> list[jax.Array] | None:
     """Returns the weight of each request, ``[rows, requests]``, if there are any."""
     weights = [
-        of_block.weights[:, block.request_column]
-        for block, of_block in zip(index.blocks, requests, strict=True)
-        if of_block.weights is not None
+        asked.weights[:, block.request_column]
+        for block, asked in zip(index.blocks, requests, strict=True)
+        if asked.weights is not None
     ]
     return weights or None
 

@@ -113,8 +113,11 @@ class EmbeddingCollection:
       hot_only: whether all ids of all batches are of replicated rows, so that sharded
         storages are only passed on. A batch with another id does not fit; capacities
         are zero.
+      beside: width of other values that a model puts before its pooled embeddings. If
+        these have one dim, which divides it, lookups leave room for them.
 
     Attributes:
+      room: features of which nothing is looked up that lookups have before others.
       capacities: as in the plan; no id is sent where all are hot.
       clusters: cluster of each storage, by name.
       route_specs: partition specs of routes, as a prefix of their arrays.
@@ -132,6 +135,7 @@ class EmbeddingCollection:
         wire: Wire = FLOAT32,
         implementation: str | None = None,
         hot_only: bool = False,
+        beside: int = 0,
     ):
         check_mesh(plan, mesh)
         self.plan = plan
@@ -139,6 +143,12 @@ class EmbeddingCollection:
         self.wire = wire
         self.implementation = implementation
         self.hot_only = hot_only
+        self.beside = beside
+        self._pooled = pooled_features(plan)
+        self.room = 0
+        if len(self._pooled) == 1 and not plan.events:
+            (dim,) = self._pooled
+            self.room = 0 if beside % dim else beside // dim
         self._storages = {storage.name: storage for storage in plan.storages}
         self.capacities = {
             name: 0 if hot_only and name in self._storages else capacity
@@ -156,6 +166,7 @@ class EmbeddingCollection:
                 storage,
                 wire,
                 choose(implementation, storage.width, jnp.dtype(storage.kind.dtype)),
+                self.room,
             )
             for name, storage in self._storages.items()
             if storage.replicated or not hot_only
@@ -169,7 +180,6 @@ class EmbeddingCollection:
         rows = {table.name: table.keys for table in plan.tables}
         self._rows = {f.name: rows[f.table] for f in plan.features}
         self._hotness = {f.name: f.hotness for f in plan.features}
-        self._pooled = pooled_features(plan)
         storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
         self.route_specs: Any = Routes(
             storages,
@@ -182,12 +192,21 @@ class EmbeddingCollection:
 
     def with_plan(self, plan: Plan, hot_only: bool = False) -> EmbeddingCollection:
         """Returns the same tables under another plan for the same mesh."""
+        return self._changed(plan, hot_only, self.beside)
+
+    def with_values_beside(self, width: int) -> EmbeddingCollection:
+        """Returns the same tables for a model that puts values of this width before its
+        pooled embeddings."""
+        return self._changed(self.plan, self.hot_only, width)
+
+    def _changed(self, plan: Plan, hot_only: bool, beside: int) -> EmbeddingCollection:
         return EmbeddingCollection(
             plan,
             self.mesh,
             wire=self.wire,
             implementation=self.implementation,
             hot_only=hot_only,
+            beside=beside,
         )
 
     def for_batch(self, hot: bool) -> EmbeddingCollection:
@@ -294,28 +313,28 @@ class EmbeddingCollection:
                 batch.layout, samples, batch.layout_of_events, events, self._rows
             )
             bad = ids.bad([f.name for f in self.plan.features])
-            storages, own, of_clusters = {}, {}, {}
+            storages, needed, largest_here = {}, {}, {}
             for name, index in self._passed_on.items():
-                own[name] = index.any_row(index.requests(ids)).astype(jnp.int32)
+                needed[name] = index.any_row(index.requests(ids)).astype(jnp.int32)
             for name, cluster in self.clusters.items():
                 requests = cluster.index.requests(ids)
-                storages[name], of_clusters[name] = cluster.route(requests)
+                storages[name], largest_here[name] = cluster.route(requests)
             for name, of_sequence in batch.layout.columns(samples).spans.items():
                 if events_of(name) in self.plan.capacities:
-                    own[events_of(name)] = events_needed(
+                    needed[events_of(name)] = events_needed(
                         of_sequence[:, 1], batch.cuts, self._hotness[name]
                     )
             mean_factors = ids.mean_factors(self._pooled)
             largest_weights = Lookups(*ids.largest_weights(self._pooled))
             # One collective for all of them; ids may have 64 bits.
-            values = own, of_clusters, bad.sum(dtype=jnp.int32)
+            values = needed, largest_here, bad.sum(dtype=jnp.int32)
             joined, restore = ravel_pytree(values)
             needed, largest, bad_anywhere = restore(largest_over_devices(joined))
             for name, cluster in self.clusters.items():
-                storages[name], of_cluster = cluster.finish(
+                storages[name], capacities = cluster.finish(
                     storages[name], largest[name]
                 )
-                needed |= of_cluster
+                needed |= capacities
             needed = {n: needed.get(n, jnp.int32(0)) for n in self.plan.capacities}
             return Routes(
                 storages,
@@ -366,7 +385,7 @@ class EmbeddingCollection:
                 by_block = cluster.lookup(storages[name], route, dtype)
                 outputs += zip(cluster.index.blocks, by_block, strict=True)
             found = sum_outputs(
-                outputs, self._pooled, routes.mean_factors, batch, dtype
+                outputs, self._pooled, routes.mean_factors, batch, dtype, self.room
             )
             empty = {  # of sequences of which no row lies in these storages
                 name: jnp.zeros((events, self.output_shapes[name][-1]), jnp.float32)
@@ -381,14 +400,14 @@ class EmbeddingCollection:
     def by_feature(self, lookups: Lookups) -> dict[str, jax.Array]:
         """Returns the pooled embedding of each feature, ``[batch, dim]``, or of a
         sequence what ``lookups`` has."""
-        return split(self._pooled, lookups)
+        return split(self._pooled, lookups, self.room)
 
     def largest_terms(self, gradients: Lookups, routes: Routes) -> list[jax.Array]:
         """Returns the largest absolute value of what a bag, or event, adds to the
         gradient of a row: its gradient, times factors and weights. On a device."""
         largest = []
         for dim, gradient in gradients.pooled.items():
-            term = jnp.abs(gradient).astype(jnp.float32)
+            term = jnp.abs(gradient[:, self.room * dim :]).astype(jnp.float32)
             for factors in (routes.mean_factors, routes.largest_weights.pooled):
                 if dim in factors:
                     of_bags = term.reshape(*factors[dim].shape, -1).max(axis=2)
@@ -437,8 +456,8 @@ class EmbeddingCollection:
         names = [name for name in spans if name in columns]
         if not names:
             return dict(columns)
-        own = ({name: of[name] for name in names} for of in (columns, spans))
-        return {**columns, **self.map(function, BATCH, BATCH)(*own)}
+        sequences = ({n: by_name[n] for n in names} for by_name in (columns, spans))
+        return {**columns, **self.map(function, BATCH, BATCH)(*sequences)}
 
     @jax.named_scope("update")
     def update(
@@ -475,14 +494,15 @@ class EmbeddingCollection:
         def update(storages, state, routes, gradients, late_gradients, step, apply):
             with jax.named_scope("gradients"):
                 gradients, late_gradients = (
-                    by_sums(each, self._pooled, routes.mean_factors)
+                    by_sums(each, self._pooled, routes.mean_factors, self.room)
                     for each in (gradients, late_gradients)
                 )
-            own = {
+            by_storage = {
                 name: by_outputs(
                     cluster.index,
                     gradients if self._storages[name].replicated else late_gradients,
                     self._pooled,
+                    self.room,
                 )
                 for name, cluster in self.clusters.items()
             }
@@ -490,13 +510,15 @@ class EmbeddingCollection:
                 name: rule_of(optimizer, self._storages[name]) for name in self.clusters
             }
             sums = {
-                name: sum_rows(cluster, routes.storages[name], own[name], rules[name])
+                name: sum_rows(
+                    cluster, routes.storages[name], by_storage[name], rules[name]
+                )
                 for name, cluster in self.clusters.items()
                 if may_spoil(rules[name], storages[name].dtype)
             }
             finite = [
-                stays_finite(storages[name], state[name], of_rows, rules[name], step)
-                for name, of_rows in sums.items()
+                stays_finite(storages[name], state[name], summed, rules[name], step)
+                for name, summed in sums.items()
             ]
             if finite:
                 spoiled = lax.psum(
@@ -509,7 +531,7 @@ class EmbeddingCollection:
                     storages[name],
                     state[name],
                     routes.storages[name],
-                    own[name],
+                    by_storage[name],
                     rules[name],
                     step,
                     apply,
@@ -558,10 +580,11 @@ def make_cluster(
     storage: Storage,
     wire: Wire,
     implementation: Implementation,
+    room: int = 0,
 ) -> Cluster:
     """Makes the cluster of a storage; arguments as in ``EmbeddingCollection``, but for
     the implementation of kernels, which is chosen."""
-    index = index_of(plan, storage)
+    index = index_of(plan, storage, room)
     most = index.max_rows
     return CLUSTERS[storage.kind.cluster](
         index=index,
@@ -576,10 +599,10 @@ def make_cluster(
     )
 
 
-def index_of(plan: Plan, storage: Storage) -> StorageIndex:
+def index_of(plan: Plan, storage: Storage, room: int = 0) -> StorageIndex:
     """Returns the index of a storage of the plan."""
     batch = plan.batch_size // plan.devices
-    return index_storage(storage, plan.features, plan.devices, batch, plan.events)
+    return index_storage(storage, plan.features, plan.devices, batch, plan.events, room)
 
 
 def check_mesh(plan: Plan, mesh: Mesh) -> None:

@@ -115,8 +115,8 @@ class DataParallel(Cluster):
         """Returns slots and weights, and ``[buffer rows + …]``: the rows of tables
         summed whole that this device uses, and its slots in the other tables."""
         slots = [
-            block.expand(of_block.ids)[2]
-            for block, of_block in zip(self.index.blocks, requests, strict=True)
+            block.expand(asked.ids)[2]
+            for block, asked in zip(self.index.blocks, requests, strict=True)
         ]
         weight = weights_of_requests(self.index, requests)
         used = jnp.zeros(self._buffer_rows, jnp.int32)
@@ -167,10 +167,10 @@ class DataParallel(Cluster):
             self._columns, self._buffer_row(slots), strict=True
         ):
             requests = len(buffer_row) * len(columns.listed)
-            of_block, listed_rows = jnp.split(listed_rows, [requests])
-            of_block = of_block.reshape(len(buffer_row), -1)
+            listed, listed_rows = jnp.split(listed_rows, [requests])
+            listed = listed.reshape(len(buffer_row), -1)
             order = np.argsort(np.concatenate([columns.whole, columns.listed]))
-            targets.append(jnp.concatenate([buffer_row, of_block], axis=1)[:, order])
+            targets.append(jnp.concatenate([buffer_row, listed], axis=1)[:, order])
         rows = jnp.concatenate(touched)
         groups = group_targets(flat(targets), len(rows), implementation=implementation)
         return groups, rows, needed

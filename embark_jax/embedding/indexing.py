@@ -69,18 +69,20 @@ class Block:
       storage: the storage that is read.
       devices: number of devices in the mesh.
       rows: samples of a device; of a sequence, the events that it has room for.
+      room: outputs before those of the features, which nothing is pooled into.
       features: features of the block, in order.
       request_column, request_output: ``[requests]`` id column and output of each
         request.
       shards: records of the shards that each output reads, output by output and row
         shard by row shard.
-      first_shard: ``[outputs]`` index in these of its first shard.
+      first_shard: ``[outputs]`` index in these of its first shard, if it has one.
       partial_sums: partial sums of all devices: one for each of these shards.
     """
 
     storage: Storage
     devices: int
     rows: int
+    room: int
     features: tuple[FeatureOutputs, ...]
     request_column: np.ndarray
     request_output: np.ndarray
@@ -181,14 +183,15 @@ class Block:
         begin = self._of_outputs("first_row")
         end = begin + np.add.reduceat(self.shards["rows"], self.first_shard)
         tables = self._of_outputs("table").tolist()
-        if all(end - begin == [self.storage.tables[table].rows for table in tables]):
+        rows = [self.storage.tables[table].rows for table in tables]
+        if all((end - begin == rows)[self.room :]):
             return ids
         begin, end = (
             jnp.asarray(bound[None, self.request_output], ids.dtype)
             for bound in (begin, end)
         )
-        own = (ids >= begin) & (ids < end)
-        return jnp.where(own, ids - begin, PADDING_ID)
+        here = (ids >= begin) & (ids < end)
+        return jnp.where(here, ids - begin, PADDING_ID)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -257,8 +260,8 @@ class StorageIndex:
     def any_row(self, requests: Sequence[Requests]) -> jax.Array:
         """Returns ``[]`` bool: whether the requests ask for any row of the storage."""
         owners = [
-            block.expand(of_block.ids)[1]
-            for block, of_block in zip(self.blocks, requests, strict=True)
+            block.expand(asked.ids)[1]
+            for block, asked in zip(self.blocks, requests, strict=True)
         ]
         return jnp.stack([(owner < self.devices).any() for owner in owners]).any()
 
@@ -280,6 +283,7 @@ def index_storage(
     devices: int,
     batch: int,
     events: Mapping[str, int] = MappingProxyType({}),
+    room: int = 0,
 ) -> StorageIndex:
     """Builds the index arrays of ``storage`` for the features that read its tables.
 
@@ -289,14 +293,18 @@ def index_storage(
       devices: number of devices in the mesh.
       batch: samples of a device.
       events: events that a device has room for, by sequence.
+      room: features to leave room for before the others, if all pooled ones read the
+        storage; these have one dim.
     """
     tables = {table.name for table in storage.tables.values()}
-    own = [feature for feature in features if feature.table in tables]
+    readers = [feature for feature in features if feature.table in tables]
     dims = {table.name: table.dim for table in storage.tables.values()}
-    pooled = [feature for feature in own if not feature.sequence]
+    pooled = [feature for feature in readers if not feature.sequence]
     pooled.sort(key=lambda f: (dims[f.table], f.name))
-    blocks = [_index_block(storage, pooled, devices, batch)] if pooled else []
-    for feature in own:
+    if any(f.table not in tables for f in features if not f.sequence):
+        room = 0
+    blocks = [_index_block(storage, pooled, devices, batch, room)] if pooled else []
+    for feature in readers:
         if feature.sequence:
             rows = events[feature.name]
             blocks.append(_index_block(storage, [feature], devices, rows))
@@ -304,7 +312,11 @@ def index_storage(
 
 
 def _index_block(
-    storage: Storage, features: Sequence[FeatureSpec], devices: int, rows_of_block: int
+    storage: Storage,
+    features: Sequence[FeatureSpec],
+    devices: int,
+    rows_of_block: int,
+    room: int = 0,
 ) -> Block:
     """Builds the index arrays of one block."""
     shards_of = {
@@ -315,7 +327,8 @@ def _index_block(
     feature_outputs: list[FeatureOutputs] = []
     request_column: list[int] = []
     request_output: list[int] = []
-    of_outputs: list[np.ndarray] = []
+    room *= dims[features[0].table] // storage.width
+    of_outputs: list[np.ndarray] = [storage.shards[:0]] * room
     column = 0
     for feature in features:
         shards = shards_of[feature.table]
@@ -336,6 +349,7 @@ def _index_block(
         storage,
         devices,
         rows_of_block,
+        room,
         tuple(feature_outputs),
         np.array(request_column, np.int32),
         np.array(request_output, np.int32),

@@ -73,8 +73,8 @@ def table_shards(
         if storage.dynamic:
             shards["rows"] = block
         for number, table in storage.tables.items():
-            own = shards[shards["table"] == number]
-            of_tables.setdefault(table.name, []).append(own)
+            of_table = shards[shards["table"] == number]
+            of_tables.setdefault(table.name, []).append(of_table)
     return {name: np.concatenate(shards) for name, shards in of_tables.items()}
 
 

@@ -7,7 +7,7 @@ storage, and the program does not grow with the number of features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ class Lookups(NamedTuple):
     """The embeddings of a batch as they are looked up, and as their gradients return.
 
     Attributes:
-      pooled: for each dim ``[batch, features * dim]``, the pooled embeddings, of the
-        dtype that they are looked up in.
+      pooled: for each dim ``[batch, (room + features) * dim]``, the pooled embeddings,
+        of the dtype that they are looked up in, after room for other values.
       sequences: for each sequence the rows of its events, ``[total, dim]`` float32.
     """
 
@@ -37,8 +37,8 @@ class Lookups(NamedTuple):
     sequences: dict[str, jax.Array]
 
     def joined(self) -> jax.Array | None:
-        """Returns the embeddings of all features in one array, ``[batch, features *
-        dim]``, if all are pooled and of one dim."""
+        """Returns the embeddings of all features in one array, ``[batch, (room +
+        features) * dim]``, if all are pooled and of one dim."""
         arrays = [*self.pooled.values()]
         return arrays[0] if len(arrays) == 1 and not self.sequences else None
 
@@ -53,13 +53,16 @@ def pooled_features(plan: Plan) -> PooledFeatures:
     return by_dim
 
 
-def split(pooled: PooledFeatures, lookups: Lookups) -> dict[str, jax.Array]:
+def split(
+    pooled: PooledFeatures, lookups: Lookups, room: int = 0
+) -> dict[str, jax.Array]:
     """Returns the embeddings of each feature, ``[batch, dim]``, or of a sequence those
     of its events."""
     embeddings = dict(lookups.sequences)
     for dim, features in pooled.items():
         # Its gradient is one concatenation; that of slices would be many sums.
-        columns = lax.split(lookups.pooled[dim], [dim] * len(features), axis=1)
+        values = lookups.pooled[dim][:, room * dim :]
+        columns = lax.split(values, [dim] * len(features), axis=1)
         embeddings |= zip((f.name for f in features), columns, strict=True)
     return embeddings
 
@@ -70,6 +73,7 @@ def sum_outputs(
     mean_factors: Mapping[int, jax.Array],
     batch: int,
     dtype: DTypeLike,
+    room: int = 0,
 ) -> Lookups:
     """Adds up what storages have of each feature: those of hot and of cold rows, where
     a table has both.
@@ -80,50 +84,68 @@ def sum_outputs(
       mean_factors: ``[batch, features]`` factors of the sums, of dims that have some.
       batch: samples of a device.
       dtype: that of pooled embeddings.
+      room: outputs of zeros before the features.
     """
     parts: dict[int, list[jax.Array]] = {dim: [] for dim in pooled}
-    names: dict[int, list[str]] = {dim: [] for dim in pooled}
+    outputs_of: dict[int, list[Any]] = {dim: [] for dim in pooled}
     sequences: dict[str, jax.Array] = {}
     for block, sums in outputs:
         for dim, (features, columns) in block.by_dim.items():
+            columns = slice(columns.start - block.room, columns.stop)
             part = sums[:, columns].reshape(len(sums), -1, dim).astype(jnp.float32)
             if block.sequence:
                 before = sequences.get(features[0], 0.0)
                 sequences[features[0]] = before + part[:, 0]
             else:
                 parts[dim].append(part)
-                names[dim] += features
+                outputs_of[dim] += [*range(room if block.room else 0), *features]
     sums = {}
     for dim, features in pooled.items():
-        total = jnp.zeros((batch, len(features), dim), jnp.float32)
+        total = jnp.zeros((batch, room + len(features), dim), jnp.float32)
         if parts[dim]:
             joined = jnp.concatenate(parts[dim], axis=1)
-            order = [f.name for f in features]
-            places = np.array([order.index(name) for name in names[dim]])
-            total = add_columns(joined, places, len(features))
+            places = _places(features, outputs_of[dim], room)
+            total = add_columns(joined, places, room + len(features))
         if dim in mean_factors:
-            total = total * mean_factors[dim][..., None]
+            total = total * _after(room, mean_factors[dim])[..., None]
         sums[dim] = total.reshape(batch, -1).astype(dtype)
     return Lookups(sums, sequences)
 
 
+def _places(
+    features: Sequence[FeatureSpec], outputs: Sequence[Any], room: int
+) -> np.ndarray:
+    """Returns the places of outputs, which are of features by name or of the room."""
+    order = [*range(room), *(f.name for f in features)]
+    return np.array([order.index(output) for output in outputs])
+
+
+def _after(room: int, of_features: jax.Array) -> jax.Array:
+    """Returns ``[batch, room + features]``, with zeros in the room."""
+    return jnp.pad(of_features, ((0, 0), (room, 0))) if room else of_features
+
+
 def by_sums(
-    gradients: Lookups, pooled: PooledFeatures, mean_factors: Mapping[int, jax.Array]
+    gradients: Lookups,
+    pooled: PooledFeatures,
+    mean_factors: Mapping[int, jax.Array],
+    room: int = 0,
 ) -> Lookups:
-    """Returns gradients by the sums of rows, pooled ``[batch, features, dim]``: those
-    of means float32, others as they are."""
+    """Returns gradients by the sums of rows, pooled ``[batch, room + features, dim]``:
+    those of means float32, others as they are."""
     of_sums = {}
     for dim in pooled:
         gradient = gradients.pooled[dim]
         gradient = gradient.reshape(len(gradient), -1, dim)
         if dim in mean_factors:
-            gradient = gradient.astype(jnp.float32) * mean_factors[dim][..., None]
+            factors = _after(room, mean_factors[dim])[..., None]
+            gradient = gradient.astype(jnp.float32) * factors
         of_sums[dim] = gradient
     return Lookups(of_sums, gradients.sequences)
 
 
 def by_outputs(
-    index: StorageIndex, gradients: Lookups, pooled: PooledFeatures
+    index: StorageIndex, gradients: Lookups, pooled: PooledFeatures, room: int = 0
 ) -> list[jax.Array]:
     """Returns gradients by a storage's outputs, for each block of its index ``[rows,
     outputs, width]``, of those by sums."""
@@ -134,8 +156,8 @@ def by_outputs(
             if block.sequence:
                 part = gradients.sequences[features[0]]
             else:
-                order = [f.name for f in pooled[dim]]
-                places = np.array([order.index(name) for name in features])
+                outputs = [*range(room if block.room else 0), *features]
+                places = _places(pooled[dim], outputs, room)
                 part = take_columns(gradients.pooled[dim], places)
             parts.append(part.reshape(len(part), -1, index.storage.width))
         by_block.append(jnp.concatenate(parts, axis=1))

@@ -77,8 +77,8 @@ class ReductionBased(ShardedCluster):
 
     def route(self, requests):
         index, partial_sums = self.index, self.block.partial_sums
-        (of_block,) = requests
-        shard, owner, row = self.block.expand(of_block.ids)
+        (asked,) = requests
+        shard, owner, row = self.block.expand(asked.ids)
         rank = jnp.asarray(partial_sums.rank)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
         bag, bags = sample * partial_sums.ranks + rank, self._bags
@@ -154,11 +154,11 @@ class ReductionBased(ShardedCluster):
             return [self.exchange.sums_to_requesters(sums, self.wire.rows)]
 
     def gradient_terms(self, gradients, route):
-        (of_block,) = gradients
+        (gradient,) = gradients
         with jax.named_scope("gradient exchange"):
             wire = self.wire.gradients
-            of_block = of_block.astype(jnp.float32)  # as the wire has them
-            received = self.exchange.gradients_to_owners(of_block, wire)
+            gradient = gradient.astype(jnp.float32)  # as the wire has them
+            received = self.exchange.gradients_to_owners(gradient, wire)
         _, bag, weight = route.received
         bags = self._bags
         requester = jnp.arange(self.index.devices, dtype=jnp.int32)[:, None]

@@ -61,8 +61,8 @@ class UniqueBased(ShardedCluster):
     def route(self, requests):
         index, implementation = self.index, self.implementation
         expanded = [
-            block.expand(of_block.ids)[1:]
-            for block, of_block in zip(index.blocks, requests, strict=True)
+            block.expand(asked.ids)[1:]
+            for block, asked in zip(index.blocks, requests, strict=True)
         ]
         owners, rows = map(list, zip(*expanded, strict=True))
         received_slot = touched = keys = None

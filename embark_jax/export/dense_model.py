@@ -20,6 +20,9 @@ from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_shapes
 from embark_jax.train.step_model import step_model
 
+EXACT = {"compute_dtype": "float32", "float8": False}
+"""Options of models that round, and their values that do not."""
+
 
 class DenseModel:
     """Functions of arrays by dotted path: ``model(arrays, dense, embeddings, valid)``.
@@ -94,9 +97,11 @@ class DenseModel:
 
     def in_float32(self) -> DenseModel:
         """Returns the same functions, computed in float32."""
-        if self._config.model_dump().get("compute_dtype") in (None, "float32"):
+        options = self._config.model_dump()
+        rounding = {n: exact for n, exact in EXACT.items() if n in options}
+        if rounding.items() <= options.items():
             return self
-        config = self._config.model_copy(update={"compute_dtype": "float32"})
+        config = self._config.model_copy(update=rounding)
         return DenseModel(config, *self._inputs)
 
     def shapes(

@@ -16,7 +16,6 @@ from embark_jax.models.interface import (
     JoinedModel,
     Shapes,
     check_equal_dims,
-    joined,
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, Linear, matmul, side_by_side, xavier_normal
@@ -112,6 +111,7 @@ class AutoInt(JoinedModel):
         check_equal_dims(self.dims, 0, "as all go through the same attention")
         self.compute_dtype = jnp.dtype(compute_dtype)
         width = self.dims[0][1]
+        self.beside = dense_features * width
         for outputs in attention:
             if outputs % heads:
                 raise ValueError(
@@ -135,8 +135,8 @@ class AutoInt(JoinedModel):
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         from_dense = dense[:, :, None] * self.dense_vectors[...][None]
-        parts = from_dense.reshape(len(dense), -1), joined(embeddings, self.dims)
-        fields = side_by_side(parts, self.compute_dtype)
+        from_dense = from_dense.reshape(len(dense), -1)
+        fields = side_by_side(from_dense, embeddings, self.dims, self.compute_dtype)
         fields = x = fields.reshape(len(dense), -1, self.dims[0][1])
         for layer in self.attention:
             x = layer(x)

@@ -11,7 +11,6 @@ from embark_jax.models.interface import (
     Joined,
     JoinedModel,
     Shapes,
-    joined,
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, Linear, VectorCross, side_by_side
@@ -58,7 +57,7 @@ class DCN(JoinedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        x0 = side_by_side((dense, joined(embeddings, self.dims)), self.compute_dtype)
+        x0 = side_by_side(dense, embeddings, self.dims, self.compute_dtype)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

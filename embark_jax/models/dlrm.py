@@ -14,7 +14,6 @@ from embark_jax.models.interface import (
     Shapes,
     check_equal_dims,
     check_top,
-    joined,
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, side_by_side
@@ -56,7 +55,7 @@ class DLRM(JoinedModel):
         check_top(top)
         self.dims = pooled_dims(embedding_shapes)
         bottom = bottom if dense_features else ()
-        width = (dense_features, *bottom)[-1]
+        width = self.beside = (dense_features, *bottom)[-1]
         check_equal_dims(self.dims, width, PAIRED)
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
@@ -68,9 +67,7 @@ class DLRM(JoinedModel):
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
         bottom = self.bottom(dense)
-        vectors = side_by_side(
-            (bottom, joined(embeddings, self.dims)), self.compute_dtype
-        )
+        vectors = side_by_side(bottom, embeddings, self.dims, self.compute_dtype)
         vectors = vectors.reshape(len(bottom), -1, self.dims[0][1])
         interactions = pairwise_dots(vectors.astype(self.compute_dtype))
         return self.top(jnp.concatenate([bottom, interactions], axis=1))[:, 0]

@@ -15,11 +15,16 @@ from embark_jax.models.interface import (
     JoinedModel,
     Shapes,
     check_top,
-    joined,
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, LowRankCross, side_by_side
-from embark_jax.models.options import BatchNorm, ComputeDtype, Dropout, Widths
+from embark_jax.models.options import (
+    BatchNorm,
+    ComputeDtype,
+    Dropout,
+    Float8,
+    Widths,
+)
 
 
 class DLRMDCNv2(JoinedModel):
@@ -38,6 +43,8 @@ class DLRMDCNv2(JoinedModel):
       top: widths of the top MLP, which ends in one linear logit.
       cross_layers: number of cross layers.
       cross_rank: rank of each cross layer.
+      float8: whether operands of the products in cross layers, and in top layers with
+        ReLU, are rounded to 8 bits, scaled by the largest value of each.
 
     Raises:
       ValueError: if a feature is a sequence, or ``top`` does not end in 1.
@@ -54,6 +61,7 @@ class DLRMDCNv2(JoinedModel):
         compute_dtype: ComputeDtype = "float32",
         dropout: Dropout = 0.0,
         batch_norm: BatchNorm = False,
+        float8: Float8 = False,
         *,
         rngs: nnx.Rngs,
     ):
@@ -63,17 +71,19 @@ class DLRMDCNv2(JoinedModel):
         mlp = {**shared, "dropout": dropout, "batch_norm": batch_norm}
         bottom = bottom if dense_features else ()
         self.bottom = MLP(dense_features, bottom, last_relu=True, **mlp)
-        width = (dense_features, *bottom)[-1] + sum(dim for _, dim in self.dims)
+        self.beside = (dense_features, *bottom)[-1]
+        width = self.beside + sum(dim for _, dim in self.dims)
         self.cross = nnx.List(
-            LowRankCross(width, cross_rank, **shared) for _ in range(cross_layers)
+            LowRankCross(width, cross_rank, in_float8=float8, **shared)
+            for _ in range(cross_layers)
         )
-        self.top = MLP(width, top, last_relu=False, **mlp)
+        self.top = MLP(width, top, last_relu=False, in_float8=float8, **mlp)
         self.compute_dtype = jnp.dtype(compute_dtype)
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        parts = self.bottom(dense), joined(embeddings, self.dims)
-        x0 = side_by_side(parts, self.compute_dtype)
+        bottom = self.bottom(dense)
+        x0 = side_by_side(bottom, embeddings, self.dims, self.compute_dtype)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)

@@ -148,7 +148,6 @@ class DLRMv4(PackedModel):
                 width,
                 heads,
                 head_dim,
-                head_dim,
                 variant="dlrm_v4",
                 dropout=dropout,
                 **shared,
@@ -178,7 +177,7 @@ class DLRMv4(PackedModel):
         if context := [layer(embeddings[name]) for name, layer in pairs]:
             x = sequences.with_context(x, jnp.stack(context, axis=1))
         x = x * x.shape[-1] ** 0.5
-        x = x + jnp.asarray(self.position_vectors[...])[sequences.distance]
+        x = x + sequences.by_distance(self.position_vectors[...])
         for name in self.encodings:
             x = x + rows[name]
         x = self.input_dropout(x) if self.input_dropout else x

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels.attention import (
+    Heads,
     Weights,
     attend_packed,
     move_rows,
@@ -79,8 +80,6 @@ class Sequences:
 
     Attributes:
       longest: largest number of events.
-      position: ``[total]`` int32 position of each event in its sequence.
-      distance: ``[total]`` int32 events from there to the last one.
       groups: number of devices whose events lie together.
     """
 
@@ -91,8 +90,6 @@ class Sequences:
         self.groups = 1 if history.mesh is None else history.mesh.size
         spans = history.length, history.first
         self._places: _Places = self._on_devices(self._place)(history.ids, *spans)
-        self.position = self._places.position
-        self.distance = self._on_devices(self._count_following)(self._places)
 
     def rows(self, history: Embedding, candidate: jax.Array | None = None) -> jax.Array:
         """Returns the rows of a feature's events, ``[total, dim]``, zeros where they
@@ -163,23 +160,29 @@ class Sequences:
 
     def attend(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        made: jax.Array,
+        heads: int,
+        first: tuple[int, int, int],
         weights: Weights,
         bias: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns what each event has seen, ``[total, heads, dim]`` as its arguments;
-        see ``embark_kernels.attention``."""
+        """Returns what each event has seen, ``[total, heads, dim]``.
 
-        def attend(query, key, value, places, bias):
+        Args:
+          made: ``[total, …, dim]`` heads of queries, keys, values and what else there
+            is, which are read where they lie.
+          heads: number of heads.
+          first: the first head of the queries, of the keys and of the values.
+          weights, bias: as in ``embark_kernels.attend_packed``.
+        """
+
+        def attend(made, places, bias):
+            read = [Heads(made, each, heads) for each in first]
             implementation = self._history.implementation
-            if implementation and why_unsupported(query, key, value, bias):
+            if implementation and why_unsupported(*(x.values for x in read), bias):
                 implementation = "xla"
             return attend_packed(
-                query,
-                key,
-                value,
+                *read,
                 places.first,
                 places.length,
                 self.longest,
@@ -188,8 +191,7 @@ class Sequences:
                 implementation=implementation,
             )
 
-        arrays = query, key, value, self._places, bias
-        return self._on_devices(attend, everywhere=1)(*arrays)
+        return self._on_devices(attend, everywhere=1)(made, self._places, bias)
 
     def last(self, x: jax.Array) -> jax.Array:
         """Returns each sample's last event, ``[batch, width]``."""
@@ -220,15 +222,31 @@ class Sequences:
         """Returns each sample's sum of ``[total]``, 0 where no event is."""
 
         def sums(places, of_events):
-            place = jnp.arange(self.longest, dtype=jnp.int32)[None]
-            inside = place < places.length[:, None]
-            source = jnp.where(inside, places.first[:, None] + place, -1)
+            source = self._padded(places)
             target = places.sample * self.longest + places.position
             target = jnp.where(self._is_event(places), target, -1)
             padded = move_rows(of_events, source.reshape(-1), target)
             return padded.reshape(source.shape).sum(axis=1)
 
         return self._on_devices(sums)(self._places, of_events)
+
+    def by_position(self, vectors: jax.Array) -> jax.Array:
+        """Returns ``[total, width]`` of the position of each event in its sequence, of
+        ``[longest, width]``; its gradient adds up samples, not one event at a time."""
+
+        def by_position(places, vectors):
+            return _take(vectors, places.position, self._padded(places))
+
+        return self._on_devices(by_position, everywhere=1)(self._places, vectors)
+
+    def by_distance(self, vectors: jax.Array) -> jax.Array:
+        """Returns the same by the number of events from there to the last one."""
+
+        def by_distance(places, vectors):
+            source = self._padded(places, from_last=True)
+            return _take(vectors, self._count_following(places), source)
+
+        return self._on_devices(by_distance, everywhere=1)(self._places, vectors)
 
     def _on_devices(self, function, everywhere=0):
         return on_devices(self._history.mesh, function, everywhere)
@@ -275,6 +293,14 @@ class Sequences:
             jnp.where(met, target, -1),
         )
 
+    def _padded(self, places: _Places, from_last: bool = False) -> jax.Array:
+        """Returns ``[samples, longest]`` the events of each sample, in their order or
+        from the last one on; -1 where it has no more."""
+        place = jnp.arange(self.longest, dtype=jnp.int32)[None]
+        first, length = (x[:, None] for x in (places.first, places.length))
+        event = first + (length - 1 - place if from_last else place)
+        return jnp.where(place < length, event, -1)
+
     def _is_event(self, places: _Places) -> jax.Array:
         return places.sample < len(places.first)
 
@@ -285,6 +311,29 @@ class Sequences:
         """Returns the number of a sequence's events after each."""
         length = places.length.at[places.sample].get(mode="clip")
         return length - 1 - places.position
+
+
+@jax.custom_vjp
+def _take(vectors: jax.Array, index: jax.Array, padded: jax.Array) -> jax.Array:
+    """Returns ``vectors[index]`` ``[events, width]``.
+
+    Args:
+      vectors: ``[longest, width]``.
+      index: ``[events]`` int32 vector of each event.
+      padded: ``[samples, longest]`` int32 event of each sample that takes a vector; -1
+        where it has none.
+    """
+    return vectors.at[index].get(mode="clip")
+
+
+def _take_backward(padded, gradient):
+    by_sample = gradient.at[padded].get(
+        mode="fill", fill_value=0, wrap_negative_indices=False
+    )
+    return by_sample.sum(axis=0), None, None
+
+
+_take.defvjp(lambda *args: (_take(*args), args[2]), _take_backward)
 
 
 def _align(

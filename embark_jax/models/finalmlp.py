@@ -12,7 +12,6 @@ from embark_jax.models.interface import (
     Joined,
     JoinedModel,
     Shapes,
-    joined,
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, Linear, matmul, side_by_side, xavier_normal
@@ -69,7 +68,7 @@ class FinalMLP(JoinedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        x = side_by_side((dense, joined(embeddings, self.dims)), self.compute_dtype)
+        x = side_by_side(dense, embeddings, self.dims, self.compute_dtype)
         first, second = outputs = [stream(x) for stream in self.streams]
         logits = self.linear(jnp.concatenate(outputs, axis=1))[:, 0]
         w = self.bilinear[...]

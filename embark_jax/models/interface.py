@@ -58,20 +58,28 @@ class Joined:
     """The embeddings of all features in one array, as they were looked up.
 
     Attributes:
-      values: ``[batch, features, dim]``.
+      values: ``[batch, room + features, dim]``.
       names: the features, sorted.
+      room: features before these for values that the model puts beside them.
     """
 
     values: jax.Array
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    room: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 class JoinedModel(nnx.Module):
     """A Flax module whose embeddings are looked up in its ``compute_dtype``, in which
     their gradients return. They are ``Joined`` if all features are pooled and have one
-    dim; it takes them by feature, too: see ``joined``."""
+    dim; it takes them by feature, too: see ``layers.side_by_side``.
+
+    Attributes:
+      compute_dtype: that dtype.
+      beside: width of the values that it puts before them.
+    """
 
     compute_dtype: jnp.dtype
+    beside: int = 0
 
 
 @jax.tree_util.register_dataclass
@@ -153,7 +161,7 @@ def unmasked(
     """Returns the embeddings as float32 arrays, and of each sequence which places hold
     an event."""
     if isinstance(embeddings, Joined):
-        columns = jnp.unstack(embeddings.values, axis=1)
+        columns = jnp.unstack(embeddings.values[:, embeddings.room :], axis=1)
         embeddings = dict(zip(embeddings.names, columns, strict=True))
     arrays, valid = dict(embeddings), {}
     for name, embedding in embeddings.items():
@@ -217,7 +225,8 @@ def joined(
     embeddings: Embeddings | Joined, dims: tuple[tuple[str, int], ...]
 ) -> jax.Array:
     """Returns the embeddings of a ``JoinedModel`` side by side, ``[batch, sum of
-    dims]``, in the order of ``dims``, which are sorted by name.
+    dims]``, in the order of ``dims``, which are sorted by name; after the room that
+    they have.
 
     Raises:
       ValueError: as ``in_order`` does.

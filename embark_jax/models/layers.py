@@ -23,6 +23,9 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
+from embark_jax.models import float8
+from embark_jax.models.interface import Embeddings, Joined, joined
+
 # torch.nn.Linear: uniform in ±1/sqrt(inputs). The MLPerf reference keeps it, since its
 # MLPs are torchrec's (torchrec/modules/mlp.py).
 _linear_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -35,7 +38,9 @@ BATCH_NORM_MOMENTUM = 0.9
 """Share of the running statistics that a step keeps: 1 - PyTorch's ``momentum``."""
 
 
-def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+def matmul(
+    x: jax.Array, w: jax.Array, compute_dtype: DTypeLike, in_float8: bool = False
+) -> jax.Array:
     """Returns ``x @ w``, operands in ``compute_dtype``, sums in float32, backward too.
 
     Without this, autodiff multiplies the float32 gradient by a bf16 operand, which XLA
@@ -48,10 +53,13 @@ def matmul(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
       x: ``[batch, inputs]`` float32; its gradient is rounded to ``compute_dtype``.
       w: ``[inputs, outputs]`` float32.
       compute_dtype: dtype of the operands; it decides the speed and the rounding.
+      in_float8: whether the operands are rounded to 8 bits, from ``compute_dtype``.
 
     Returns:
       ``[batch, outputs]`` float32.
     """
+    if in_float8:
+        return float8.matmul(x.astype(compute_dtype), w)
     return _matmul(x, w, jnp.dtype(compute_dtype))
 
 
@@ -89,19 +97,56 @@ def held(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
 
 
 def made_once(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
-    """Returns ``held(x)``; its gradient is made once, in one array.
+    """Returns ``held(x)``, and its gradient, each made once, in one array.
 
-    Without this, XLA adds up the gradients of several layers by ``x`` repeatedly: for
-    each of the embeddings that ``x`` was made from, and for each check of them.
+    Without this, XLA makes ``x`` again from its parts for each layer that reads it, and
+    adds up the gradients of several layers by ``x`` repeatedly: for each of the
+    embeddings that ``x`` was made from, and for each check of them.
     """
     return _made_once(x, jnp.dtype(compute_dtype))
 
 
-def side_by_side(parts: Sequence[jax.Array], compute_dtype: DTypeLike) -> jax.Array:
-    """Returns ``made_once`` of arrays side by side, ``[batch, sum of widths]``, which
-    are in memory in ``compute_dtype``."""
-    x = jnp.concatenate([part.astype(compute_dtype) for part in parts], axis=1)
+def side_by_side(
+    first: jax.Array,
+    embeddings: Embeddings | Joined,
+    dims: tuple[tuple[str, int], ...],
+    compute_dtype: DTypeLike,
+) -> jax.Array:
+    """Returns ``made_once`` of values and the embeddings of a ``JoinedModel`` side by
+    side, in memory in ``compute_dtype``.
+
+    Args:
+      first: ``[batch, width]`` float32, for which embeddings may have room.
+      embeddings: the embeddings.
+      dims: ``(feature, dim)`` pairs, sorted by name.
+      compute_dtype: that of the array.
+
+    Returns:
+      ``[batch, width + sum of dims]`` float32.
+
+    Raises:
+      ValueError: as ``interface.in_order`` does.
+    """
+    first, x = first.astype(compute_dtype), joined(embeddings, dims)
+    x = x.astype(compute_dtype)
+    if isinstance(embeddings, Joined) and embeddings.room:
+        x = _fill(x, first)
+    else:
+        x = jnp.concatenate([first, x], axis=1)
     return made_once(x.astype(jnp.float32), compute_dtype)
+
+
+@jax.custom_vjp
+def _fill(x: jax.Array, first: jax.Array) -> jax.Array:
+    """Returns ``x`` with other first columns. These have a gradient, too, by which
+    nothing is updated: to set it to 0 would be a pass of its own."""
+    return lax.dynamic_update_slice(x, first, (0, 0))
+
+
+_fill.defvjp(
+    lambda x, first: (_fill(x, first), first[:0]),
+    lambda first, gradient: (gradient, gradient[:, : first.shape[1]]),
+)
 
 
 def stored(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
@@ -111,22 +156,22 @@ def stored(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
 
 
 def _as_held(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
-    if compute_dtype == jnp.float32:
-        return x
+    return x if compute_dtype == jnp.float32 else _in_memory(x, compute_dtype)
+
+
+def _in_memory(x: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
     return lax.optimization_barrier(x.astype(compute_dtype)).astype(jnp.float32)
-
-
-def _made_once_backward(compute_dtype, _, gradient):
-    gradient = lax.optimization_barrier(gradient.astype(compute_dtype))
-    return (gradient.astype(jnp.float32),)
 
 
 _stored = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
 _stored.defvjp(
     lambda x, dtype: (_as_held(x, dtype), None), lambda dtype, _, gradient: (gradient,)
 )
-_made_once = jax.custom_vjp(_as_held, nondiff_argnums=(1,))
-_made_once.defvjp(lambda x, dtype: (_as_held(x, dtype), None), _made_once_backward)
+_made_once = jax.custom_vjp(_in_memory, nondiff_argnums=(1,))
+_made_once.defvjp(
+    lambda x, dtype: (_in_memory(x, dtype), None),
+    lambda dtype, _, gradient: (_in_memory(gradient, dtype),),
+)
 
 
 @jax.custom_vjp
@@ -152,7 +197,7 @@ class Linear(nnx.Module):
     Args:
       inputs, outputs: widths of input and output.
       split: direction in which its parameters are split over several devices.
-      compute_dtype: dtype of the matrix product's operands.
+      compute_dtype, in_float8: of the matrix product's operands; see ``matmul``.
       rngs: its ``params`` stream draws the weights.
     """
 
@@ -163,6 +208,7 @@ class Linear(nnx.Module):
         *,
         split: Literal["columns", "rows"] | None = None,
         compute_dtype: DTypeLike,
+        in_float8: bool = False,
         rngs: nnx.Rngs,
     ):
         w_split: dict[str, Any] = {}
@@ -178,9 +224,11 @@ class Linear(nnx.Module):
             **b_split,
         )
         self.compute_dtype = jnp.dtype(compute_dtype)
+        self.in_float8 = in_float8
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return matmul(x, self.w[...], self.compute_dtype) + self.b[...][None]
+        product = matmul(x, self.w[...], self.compute_dtype, self.in_float8)
+        return product + self.b[...][None]
 
     def rounded(self, x: jax.Array) -> jax.Array:
         """Returns the same in ``compute_dtype``: the only arrays of its outputs, and of
@@ -202,6 +250,7 @@ class MLP(nnx.Module):
       widths: output width of each layer; () gives the identity.
       last_relu: whether the last layer ends in ReLU too; otherwise it is linear.
       compute_dtype: dtype of the matrix products' operands.
+      in_float8: whether those of layers with ReLU are rounded to 8 bits.
       dropout: share of values that training sets to zero; the others grow to keep the
         mean.
       batch_norm: whether to normalize values by mean and variance: over the batch in
@@ -221,6 +270,7 @@ class MLP(nnx.Module):
         *,
         last_relu: bool,
         compute_dtype: DTypeLike,
+        in_float8: bool = False,
         dropout: float = 0.0,
         batch_norm: bool = False,
         activation: Callable[..., nnx.Module] | None = None,
@@ -234,17 +284,18 @@ class MLP(nnx.Module):
             )
         products = list(itertools.pairwise((inputs, *widths)))
         in_pairs = len(products) // 2 * 2
+        hidden = widths if last_relu else widths[:-1]
         self.layers = nnx.List(
             Linear(
                 fan_in,
                 fan_out,
                 split=None if i == in_pairs else "rows" if i % 2 else "columns",
                 compute_dtype=compute_dtype,
+                in_float8=in_float8 and i < len(hidden),
                 rngs=rngs,
             )
             for i, (fan_in, fan_out) in enumerate(products)
         )
-        hidden = widths if last_relu else widths[:-1]
         self.norms = nnx.List(
             nnx.BatchNorm(width, momentum=BATCH_NORM_MOMENTUM, rngs=rngs)
             for width in hidden
@@ -279,24 +330,35 @@ class LowRankCross(nnx.Module):
     Args:
       width: width of its input and output.
       rank: rank of the product ``W V``.
-      compute_dtype: dtype of the matrix products' operands.
+      compute_dtype, in_float8: of the matrix products' operands; see ``matmul``.
       rngs: its ``params`` stream draws the weights.
     """
 
     def __init__(
-        self, width: int, rank: int, *, compute_dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        width: int,
+        rank: int,
+        *,
+        compute_dtype: DTypeLike,
+        in_float8: bool = False,
+        rngs: nnx.Rngs,
     ):
         self.v = nnx.Param(xavier_normal(rngs.params(), (width, rank)), split=1)
         self.w = nnx.Param(xavier_normal(rngs.params(), (rank, width)), split=0)
         self.b = nnx.Param(jnp.zeros(width))
         self.compute_dtype = jnp.dtype(compute_dtype)
+        self.in_float8 = in_float8
 
     def __call__(self, x0: jax.Array, x: jax.Array) -> jax.Array:
         """Takes the model's input ``x0`` and the layer's, ``[batch, width]``
         float32."""
-        low = held(matmul(x, self.v[...], self.compute_dtype), self.compute_dtype)
-        high = held(matmul(low, self.w[...], self.compute_dtype), self.compute_dtype)
+        low = self._product(x, self.v[...])
+        high = self._product(low, self.w[...])
         return stored(x0 * (high + self.b[...][None]) + x, self.compute_dtype)
+
+    def _product(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        product = matmul(x, w, self.compute_dtype, self.in_float8)
+        return held(product, self.compute_dtype)
 
 
 class VectorCross(nnx.Module):

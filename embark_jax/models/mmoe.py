@@ -14,7 +14,6 @@ from embark_jax.models.interface import (
     Joined,
     JoinedModel,
     Shapes,
-    joined,
     pooled_dims,
 )
 from embark_jax.models.layers import MLP, Linear, side_by_side
@@ -79,7 +78,7 @@ class MMoE(JoinedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits ``[batch, tasks]``; see ``interface``."""
-        x = side_by_side((dense, joined(embeddings, self.dims)), self.compute_dtype)
+        x = side_by_side(dense, embeddings, self.dims, self.compute_dtype)
         outputs = jnp.stack([expert(x) for expert in self.experts], axis=1)
         logits = []
         for task, tower in enumerate(self.towers):

@@ -34,3 +34,10 @@ BatchNorm = Annotated[
     bool,
     Field(description="Whether an MLP's hidden values are normalized before its ReLU."),
 ]
+Float8 = Annotated[
+    bool,
+    Field(
+        description="Whether operands of the widest products have 8 bits, scaled by "
+        "the largest value of each."
+    ),
+]

@@ -40,7 +40,7 @@ class STU(nnx.Module):
     Args:
       width: width of an event.
       heads: number of heads.
-      qk_dim, v_dim: widths of queries and keys, and of values, of a head.
+      dim: width of the queries, keys and values of a head.
       distances: distances of events that have a bias of their own; 0 makes no bias.
       variant: ``paper``, or ``dlrm_v4`` for MLPerf's.
       compute_dtype: dtype of the operands of products, and of the arrays between them;
@@ -53,8 +53,7 @@ class STU(nnx.Module):
         self,
         width: int,
         heads: int,
-        qk_dim: int,
-        v_dim: int,
+        dim: int,
         distances: int = 0,
         *,
         variant: Literal["paper", "dlrm_v4"] = "paper",
@@ -62,13 +61,12 @@ class STU(nnx.Module):
         dropout: float,
         rngs: nnx.Rngs,
     ):
-        self.heads, self.variant = heads, variant
-        self.edges = (heads * v_dim, 2 * heads * v_dim, heads * (2 * v_dim + qk_dim))
+        self.heads, self.dim, self.variant = heads, dim, variant
         shared = {"compute_dtype": compute_dtype, "rngs": rngs}
         self.norm = nnx.LayerNorm(width, rngs=rngs)
-        self.uvqk = Linear(width, 2 * heads * (v_dim + qk_dim), **shared)
-        self.gated_norm = nnx.LayerNorm(heads * v_dim, rngs=rngs)
-        read = heads * v_dim * (3 if variant == "dlrm_v4" else 1)
+        self.uvqk = Linear(width, 4 * heads * dim, **shared)
+        self.gated_norm = nnx.LayerNorm(heads * dim, rngs=rngs)
+        read = heads * dim * (3 if variant == "dlrm_v4" else 1)
         self.output = Linear(read, width, **shared)
         self.bias = nnx.Param(jnp.zeros(distances)) if distances else None
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
@@ -77,13 +75,12 @@ class STU(nnx.Module):
         made = project(self.uvqk.rounded, self.norm(x))
         if self.variant == "paper":
             made = _in_float32(nnx.silu, made)
-        gate, *heads = jnp.split(made, self.edges, axis=-1)
-        value, query, key = (
-            array.reshape(*array.shape[:-1], self.heads, -1) for array in heads
-        )
+        heads, gate = self.heads, made[..., : self.heads * self.dim]
         bias = None if self.bias is None else self.bias[...]
-        total = sequences.attend(query, key, value, "silu", bias)
-        total = total.reshape(gate.shape)
+        # Gates come first, then values, queries and keys.
+        first = 2 * heads, 3 * heads, heads
+        made = made.reshape(*made.shape[:-1], -1, self.dim)
+        total = sequences.attend(made, heads, first, "silu", bias).reshape(gate.shape)
 
         def gated_by(gate, total):
             return gate * self.gated_norm(total)
@@ -123,12 +120,10 @@ class TransformerLayer(nnx.Module):
         self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
 
     def __call__(self, x: jax.Array, sequences: Sequences) -> jax.Array:
-        made = project(self.qkv.rounded, self.norm(x))
-        query, key, value = (
-            array.reshape(*array.shape[:-1], self.heads, -1)
-            for array in jnp.split(made, 3, axis=-1)
-        )
-        total = sequences.attend(query, key, value, "softmax").reshape(x.shape)
+        made, heads = project(self.qkv.rounded, self.norm(x)), self.heads
+        made = made.reshape(*x.shape[:-1], 3 * heads, -1)
+        first = 0, heads, 2 * heads
+        total = sequences.attend(made, heads, first, "softmax").reshape(x.shape)
         x = x + self._dropped(project(self.output.rounded, total)).astype(x.dtype)
         hidden = nnx.relu(project(self.inner.rounded, self.inner_norm(x)))
         hidden = self._dropped(project(self.outer.rounded, hidden))
@@ -172,9 +167,7 @@ class SequenceEncoder(nnx.Module):
         self.position_vectors = nnx.Param(vectors)
         if encoder == "hstu":
             dim = width // heads
-            stack = [
-                STU(width, heads, dim, dim, length, **shared) for _ in range(layers)
-            ]
+            stack = [STU(width, heads, dim, length, **shared) for _ in range(layers)]
         else:
             stack = [TransformerLayer(width, heads, **shared) for _ in range(layers)]
         self.layers = nnx.List(stack)
@@ -188,7 +181,7 @@ class SequenceEncoder(nnx.Module):
           events: ``[…, width]``.
           sequences: where the events of a sample lie.
         """
-        x = events + jnp.asarray(self.position_vectors[...])[sequences.position]
+        x = events + sequences.by_position(self.position_vectors[...])
         x = self.dropout(x) if self.dropout else x
         for layer in self.layers:
             x = layer(x, sequences)

@@ -137,7 +137,38 @@ def batch_gradients(
     Raises:
       ModelError: if the loss does not have the shape that it must.
     """
-    micro_batches = options.micro_batches
+    gradients_of = _gradients_of_samples(
+        model, collection, options, len(batch.labels), state.params
+    )
+    lookups = collection.lookup(state.storages, routes, model.embedding_dtype)
+    if options.micro_batches == 1:
+        gradients = gradients_of(state.model_state, lookups, batch)
+    else:
+        cuts = Cuts(collection, options.micro_batches, batch, dealt)
+        zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
+        if options.by_device:
+            zeros = _zeros_by_device(collection, zeros)
+        gradients = _sum_over_cuts(
+            gradients_of, cuts, zeros, state.model_state, lookups
+        )
+    if not options.by_device:
+        return gradients
+    loss, dense = _sum_over_devices(
+        collection, options.dense_wire, gradients.loss, gradients.dense, shardings
+    )
+    return gradients._replace(loss=loss, dense=dense)
+
+
+def _gradients_of_samples(
+    model: StepModel,
+    collection: EmbeddingCollection,
+    options: StepOptions,
+    samples: int,
+    params: Any,
+) -> Callable[[Any, Lookups, Columns], Gradients]:
+    """Returns a function of the model state, embeddings and a batch, or a cut of it:
+    the gradients of its share in the mean loss of all samples. Where devices compute
+    their own, loss and dense gradients are along a first axis."""
     by_sample = sample_sharding(options.dense, collection.mesh)
 
     def constrain(arrays):
@@ -145,51 +176,46 @@ def batch_gradients(
             return arrays
         return lax.with_sharding_constraint(arrays, by_sample)
 
-    share_of = _loss_share(model, collection, options, len(batch.labels), constrain)
+    share_of = _loss_share(model, collection, options, samples, constrain)
     gradients_of = (
         _gradients_by_device(share_of, collection)
         if options.by_device
         else jax.value_and_grad(share_of, argnums=(0, 1), has_aux=True)
     )
 
-    def of_cut(model_state, embeddings, cut):
-        (loss, (logits, model_state)), (dense, embedding) = gradients_of(
-            state.params, embeddings, model_state, cut
+    def gradients(model_state, embeddings, batch):
+        (loss, (logits, model_state)), (dense, by_embedding) = gradients_of(
+            params, embeddings, model_state, batch
         )
-        return Gradients(loss, logits, model_state, dense, embedding)
+        return Gradients(loss, logits, model_state, dense, by_embedding)
 
-    def summed(gradients: Gradients) -> Gradients:
-        if not options.by_device:
-            return gradients
-        loss, dense = _sum_over_devices(
-            collection, options.dense_wire, gradients.loss, gradients.dense, shardings
-        )
-        return gradients._replace(loss=loss, dense=dense)
+    return gradients
 
-    lookups = collection.lookup(state.storages, routes, model.embedding_dtype)
-    if micro_batches == 1:
-        return summed(of_cut(state.model_state, lookups, batch))
+
+def _sum_over_cuts(
+    gradients_of: Callable[[Any, Lookups, Columns], Gradients],
+    cuts: Cuts,
+    zeros: Any,
+    model_state: Any,
+    lookups: Lookups,
+) -> Gradients:
+    """Adds up the gradients of the cuts of a batch, one after the other, from zeros of
+    the loss and the dense gradients on."""
 
     def add(carried, numbered):
         sums, model_state, embeddings = carried
         number, samples = numbered
-        own = cuts.of(embeddings, number, samples)
-        gradients = of_cut(model_state, *own)
+        gradients = gradients_of(model_state, *cuts.of(embeddings, number, samples))
         sums = jax.tree.map(jnp.add, sums, (gradients.loss, gradients.dense))
         # In the place of the embeddings, which no other cut reads: a result of its own
         # would take as much memory again.
         embeddings = cuts.with_gradients(embeddings, number, gradients.embeddings)
         return (sums, gradients.model_state, embeddings), gradients.logits
 
-    zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params)
-    if options.by_device:
-        zeros = _zeros_by_device(collection, zeros)
-    cuts = Cuts(collection, micro_batches, batch, dealt)
     ((loss, dense), model_state, embeddings), logits = lax.scan(
-        add, (zeros, state.model_state, lookups), cuts.numbered()
+        add, (zeros, model_state, lookups), cuts.numbered()
     )
-    logits = cuts.joined(logits)
-    return summed(Gradients(loss, logits, model_state, dense, embeddings))
+    return Gradients(loss, cuts.joined(logits), model_state, dense, embeddings)
 
 
 def _loss_share(

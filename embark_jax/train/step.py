@@ -99,6 +99,7 @@ def make_train_step(
       ValueError: if dense gradients cannot travel in their format, since the loss of a
         sample may depend on other samples; or the batch cannot be cut.
     """
+    collection = collection.with_values_beside(model.beside)
     updated = update_shardings(options.dense, state.params, collection.mesh)
     check_cuts(collection.plan, options.micro_batches)
     if options.by_device:
@@ -222,6 +223,8 @@ def make_score_step(
 
     The report has no loss. With another ``method`` of the model the logits are its
     results."""
+
+    collection = collection.with_values_beside(model.beside)
 
     def score_step(params, model_state, storages, batch, routes):
 

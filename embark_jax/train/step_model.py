@@ -58,6 +58,7 @@ class FlaxModel:
       packed: whether they are ``models.Packed``.
       joined: whether they are ``models.Joined`` where they can be.
       embedding_dtype: dtype of pooled embeddings.
+      beside: width of the values that the module puts before them.
     """
 
     def __init__(self, module: nnx.Module):
@@ -69,9 +70,9 @@ class FlaxModel:
         self.masked = isinstance(module, MaskedModel)
         self.packed = isinstance(module, PackedModel)
         self.joined = isinstance(module, JoinedModel)
-        self.embedding_dtype = jnp.dtype(jnp.float32)
+        self.embedding_dtype, self.beside = jnp.dtype(jnp.float32), 0
         if isinstance(module, JoinedModel):
-            self.embedding_dtype = module.compute_dtype
+            self.embedding_dtype, self.beside = module.compute_dtype, module.beside
         # Two modules around the same arrays: modes are attributes, not arrays.
         training, scoring = (nnx.merge(graph, *arrays) for _ in range(2))
         training.train()
@@ -139,7 +140,7 @@ class PlainModel:
 
     state: Any = ()
     masked = packed = joined = False
-    embedding_dtype = jnp.dtype(jnp.float32)
+    embedding_dtype, beside = jnp.dtype(jnp.float32), 0
 
     def __init__(self, model: FunctionModel):
         self._model = model
@@ -193,7 +194,8 @@ def model_inputs(
     joined = lookups.joined()
     if model.joined and joined is not None:
         names = tuple(sorted(f.name for f in collection.plan.features))
-        return Joined(joined.reshape(len(joined), len(names), -1), names), batch
+        values = joined.reshape(len(joined), collection.room + len(names), -1)
+        return Joined(values, names, collection.room), batch
     embeddings: dict[str, Any] = collection.by_feature(lookups)
     longest = {f.name: f.hotness for f in collection.plan.features}
     sequences = {name: embeddings[name] for name in batch.spans}

@@ -58,7 +58,7 @@ def compiled(events: int, samples: int, kernels: str) -> jax.stages.Compiled:
     shared: dict[str, Any] = {"variant": "dlrm_v4", "dropout": 0.0}
     layers = nnx.List(
         STU(
-            *(WIDTH, HEADS, HEAD_DIM, HEAD_DIM),
+            *(WIDTH, HEADS, HEAD_DIM),
             compute_dtype="bfloat16",
             rngs=nnx.Rngs(0),
             **shared,

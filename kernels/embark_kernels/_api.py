@@ -4,6 +4,7 @@ from embark_kernels._implementation import Implementation as Implementation
 from embark_kernels._implementation import availability as availability
 from embark_kernels._implementation import choose as choose
 from embark_kernels._implementation import why_plain_xla as why_plain_xla
+from embark_kernels.attention import Heads as Heads
 from embark_kernels.attention import attend as attend
 from embark_kernels.attention import attend_packed as attend_packed
 from embark_kernels.attention import why_plain_attention as why_plain_attention

@@ -32,6 +32,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from embark_kernels import _mosaic
 from embark_kernels._mosaic import launch_options, moves
+from embark_kernels.attention import Heads
 
 ROWS = 64
 """Rows of a warpgroup: as many as one product of tensor cores has."""
@@ -154,9 +155,9 @@ Rule = SiLU | Softmax
 
 
 def attend_mosaic_gpu(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    query: Heads,
+    key: Heads,
+    value: Heads,
     first_of: jax.Array,
     end_of: jax.Array,
     rule: Rule,
@@ -164,13 +165,13 @@ def attend_mosaic_gpu(
     """Returns each event's sum of values, as ``attention.attend_packed`` does.
 
     Args:
-      query, key, value: ``[events, heads, dim]`` bfloat16, finite also after the last
-        event: what a mask hides is multiplied by 0.
+      query, key, value: bfloat16, finite also after the last event: what a mask hides
+        is multiplied by 0.
       first_of, end_of: ``[events]`` int32 first event of each event's sample, and the
         one after its last; after the last sample of all both are 0.
       rule: what makes shares of scores.
     """
-    events = len(query)
+    events = len(query.array)
     padding = -events % max(TILE_ROWS, COLUMNS)
 
     def pad(array: jax.Array) -> jax.Array:
@@ -188,7 +189,7 @@ def attend_mosaic_gpu(
 def _attend_forward(query, key, value, keys: Spans, queries: Spans, rule: Rule):
     total, *vectors = _run(
         "attention_sums",
-        _Sums(rule, query.shape[-1]),
+        _Sums(rule, query.array.shape[-1]),
         rows=[query],
         columns=[key, value],
         spans=keys,
@@ -201,11 +202,12 @@ def _attend_forward(query, key, value, keys: Spans, queries: Spans, rule: Rule):
 
 def _attend_backward(rule: Rule, kept, gradient: jax.Array):
     query, key, value, keys, queries, total, vectors = kept
-    gradient = gradient.astype(query.dtype)
+    gradient = gradient.astype(query.array.dtype)
     if rule.offsets:  # the mean of the gradients of shares, weighed by shares
         product = total.astype(jnp.float32) * gradient.astype(jnp.float32)
         vectors = [*vectors, -product.sum(axis=-1).T]
-    dim = query.shape[-1]
+    dim = query.array.shape[-1]
+    gradient = Heads.all_of(gradient)
     (query_gradient,) = _run(
         "attention_query_gradient",
         _Gradients(rule, dim, sums=1),
@@ -224,7 +226,16 @@ def _attend_backward(rule: Rule, kept, gradient: jax.Array):
         block_columns=GRADIENT_COLUMNS,
         column_vectors=vectors,
     )
-    return query_gradient, key_gradient, value_gradient, None, None
+    pairs = (query, query_gradient), (key, key_gradient), (value, value_gradient)
+    return *(_among_others(*pair) for pair in pairs), None, None
+
+
+def _among_others(heads: Heads, gradient: jax.Array) -> Heads:
+    """Returns the gradient by some heads as one by their array, in which it is added to
+    those by others."""
+    after = heads.array.shape[1] - heads.first - heads.count
+    padded = jnp.pad(gradient, ((0, 0), (heads.first, after), (0, 0)))
+    return dataclasses.replace(heads, array=padded)
 
 
 def _attend_alone(query, key, value, keys, queries, rule) -> jax.Array:
@@ -289,8 +300,8 @@ def _run(
     name: str,
     task: _Sums | _Gradients,
     *,
-    rows: list[jax.Array],
-    columns: list[jax.Array],
+    rows: list[Heads],
+    columns: list[Heads],
     spans: Spans,
     block_columns: int,
     row_vectors: Sequence[jax.Array] = (),
@@ -301,21 +312,21 @@ def _run(
     ``step``, then ``finish``.
 
     Args:
-      rows, columns: ``[events, heads, dim]``; events are a multiple of a tile's rows
-        and of a block's columns.
+      rows, columns: events are a multiple of a tile's rows and of a block's columns.
       row_vectors, column_vectors: ``[heads, events]`` float32 numbers that the task
         needs of each row, or of each column.
       row_vectors_out: number of such vectors that it returns.
     """
-    events, heads, dim = rows[0].shape
-    matrix = jax.ShapeDtypeStruct(rows[0].shape, rows[0].dtype)
+    events, _, dim = rows[0].array.shape
+    heads, dtype = rows[0].count, rows[0].array.dtype
+    matrix = jax.ShapeDtypeStruct((events, heads, dim), dtype)
     vector = jax.ShapeDtypeStruct((heads, events), jnp.float32)
     sums = task.sums if isinstance(task, _Gradients) else 1
     out_type = [matrix] * sums + [vector] * row_vectors_out
     low, steps = _blocks_of_tiles(spans, block_columns)
     arrays = [rows, columns, list(row_vectors), list(column_vectors), [*spans]]
     operands = [*arrays, [low, steps], out_type]
-    item_bytes = rows[0].dtype.itemsize
+    item_bytes = dtype.itemsize
     together = math.gcd(dim, 128 // item_bytes)
     swizzle = plgpu.SwizzleTransform(together * item_bytes)
     tiled = plgpu.TilingTransform((8, together)), swizzle
@@ -323,15 +334,16 @@ def _run(
     def kernel(*refs):
         *refs, held, held_vectors, arrived = refs
         refs = jax.tree.unflatten(jax.tree.structure(operands), refs)
-        row_refs, column_refs, *vector_refs, span_refs, blocks, out_refs = refs
+        rows, columns, *vector_refs, span_refs, blocks, out_refs = refs
         head, tile, group = (lax.axis_index(axis) for axis in AXES)
         low, steps = (ref[tile] for ref in blocks)
         own = pl.ds((tile * COMPUTING + group) * ROWS, ROWS)
         held = [each.at[group] for each in held]
 
         def compute(go_through_columns):
-            for ref, smem, barrier in zip(row_refs, held, arrived, strict=True):
-                plgpu.copy_gmem_to_smem(ref.at[own, head], smem, barrier.at[group])
+            for row, smem, barrier in zip(rows, held, arrived, strict=True):
+                source = row.array.at[own, row.first + head]
+                plgpu.copy_gmem_to_smem(source, smem, barrier.at[group])
             begin, count = (_load(ref.at[own], 1) for ref in span_refs)
             vectors = [_load(ref.at[head, own], 1) for ref in vector_refs[0]]
             for barrier in arrived:
@@ -379,14 +391,15 @@ def _run(
             wg_axis=AXES[-1],
             compute_context=compute,
         )(
-            *(ref.at[:, head, :] for ref in column_refs),
+            *(each.array.at[:, each.first + head, :] for each in columns),
             *(ref.at[head] for ref in vector_refs[1]),
         )
 
-    held = plgpu.SMEM((COMPUTING, ROWS, dim), rows[0].dtype, transforms=tiled)
+    held = plgpu.SMEM((COMPUTING, ROWS, dim), dtype, transforms=tiled)
     held_vector = plgpu.SMEM((COMPUTING, ROWS), jnp.float32)
     barrier = plgpu.Barrier(num_barriers=COMPUTING)
-    with moves(_bytes_of(operands[:-1]), _bytes_of(out_type)):
+    read = [matrix] * (len(rows) + len(columns)), arrays[2:], low, steps
+    with moves(_bytes_of(read), _bytes_of(out_type)):
         return plgpu.kernel(
             kernel,
             out_type=out_type,

@@ -283,26 +283,10 @@ def _finish_segments(
 
         @pl.when(is_row & goes_on & (last != key_before))
         def _():
-            def begins_inside(program):
-                first = jnp.minimum(program, programs - 1) * IDS_PER_PROGRAM
-                return (program < programs) & (key_ref[first] == last)
-
-            def add_sums(state):
-                begin, total = state
-                following = [begin + i for i in range(chunk)]
-                used = [begins_inside(p) for p in following]
-                # The next program begins inside; some of the others have no sum.
-                sums = [
-                    rows.load(before_ref, jnp.where(use, p, program + 1))
-                    for use, p in zip(used, following, strict=True)
-                ]
-                for i in range(chunk):
-                    total = jnp.where(rows.fill(used[i]), total + sums[i], total)
-                return begin + chunk, total
-
-            total_of_all = lax.while_loop(
-                lambda state: begins_inside(state[0]), add_sums, (program + 1, total)
-            )[1]
+            begins = _begins_inside(key_ref, last, programs)
+            total_of_all = _add_sums_after(
+                program, begins, before_ref, rows, chunk, total
+            )
             loaded = load and load(updated_refs, last)
             if load is not None:
                 rows.all_have_read()
@@ -315,6 +299,45 @@ def _finish_segments(
     with moves(read_bytes + (0 if load is None else written_bytes), written_bytes):
         read = [*of_ids, sums_before, *read]
         return run_updating(finish_segments_kernel, updated, read, rows, programs)
+
+
+def _begins_inside(key_ref: Any, key: jax.Array, programs: int) -> Callable:
+    """Returns a function that says whether a program's first id is of this key."""
+
+    def begins_inside(program: jax.Array) -> jax.Array:
+        first = jnp.minimum(program, programs - 1) * IDS_PER_PROGRAM
+        return (program < programs) & (key_ref[first] == key)
+
+    return begins_inside
+
+
+def _add_sums_after(
+    program: jax.Array,
+    begins_inside: Callable,
+    before_ref: Any,
+    rows: Rows,
+    chunk: int,
+    total: Any,
+) -> Any:
+    """Adds to the sum of a segment what the programs after this one have of it, in
+    ``before_ref``; the next one begins inside of it."""
+
+    def add_sums(state):
+        begin, total = state
+        following = [begin + i for i in range(chunk)]
+        used = [begins_inside(p) for p in following]
+        # Some of these have no sum.
+        sums = [
+            rows.load(before_ref, jnp.where(use, p, program + 1))
+            for use, p in zip(used, following, strict=True)
+        ]
+        for i in range(chunk):
+            total = jnp.where(rows.fill(used[i]), total + sums[i], total)
+        return begin + chunk, total
+
+    return lax.while_loop(
+        lambda state: begins_inside(state[0]), add_sums, (program + 1, total)
+    )[1]
 
 
 def _sum_begun_before(

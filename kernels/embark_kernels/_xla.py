@@ -46,7 +46,7 @@ def sum_columns(
             columns = ends[bags][:, None] + np.arange(-length, 0)
 
             def cut(matrix, columns=columns):
-                first, count = columns[0, 0], columns.size
+                first, count = int(columns.min(initial=0)), columns.size
                 if np.array_equal(columns.ravel(), np.arange(first, first + count)):
                     neighbours = matrix[:, first : first + count]
                     return neighbours.reshape(len(matrix), *columns.shape)
@@ -61,7 +61,7 @@ def sum_columns(
         return joined[:, np.argsort(order)] if (np.diff(order) < 0).any() else joined
 
     def all_columns(table, ids, weights):
-        total = jnp.zeros((), jnp.float32)
+        total = jnp.zeros((*ids.shape[:2], table.shape[1]), jnp.float32)
         for first in range(0, ids.shape[2], COLUMNS_AT_ONCE):
             columns = slice(first, first + COLUMNS_AT_ONCE)
             rows = take(table, ids[..., columns])

@@ -7,6 +7,7 @@ length, length]`` is ever in memory.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -41,10 +42,36 @@ MOST_KERNEL_DIM = 128
 """Dims of a head whose gradients fit in the registers of the kernel."""
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """Some of the heads in an array, which are read where they lie.
+
+    Attributes:
+      array: ``[events, heads, dim]``.
+      first: the first of these heads.
+      count: how many they are.
+    """
+
+    array: jax.Array
+    first: int = dataclasses.field(metadata={"static": True})
+    count: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def all_of(cls, array: jax.Array) -> Heads:
+        """Returns all heads of an array."""
+        return cls(array, 0, array.shape[1])
+
+    @property
+    def values(self) -> jax.Array:
+        """These heads, ``[events, count, dim]``."""
+        return lax.slice_in_dim(self.array, self.first, self.first + self.count, axis=1)
+
+
 def attend_packed(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    query: jax.Array | Heads,
+    key: jax.Array | Heads,
+    value: jax.Array | Heads,
     first: jax.Array,
     length: jax.Array,
     longest: int,
@@ -62,7 +89,7 @@ def attend_packed(
 
     Args:
       query, key, value: ``[events, heads, dim]`` of packed samples, whose events lie
-        one after the other from the first row on.
+        one after the other from the first row on; or ``Heads`` of such arrays.
       first, length: ``[samples]`` int32 first event and number of events of each
         sample, in the order of the samples.
       longest: largest length that a sample may have.
@@ -74,20 +101,25 @@ def attend_packed(
       ValueError: if the implementation is unknown or cannot handle the arguments.
     """
     divisor = divisor or longest
-    unsupported = why_unsupported(query, key, value, bias)
+    heads = [
+        x if isinstance(x, Heads) else Heads.all_of(x) for x in (query, key, value)
+    ]
+    arrays = [each.values for each in heads]
+    unsupported = why_unsupported(*arrays, bias)
     if choose_unless(unsupported, implementation, _why_not_here) == "xla":
-        packed = query, key, value, first, length
+        packed = *arrays, first, length
         return _attend_unpacked(packed, longest, weights, bias, divisor)
     # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._attention_kernel import SiLU, Softmax, attend_mosaic_gpu
 
-    sample, position = places_of_events(first, length, len(query))
-    begin = jnp.arange(len(query), dtype=jnp.int32) - position
+    events, _, dim = arrays[0].shape
+    sample, position = places_of_events(first, length, events)
+    begin = jnp.arange(events, dtype=jnp.int32) - position
     end = begin + length.at[sample].get(mode="clip")
     begin, end = (jnp.where(sample < len(first), each, 0) for each in (begin, end))
-    scale = 1 / math.sqrt(query.shape[-1])
+    scale = 1 / math.sqrt(dim)
     rule = SiLU(scale, divisor) if weights == "silu" else Softmax(scale)
-    return attend_mosaic_gpu(query, key, value, begin, end, rule)
+    return attend_mosaic_gpu(*heads, begin, end, rule)
 
 
 def why_plain_attention(
@@ -367,7 +399,8 @@ def _attend_block(
     distance = place[:, None] - jnp.arange(key.shape[1])[None]
     distance = distance[None, None]
     if bias is not None:
-        score += jnp.asarray(bias)[jnp.clip(distance, 0, len(bias) - 1)]
+        of_pairs = _bias_of_pairs(bias, first, query.shape[1], key.shape[1])
+        score += of_pairs[None, None]
     if weights == "silu":
         return add_up(jnp.where(distance >= 0, jax.nn.silu(score) / divisor, 0.0))
     score = jnp.where(distance >= 0, score, -jnp.inf)
@@ -376,3 +409,18 @@ def _attend_block(
     share = jnp.exp(score - largest)
     whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
     return (add_up(share).astype(jnp.float32) / whole).astype(value.dtype)
+
+
+def _bias_of_pairs(
+    bias: jax.Array, first: jax.typing.ArrayLike, queries: int, keys: int
+) -> jax.Array:
+    """Returns ``[queries, keys]`` bias by the distance of two places, of queries from
+    place ``first`` on. It is made of slices, whose gradient is a sum of rows; that of
+    an index would be added pair by pair, on GPUs in any order."""
+    distances = queries + keys - 1
+    padded = jnp.pad(bias, (keys, distances), mode="edge")
+    of_pairs = lax.dynamic_slice_in_dim(padded, first + 1, distances)
+    # Rows are read one value shorter than they are, so that each begins one earlier.
+    rows = jnp.broadcast_to(jnp.pad(of_pairs, (0, 1)), (keys, distances + 1))
+    rows = lax.slice_in_dim(rows.reshape(-1), keys - 1, keys - 1 + keys * distances)
+    return rows.reshape(keys, distances)[:, :queries].T

@@ -39,7 +39,7 @@ def pooled_lookup(
       ids: ``[batch, columns]`` int32, -1 where padded.
       weights: ``[batch, columns]`` float32 factors of the rows.
       hotness: lengths of the consecutive bags in a sample's ids; their sum is
-        ``columns``. None means one bag per sample.
+        ``columns``, and some may be 0. None means one bag per sample.
       dtype: that of the result; sums are made in float32.
       implementation: "xla", "mosaic_gpu", or None: see ``choose``.
 
@@ -52,7 +52,7 @@ def pooled_lookup(
         the table.
     """
     lengths = (ids.shape[1],) if hotness is None else tuple(map(int, hotness))
-    if sum(lengths) != ids.shape[1] or min(lengths, default=0) < 1:
+    if sum(lengths) != ids.shape[1] or min(lengths, default=-1) < 0:
         raise ValueError(f"hotness {lengths} does not split {ids.shape[1]} columns")
     if weights is not None and weights.shape != ids.shape:
         raise ValueError(f"weights are {weights.shape}, ids are {ids.shape}")

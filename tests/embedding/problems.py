@@ -10,6 +10,7 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS
 from hypothesis import strategies as st
 
 from embark_jax.embedding.collection import EmbeddingCollection, Storages
+from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.capacities import events_of
 from embark_jax.plans.plan import Plan
@@ -52,12 +53,14 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A plan, an optimizer, a seed for batches, all small, and the wires."""
+    """A plan, an optimizer, a seed for batches, all small, the wires, and the width of
+    what the model puts beside its embeddings."""
 
     plan: Plan
     optimizer: RowOptimizer
     seed: int
     wire: Wire = FLOAT32
+    beside: int = 0
 
 
 def placements(tables: tuple[TableSpec, ...], features, devices: int):
@@ -204,6 +207,7 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
         lookups = collection.padded(lookups, spans)
         fits, number = collection.fits(routes), jnp.int32(number)
         (gradients,) = transposed(collection.packed(gradients, spans))
+        gradients = with_gradients_beside(gradients, collection.room)
         storages, state, _ = collection.update(
             storages, state, routes, gradients, optimizer, number, fits
         )
@@ -212,10 +216,20 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
     return collection, storages, states, step
 
 
+def with_gradients_beside(gradients: Lookups, room: int) -> Lookups:
+    """Gradients by the values that a model puts before embeddings; no row has them."""
+    pooled = {
+        dim: of_dim.at[:, : room * dim].set(1e6)
+        for dim, of_dim in gradients.pooled.items()
+    }
+    return gradients._replace(pooled=pooled)
+
+
 def solve(problem: Problem, implementation: str = "xla"):
     """``(lookups of each step, tables, states)`` of the plan, as logical NumPy."""
     plan, optimizer = with_tight_events(problem.plan, problem.seed), problem.optimizer
     options = {"wire": problem.wire, "implementation": implementation}
+    options["beside"] = problem.beside
     collection, storages, state, step = begin(plan, optimizer, problem.seed, **options)
     initial = tables_of(collection, storages)
     lookups = []

@@ -64,6 +64,26 @@ def test_a_row_shard_on_every_device_equals_the_reference(exchange):
     check(Problem(make_plan(features, placed, 2, 4, 64), OPTIMIZERS["sgd"], seed=7))
 
 
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub", "two storages"])
+def test_room_for_other_values_changes_no_embedding(cluster):
+    """Of two features, in one storage on shards that lie unevenly, where the room is
+    made by the lookup itself, or in several; what a model puts there has a gradient."""
+    two = cluster == "two storages"
+    tables = [TableSpec("t", 29, 8), TableSpec("other", 9, 8)]
+    features = [
+        FeatureSpec("bag", "t", 4, "mean", weighted=True),
+        FeatureSpec("sum", "t", 2),
+        *([FeatureSpec("also", "other", 3)] if two else []),
+    ]
+    shards = () if cluster == "dp" else (3, 2, (7, 0, 3, 7, 7, 1))
+    placed = [
+        Placement(tables[0], "ub" if two else cluster, *shards),
+        *([Placement(tables[1], "dp")] if two else []),
+    ]
+    planned = make_plan(features, placed, 2, 4, 16)
+    check(Problem(planned, OPTIMIZERS["sgd"], seed=5, beside=16))
+
+
 CLUSTERS = ["dp", "rb", "ub"]
 QUICK = [("dp", "adam"), ("rb", "decay"), ("ub", "decay")]
 """With a state as wide as a row, and one of a value a row; of others, tables that

@@ -8,11 +8,19 @@ up to 64 wide to such loops before 0.11.1.
 """
 
 import re
+from pathlib import Path
 
 import jax
+import optax
 import pytest
+from flax import nnx
 
 import embark_jax as ej
+from embark_jax import models
+from embark_jax.config.models import section_of
+from embark_jax.train.absent import absent_mesh, compile_model
+from embark_jax.train.state import Optimizers
+from embark_jax.train.step_model import step_model
 from tests.compiled import compile_step, h100_mesh
 
 LOOPS = pytest.mark.xfail(
@@ -21,6 +29,22 @@ LOOPS = pytest.mark.xfail(
     raises=AssertionError,
     strict=True,
 )
+
+
+OPTIONS = {
+    "dlrm_v4": {"content": "past", "compute_dtype": "bfloat16"},
+    "next_item": {
+        "encoder": "sasrec",
+        "every_position": True,
+        "compute_dtype": "bfloat16",
+    },
+}
+"""In bfloat16 the kernel of attention takes part."""
+
+
+def dump(folder: Path) -> dict[str, str]:
+    """Options of XLA that write its kernels to a folder."""
+    return {"xla_dump_to": str(folder), "xla_dump_emitter_re": "ptx"}
 
 
 def atomics(tmp_path, devices: int, width: int, **options) -> set[str]:
@@ -48,16 +72,24 @@ def atomics(tmp_path, devices: int, width: int, **options) -> set[str]:
         bottom=(64,),
         top=(64, 1),
         rank=16,
-        compiler_options={
-            "xla_dump_to": str(tmp_path),
-            "xla_dump_emitter_re": "ptx",
-        },
+        compiler_options=dump(tmp_path),
         **options,
     )
-    programs = [path.read_text() for path in tmp_path.glob("*.ptx")]
+    return atomics_of(tmp_path)
+
+
+def atomics_of(dumped: Path) -> set[str]:
+    """The atomic operations of dumped programs."""
+    programs = [path.read_text() for path in dumped.glob("*.ptx")]
     assert programs
     words = {word for program in programs for word in program.split()}
     return {word for word in words if word.startswith(("atom.", "red."))}
+
+
+def additions_of_floats(operations: set[str], kernels: str) -> list[str]:
+    """Those of floats among operations, and in what kernels of Mosaic have printed."""
+    operations |= set(re.findall(r"(?:atom|red)\.\S+", kernels))
+    return [each for each in operations if re.search(r"\.b?f(16|32|64)|\.cas\.", each)]
 
 
 @LOOPS
@@ -76,8 +108,32 @@ def test_with_the_kernels_no_float_is_added_by_an_atomic(
     operations = atomics(tmp_path, devices, 64, implementation="mosaic_gpu")
     kernels = capfd.readouterr().out
     assert "sum_bags" in kernels
-    operations |= set(re.findall(r"(?:atom|red)\.\S+", kernels))
-    floats = [
-        each for each in operations if re.search(r"\.b?f(16|32|64)|\.cas\.", each)
+    assert not additions_of_floats(operations, kernels)
+
+
+@pytest.mark.parametrize("kind", ["hstu", "dlrm_v4", "next_item"])
+def test_sequence_models_add_no_float_by_an_atomic(kind, tmp_path, capfd, monkeypatch):
+    """Their vectors of positions, and the bias by distance of HSTU, are read at many
+    places at once."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    tables = [ej.TableSpec(name, 1000, 64) for name in ("user", "item")]
+    features = [
+        ej.FeatureSpec("user"),
+        ej.FeatureSpec("item"),
+        ej.FeatureSpec("past", "item", hotness=50, pooling="none"),
     ]
-    assert not floats
+    machines = ej.fleets.dgx_h100(1, 2)
+    plan = ej.plan(tables, features, machines, 1024)
+    collection = ej.EmbeddingCollection(
+        plan, absent_mesh(machines), implementation="mosaic_gpu"
+    )
+    options = {"history": {"past": "item"}, **OPTIONS.get(kind, {})}
+    model = models.build(
+        section_of(kind)(**options), collection.output_shapes, 13, nnx.Rngs(0)
+    )
+    optimizers = Optimizers(optax.adagrad(0.01), ej.RowwiseAdagrad(0.1))
+    compile_model(
+        collection, step_model(model), optimizers, 13, compiler_options=dump(tmp_path)
+    )
+    operations = atomics_of(tmp_path)
+    assert not additions_of_floats(operations, capfd.readouterr().out)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from embark_kernels import _attention_kernel, attention, oracle, why_plain_attention
-from embark_kernels.attention import attend, attend_packed
+from embark_kernels.attention import Heads, attend, attend_packed
 from embark_kernels.check import ATTENTION_LIMIT, largest_error
 
 from tests.kernels.implementations import FLOAT32_EPS, run
@@ -122,7 +122,7 @@ def small_tiles(monkeypatch, compiled_once):
 
 def kernel_errors(lengths, room, heads, dim, weights, dtype):
     """Largest errors, relative to magnitudes, of sums and gradients; the rows after the
-    last event, which no event may see, are large."""
+    last event, which no event may see, are large. All heads lie in one array."""
     rng = np.random.default_rng(0)
     length = np.array(lengths, np.int32)
     first = np.cumsum(length, dtype=np.int32) - length
@@ -132,13 +132,14 @@ def kernel_errors(lengths, room, heads, dim, weights, dtype):
     longest = max(1, *lengths)
 
     def results(*arrays):
-        def attend(*arrays):
+        def attend(joined):
             places = jnp.asarray(first), jnp.asarray(length)
-            given = *arrays, *places, longest, weights
+            read = [Heads(joined, i * heads, heads) for i in range(3)]
+            given = *read, *places, longest, weights
             return attend_packed(*given, implementation="mosaic_gpu")
 
-        total, pull = jax.vjp(attend, *arrays[:3])
-        return total, *pull(arrays[3])
+        total, pull = jax.vjp(attend, jnp.concatenate(arrays[:3], axis=1))
+        return total, *jnp.split(*pull(arrays[3]), 3, axis=1)
 
     found = run("mosaic_gpu", results, *arrays)
     expected = oracle.attention(*arrays, first, length, weights, longest)

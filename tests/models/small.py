@@ -76,7 +76,12 @@ def joined(model: Any, embeddings: dict[str, Any]) -> Any:
         isinstance(model, JoinedModel)
         and len({embeddings[n].shape for n in names}) == 1
     ):
-        return Joined(jnp.stack([embeddings[n] for n in names], axis=1), names)
+        values = jnp.stack([embeddings[n] for n in names], axis=1)
+        dim = values.shape[2]
+        room = 0 if model.beside % dim else model.beside // dim
+        # What the model does not replace would show.
+        values = jnp.pad(values, ((0, 0), (room, 0), (0, 0)), constant_values=1e6)
+        return Joined(values, names, room)
     return embeddings
 
 

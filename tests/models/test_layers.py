@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
+from embark_jax.models import DLRMDCNv2, float8
 from embark_jax.models.layers import (
     MLP,
     Linear,
@@ -118,3 +119,47 @@ def test_matmul_gradient_in_shard_map_is_the_device_s_part(dtype):
 
     # Equal terms, added in another order.
     np.testing.assert_allclose(sharded(x, w), gradient(x, w), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e30])
+def test_products_in_8_bits_are_those_of_scaled_and_rounded_operands(scale):
+    """NumPy with ml_dtypes rounds and multiplies what the formats can hold."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(0, scale, (32, 48)) * rng.lognormal(0, 2, (32, 48))).astype("f4")
+    w = rng.normal(0, 0.1, (48, 16)).astype("f4")
+    gradient = rng.normal(0, 1e-3, (32, 16)).astype("f4")
+
+    def rounded(array, dtype, largest):
+        most = np.abs(array).max()
+        factor = np.float32(most / largest) if most else np.float32(1)
+        return (array / factor).astype(dtype).astype("f8") * factor
+
+    x8 = rounded(x, jnp.float8_e4m3fn, 448)
+    w8 = rounded(w, jnp.float8_e4m3fn, 448)
+    gradient8 = rounded(gradient, jnp.float8_e5m2, 57344)
+    product, backward = jax.vjp(float8.matmul, x, w)
+    x_gradient, w_gradient = backward(gradient)
+    for ours, exact in (
+        (product, x8 @ w8),
+        (x_gradient, gradient8 @ w8.T),
+        (w_gradient, x8.T @ gradient8),
+    ):
+        np.testing.assert_allclose(
+            ours, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max()
+        )
+
+
+def test_float8_rounds_cross_and_hidden_top_layers_alone():
+    """So a model whose hidden layers have 8 bits differs little, but differs."""
+    shapes = {"a": (16,), "b": (16,)}
+    options = {"bottom": (16,), "top": (16, 1), "cross_layers": 1, "cross_rank": 16}
+    plain, rounded = (
+        DLRMDCNv2(shapes, 4, **options, float8=float8, rngs=nnx.Rngs(0))
+        for float8 in (False, True)
+    )
+    rng = np.random.default_rng(1)
+    dense = jnp.array(rng.normal(size=(64, 4)), jnp.float32)
+    rows = {n: jnp.array(rng.normal(size=(64, 16)), jnp.float32) for n in shapes}
+    difference = np.abs(plain(dense, rows) - rounded(dense, rows)).max()
+    assert 0 < difference < 0.1 * np.abs(plain(dense, rows)).max()
+    np.testing.assert_array_equal(plain.bottom(dense), rounded.bottom(dense))
