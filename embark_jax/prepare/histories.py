@@ -145,5 +145,5 @@ def _of_whole_users(database: sql.Database, query: str) -> Iterator[pa.Table]:
 
 def _changes(values: pa.Array) -> np.ndarray:
     """Returns which values are not those before them, as the first is."""
-    unlike = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
-    return np.concatenate([[True], unlike])
+    unlike = pc.call_function("not_equal", [values[1:], values[:-1]])
+    return np.concatenate([[True], unlike.to_numpy(zero_copy_only=False)])
