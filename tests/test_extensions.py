@@ -331,6 +331,7 @@ for name, rows in trainer.state.storages.items():
     assert moved.any()
 """
 OF_PARTS = """
+import jax
 import numpy as np
 import embark_jax as ej
 from embark_jax.config.embedding import EmbeddingConfig
@@ -338,12 +339,14 @@ from embark_jax.planner.search.local_search import LocalSearch
 from embark_jax.plans.storage import Placement
 from tests.builders import make_plan, make_trainer, losses
 
+jax.config.update("jax_num_cpu_devices", 4)
+
 def trained(cluster, exchange, tier):
     slots = 32 if tier != "device" else None
     table = ej.TableSpec("t", 60, 4, tier=tier, slots=slots)
     plan = make_plan(
-        [ej.FeatureSpec("t")], [Placement(table, cluster, 1, 1, (0,), exchange)],
-        1, 1, 8,
+        [ej.FeatureSpec("t")], [Placement(table, cluster, 3, 1, (3, 0, 1), exchange)],
+        2, 2, 8,
     )
     trainer = make_trainer(plan)
     data = ej.SyntheticClicks([table], plan.features, dense_features=2)

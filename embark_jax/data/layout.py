@@ -22,7 +22,7 @@ TYPES = {
 """Types of the matrices."""
 
 
-class Columns(NamedTuple):
+class BatchColumns(NamedTuple):
     """The columns of a batch, as arrays of NumPy or of JAX.
 
     Attributes:
@@ -109,7 +109,7 @@ class Layout(NamedTuple):
             for name, width in self.widths.items()
         }
 
-    def columns(self, matrices: Mapping[str, Any]) -> Columns:
+    def columns(self, matrices: Mapping[str, Any]) -> BatchColumns:
         """Returns the columns of matrices, which are slices of them."""
         labels = sample_weights = dense = None
         if NUMBERS in matrices:
@@ -132,4 +132,4 @@ class Layout(NamedTuple):
             name: matrices[IDS][:, first + 2 * i : first + 2 * i + 2]
             for i, name in enumerate(self.spans)
         }
-        return Columns(dense, ids, weights, labels, sample_weights, spans)
+        return BatchColumns(dense, ids, weights, labels, sample_weights, spans)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from embark_jax.data.layout import IDS, LONG_IDS, NUMBERS, Columns, Layout
+from embark_jax.data.layout import IDS, LONG_IDS, NUMBERS, BatchColumns, Layout
 from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.tables import DYNAMIC_KEYS, PADDING_ID, FeatureSpec
 
@@ -58,7 +58,7 @@ class DeviceBatch:
     def __len__(self) -> int:
         return len(next(iter(self.samples.values())))
 
-    def columns(self) -> Columns:
+    def columns(self) -> BatchColumns:
         """Returns its columns, which are slices; call it inside a compiled program.
         Those of sequences are packed, ``[total]``."""
         columns = _columns_of(self.samples, self.layout)
@@ -84,7 +84,7 @@ class DeviceBatch:
         return all(events[n] == room for n, room, _ in self.layout_of_events.ids)
 
 
-def _columns_of(matrices: Matrices, layout: Layout) -> Columns:
+def _columns_of(matrices: Matrices, layout: Layout) -> BatchColumns:
     with jax.enable_x64(LONG_IDS in matrices):
         if LONG_IDS in matrices:
             matrices = {**matrices, LONG_IDS: id_matrix(matrices, LONG_IDS)}

@@ -117,7 +117,8 @@ class EmbeddingCollection:
         these have one dim, which divides it, lookups leave room for them.
 
     Attributes:
-      room: features of which nothing is looked up that lookups have before others.
+      room: features of zeros at the front of each lookup, in whose place the model puts
+        its own values.
       capacities: as in the plan; no id is sent where all are hot.
       clusters: cluster of each storage, by name.
       route_specs: partition specs of routes, as a prefix of their arrays.

@@ -72,7 +72,7 @@ class UniqueBased(ShardedCluster):
             buckets = bucket_sorted(
                 in_order.order,
                 in_order.owner,
-                in_order.order,
+                in_order.order,  # in the place of slots, which are not known yet
                 in_order.is_first,
                 index.devices,
                 len(words),

@@ -177,12 +177,14 @@ class Sequences:
         """
 
         def attend(made, places, bias):
-            read = [Heads(made, each, heads) for each in first]
+            query, key, value = (Heads(made, each, heads) for each in first)
             implementation = self._history.implementation
-            if implementation and why_unsupported(*(x.values for x in read), bias):
+            if implementation and why_unsupported(query, key, value, bias):
                 implementation = "xla"
             return attend_packed(
-                *read,
+                query,
+                key,
+                value,
                 places.first,
                 places.length,
                 self.longest,

@@ -53,10 +53,15 @@ class Run(NamedTuple):
 
 
 class Callback:
-    """A callback, which does nothing at any time; subclasses do something at some."""
+    """A callback, which does nothing at any time; subclasses do something at some.
+
+    All processes call theirs. At a stop, which any callback may ask for, all steps are
+    finished and the trainer's state is that of the step; otherwise it may be up to two
+    steps ahead. A run that is asked to end saves a checkpoint, and makes no stop.
+    """
 
     def next_stop(self, step: int) -> int | None:
-        """Returns the next step after this one at which all steps must be finished."""
+        """Returns the next step after this one at which this callback needs a stop."""
         return None
 
     def begin(self, step: int) -> None:
@@ -66,7 +71,8 @@ class Callback:
         """Called with each step, in order, once it is certain."""
 
     def at_stop(self, step: int) -> None:
-        """Called when all steps up to this one are finished."""
+        """Called at the stop of any callback: one of its own is a step at which its
+        interval says so."""
 
 
 def next_multiple(step: int, every: int | None) -> int | None:
@@ -98,10 +104,14 @@ class StepLog(Callback):
 
     def add(self, result: StepResult) -> None:
         self._figures.add(result)
-        if result.step % self._run.options.log_every == 0:
-            self.at_stop(result.step)
+        if result.step % self._run.options.log_every == 0:  # which needs no stop
+            self.record(result.step)
 
     def at_stop(self, step: int) -> None:
+        self.record(step)
+
+    def record(self, step: int) -> None:
+        """Logs and shows the figures of the steps since the last record."""
         if self._figures.empty:
             return
         run, record = self._run, self._figures.close()

@@ -296,8 +296,9 @@ def build(
     if jax.process_count() > 1:  # hosts may differ, and their plans with them
         planned = Plan.from_json(from_process_0(planned.to_json()))
     in_training_order(dataset, config, planned)  # raises now, not when training begins
-    model = config, description, tables, features, planned
-    return Experiment(*model, dataset, first_step)
+    return Experiment(
+        config, description, tables, features, planned, dataset, first_step
+    )
 
 
 def plan_model(

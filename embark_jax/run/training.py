@@ -132,10 +132,11 @@ def train_steps(run: Run, evaluation: Evaluation, profile: StepProfile) -> None:
     """
     trainer, improvement, steps = run.trainer, evaluation.improvement, run.setup.steps
     step_log, saving = StepLog(run), Saving(run, improvement)
-    callbacks: list[Callback] = [profile, step_log, evaluation, saving]
+    last_two: list[Callback] = [evaluation, saving]
     if run.setup.windows is not None:
         # A window's checkpoint is of before the evaluation on the next one.
-        callbacks[2:] = [saving, evaluation]
+        last_two.reverse()
+    callbacks = [profile, step_log, *last_two]
     try:
         with step_log.progress, profile:
             evaluation.at_stop(trainer.step)  # a run that was stopped in one resumes it
@@ -144,7 +145,7 @@ def train_steps(run: Run, evaluation: Evaluation, profile: StepProfile) -> None:
                 goal = min(filter(None, [steps, *stops]))
                 _train_to(goal, run, callbacks)
     except StoppedError:
-        step_log.at_stop(trainer.step)
+        step_log.record(trainer.step)
         saving.save_once()
         raise
     except (DataError, StoreError):

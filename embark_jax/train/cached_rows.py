@@ -8,7 +8,8 @@ those that the next swap takes in. It reads no stale row.
 
 What a batch has changed is known until its step is known to be applied. If a step is
 refused, its batch and those behind it are undone, from the last to the first: rows lie
-where they lay before, and nobody has asked for any. The batches may come again.
+where they lay before, and the counts of requests are those of before. The batches may
+come again.
 
 The devices get the route of a batch before the step ahead of it, where the batch is
 known by then: its rows are read while that step runs.

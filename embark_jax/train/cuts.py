@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from embark_jax.data.layout import Columns
+from embark_jax.data.layout import BatchColumns
 from embark_jax.embedding.collection import BATCH, EmbeddingCollection
 from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.sequences import Spans
@@ -48,7 +48,11 @@ class Cuts:
     """
 
     def __init__(
-        self, collection: EmbeddingCollection, count: int, batch: Columns, dealt: int
+        self,
+        collection: EmbeddingCollection,
+        count: int,
+        batch: BatchColumns,
+        dealt: int,
     ):
         self._collection, self._count, self._batch = collection, count, batch
         plan = collection.plan
@@ -64,12 +68,12 @@ class Cuts:
             dict(batch.spans),
         )
 
-    def numbered(self) -> tuple[jax.Array, Columns]:
+    def numbered(self) -> tuple[jax.Array, BatchColumns]:
         """Returns the numbers of the cuts, and what they have of samples, ``[cuts,
         batch / cuts, …]``."""
 
         def cut(batch):
-            # Not -1, which nobody knows of arrays without columns.
+            # Not -1, which is undefined for arrays without columns.
             return jax.tree.map(
                 lambda array: array.reshape(
                     self._count, len(array) // self._count, *array.shape[1:]
@@ -96,8 +100,8 @@ class Cuts:
 
     @jax.named_scope("lookup")
     def of(
-        self, embeddings: Lookups, number: jax.Array, samples: Columns
-    ) -> tuple[Lookups, Columns]:
+        self, embeddings: Lookups, number: jax.Array, samples: BatchColumns
+    ) -> tuple[Lookups, BatchColumns]:
         """Returns the embeddings of a cut and its batch, of the embeddings of the batch
         and what ``numbered`` has of the cut."""
 

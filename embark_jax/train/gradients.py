@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from embark_jax.data.layout import Columns
+from embark_jax.data.layout import BatchColumns
 from embark_jax.embedding.collection import (
     BATCH,
     EmbeddingCollection,
@@ -95,7 +95,7 @@ class Gradients(NamedTuple):
     """The result of backward.
 
     Attributes:
-      loss: ``[]`` mean log loss of the batch.
+      loss: ``[]`` mean loss of the batch.
       logits: ``[batch]`` or ``[batch, tasks]``, in the order of the batch's samples.
       model_state: state after the batch; each micro-batch starts from that of the one
         before.
@@ -116,7 +116,7 @@ def batch_gradients(
     options: StepOptions,
     state: TrainState,
     routes: Routes,
-    batch: Columns,
+    batch: BatchColumns,
     dealt: int,
     shardings: Any,
 ) -> Gradients:
@@ -165,10 +165,10 @@ def _gradients_of_samples(
     options: StepOptions,
     samples: int,
     params: Any,
-) -> Callable[[Any, Lookups, Columns], Gradients]:
+) -> Callable[[Any, Lookups, BatchColumns], Gradients]:
     """Returns a function of the model state, embeddings and a batch, or a cut of it:
     the gradients of its share in the mean loss of all samples. Where devices compute
-    their own, loss and dense gradients are along a first axis."""
+    their own, loss and dense gradients have a first axis, of devices."""
     by_sample = sample_sharding(options.dense, collection.mesh)
 
     def constrain(arrays):
@@ -193,7 +193,7 @@ def _gradients_of_samples(
 
 
 def _sum_over_cuts(
-    gradients_of: Callable[[Any, Lookups, Columns], Gradients],
+    gradients_of: Callable[[Any, Lookups, BatchColumns], Gradients],
     cuts: Cuts,
     zeros: Any,
     model_state: Any,

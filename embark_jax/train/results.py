@@ -20,7 +20,7 @@ class StepResult:
 
     Attributes:
       step: number of the step, from 1.
-      loss: mean log loss of its batch, before the update.
+      loss: mean loss of its batch, before the update.
       logits, labels: ``[batch]`` or ``[batch, tasks]``, sharded by samples; logits
         before the update.
       used: share of each of the plan's capacities that the batch needed.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from embark_jax.embedding.collection import (
     BATCH,
     EmbeddingCollection,
     Routes,
+    Storages,
 )
 from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.rules import step_factors
@@ -68,15 +69,41 @@ class StepReport(NamedTuple):
     weights: jax.Array | None = None
 
 
+class TrainStep(Protocol):
+    """A jitted train step, which donates its state."""
+
+    def __call__(
+        self,
+        state: TrainState,
+        batch: DeviceBatch,
+        routes: Routes,
+        following: DeviceBatch | None,
+    ) -> tuple[TrainState, StepReport, Routes | None]: ...
+
+    def lower(self, *args: Any) -> jax.stages.Lowered: ...
+
+
+class ScoreStep(Protocol):
+    """A jitted evaluation of a batch."""
+
+    def __call__(
+        self,
+        params: Any,
+        model_state: Any,
+        storages: Storages,
+        batch: DeviceBatch,
+        routes: Routes,
+    ) -> StepReport: ...
+
+
 def make_train_step(
     model: StepModel,
     collection: EmbeddingCollection,
     optimizers: Optimizers,
     state: TrainState,
     options: StepOptions = DEFAULT,
-) -> Callable:
-    """Makes a jitted ``(state, batch, routes, following) -> (state, report, routes)``;
-    it donates its state.
+) -> TrainStep:
+    """Makes the train step.
 
     ``routes`` are those of the batch, as ``collection.route_batch`` makes them.
     ``following`` is the batch after it, whose routes the step makes beside the dense
@@ -218,8 +245,8 @@ def make_score_step(
     collection: EmbeddingCollection,
     micro_batches: int = 1,
     method: str = CALL,
-) -> Callable:
-    """Makes a jitted ``(params, model_state, storages, batch, routes) -> report``.
+) -> ScoreStep:
+    """Makes the evaluation of a batch.
 
     The report has no loss. With another ``method`` of the model the logits are its
     results."""

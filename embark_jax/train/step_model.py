@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from embark_jax._base.errors import UserError
-from embark_jax.data.layout import Columns
+from embark_jax.data.layout import BatchColumns
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.lookups import Lookups
 from embark_jax.models.function import FunctionModel, Model, ModelWithLoss
@@ -81,7 +81,7 @@ class FlaxModel:
         self._scoring = nnx.graphdef(scoring)
 
     def train(
-        self, params: Any, state: Any, embeddings: Any, batch: Columns, loss: Loss
+        self, params: Any, state: Any, embeddings: Any, batch: BatchColumns, loss: Loss
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Returns ``(losses, logits, new state)`` in training mode; losses are
         ``[batch]``, or their mean ``[]``, and logits have the shape of the labels.
@@ -177,9 +177,9 @@ def model_inputs(
     model: StepModel,
     collection: EmbeddingCollection,
     lookups: Lookups,
-    batch: Columns,
+    batch: BatchColumns,
     mesh: Mesh | None,
-) -> tuple[dict[str, Any] | Joined, Columns]:
+) -> tuple[dict[str, Any] | Joined, BatchColumns]:
     """Returns embeddings and a batch as a model takes them. Sequences stay packed for
     those that read packed ones; others get padded ones, with ids and weights, and with
     a mask if they ask for it. Models that take one array get it, if there is one.

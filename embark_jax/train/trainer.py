@@ -395,13 +395,14 @@ class Trainer:
             else:
                 routes = self._routes(batch)
             # Where none of the same kind follows, the step makes its own routes again,
-            # for nobody: another program would have to be compiled.
+            # and they are thrown away: another program would have to be compiled.
             same_kind = following is not None and following.hot == batch.hot
             ahead = following if same_kind else batch
         self.state, report, next_routes = self._train(self.state, batch, routes, ahead)
         if following is not None and ahead is not None:
-            made = next_routes if ahead is following else self._routes(following)
-            self._ahead = following, made
+            if ahead is not following or next_routes is None:
+                next_routes = self._routes(following)
+            self._ahead = following, next_routes
         report.numbers.copy_to_host_async()
         return report
 

@@ -180,16 +180,17 @@ def attend_mosaic_gpu(
     event = jnp.arange(events, dtype=jnp.int32)
     keys = Spans(first_of, jnp.where(end_of > 0, event + 1 - first_of, 0))
     queries = Spans(event, jnp.where(end_of > 0, end_of - event, 0))
-    query, key, value, keys, queries = jax.tree.map(
-        pad, (query, key, value, keys, queries)
-    )
+    given = query, key, value, keys, queries
+    query, key, value, keys, queries = jax.tree.map(pad, given)
     return _attend(query, key, value, keys, queries, rule)[:events]
 
 
-def _attend_forward(query, key, value, keys: Spans, queries: Spans, rule: Rule):
+def _attend_forward(
+    query: Heads, key: Heads, value: Heads, keys: Spans, queries: Spans, rule: Rule
+):
     total, *vectors = _run(
         "attention_sums",
-        _Sums(rule, query.array.shape[-1]),
+        _Sums(rule, query.shape[-1]),
         rows=[query],
         columns=[key, value],
         spans=keys,
@@ -202,16 +203,16 @@ def _attend_forward(query, key, value, keys: Spans, queries: Spans, rule: Rule):
 
 def _attend_backward(rule: Rule, kept, gradient: jax.Array):
     query, key, value, keys, queries, total, vectors = kept
-    gradient = gradient.astype(query.array.dtype)
+    gradient = gradient.astype(query.dtype)
     if rule.offsets:  # the mean of the gradients of shares, weighed by shares
         product = total.astype(jnp.float32) * gradient.astype(jnp.float32)
         vectors = [*vectors, -product.sum(axis=-1).T]
-    dim = query.array.shape[-1]
-    gradient = Heads.all_of(gradient)
+    *_, dim = query.shape
+    gradients = Heads.all_of(gradient)
     (query_gradient,) = _run(
         "attention_query_gradient",
         _Gradients(rule, dim, sums=1),
-        rows=[query, gradient],
+        rows=[query, gradients],
         columns=[key, value],
         spans=keys,
         block_columns=GRADIENT_COLUMNS,
@@ -221,7 +222,7 @@ def _attend_backward(rule: Rule, kept, gradient: jax.Array):
         "attention_key_gradient",
         _Gradients(rule, dim, sums=2),
         rows=[key, value],
-        columns=[query, gradient],
+        columns=[query, gradients],
         spans=queries,
         block_columns=GRADIENT_COLUMNS,
         column_vectors=vectors,
@@ -317,9 +318,8 @@ def _run(
         needs of each row, or of each column.
       row_vectors_out: number of such vectors that it returns.
     """
-    events, _, dim = rows[0].array.shape
-    heads, dtype = rows[0].count, rows[0].array.dtype
-    matrix = jax.ShapeDtypeStruct((events, heads, dim), dtype)
+    (events, heads, dim), dtype = rows[0].shape, rows[0].dtype
+    matrix = jax.ShapeDtypeStruct(rows[0].shape, dtype)
     vector = jax.ShapeDtypeStruct((heads, events), jnp.float32)
     sums = task.sums if isinstance(task, _Gradients) else 1
     out_type = [matrix] * sums + [vector] * row_vectors_out

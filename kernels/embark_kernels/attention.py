@@ -63,6 +63,16 @@ class Heads:
         return cls(array, 0, array.shape[1])
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of ``values``."""
+        return self.array.shape[0], self.count, self.array.shape[2]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of ``values``."""
+        return self.array.dtype
+
+    @property
     def values(self) -> jax.Array:
         """These heads, ``[events, count, dim]``."""
         return lax.slice_in_dim(self.array, self.first, self.first + self.count, axis=1)
@@ -101,25 +111,24 @@ def attend_packed(
       ValueError: if the implementation is unknown or cannot handle the arguments.
     """
     divisor = divisor or longest
-    heads = [
+    query, key, value = (
         x if isinstance(x, Heads) else Heads.all_of(x) for x in (query, key, value)
-    ]
-    arrays = [each.values for each in heads]
-    unsupported = why_unsupported(*arrays, bias)
+    )
+    unsupported = why_unsupported(query, key, value, bias)
     if choose_unless(unsupported, implementation, _why_not_here) == "xla":
-        packed = *arrays, first, length
+        packed = query.values, key.values, value.values, first, length
         return _attend_unpacked(packed, longest, weights, bias, divisor)
     # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._attention_kernel import SiLU, Softmax, attend_mosaic_gpu
 
-    events, _, dim = arrays[0].shape
+    events, _, dim = query.shape
     sample, position = places_of_events(first, length, events)
     begin = jnp.arange(events, dtype=jnp.int32) - position
     end = begin + length.at[sample].get(mode="clip")
     begin, end = (jnp.where(sample < len(first), each, 0) for each in (begin, end))
     scale = 1 / math.sqrt(dim)
     rule = SiLU(scale, divisor) if weights == "silu" else Softmax(scale)
-    return attend_mosaic_gpu(*heads, begin, end, rule)
+    return attend_mosaic_gpu(query, key, value, begin, end, rule)
 
 
 def why_plain_attention(

@@ -14,7 +14,7 @@ import embark_jax as ej
 from embark_jax.config import negatives_of
 from embark_jax.config.models import section_of
 from embark_jax.data import WithUniformNegatives
-from embark_jax.data.layout import Columns
+from embark_jax.data.layout import BatchColumns
 from embark_jax.metrics import retrieval
 from embark_jax.models import Masked
 from tests import runs
@@ -139,7 +139,9 @@ def test_the_loss_equals_its_formula(uniform):
     )
     dense = jnp.zeros((BATCH, 0))
     on_devices = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), embeddings)
-    batch = Columns(dense, jax.tree.map(jnp.asarray, columns), {}, jnp.asarray(labels))
+    batch = BatchColumns(
+        dense, jax.tree.map(jnp.asarray, columns), {}, jnp.asarray(labels)
+    )
     users = np.asarray(model.users(dense, on_devices), np.float64)
     items = model.items(jnp.zeros((kinds, 0)), {"item": jnp.asarray(rows)})
     items = np.asarray(items, np.float64)
@@ -249,7 +251,7 @@ def test_every_event_is_predicted_by_those_before(
     model = next_item(encoder, temperature=0.5, in_batch=in_batch)
     labels = np.array([1, 1, 0, 1, 1, 1], np.float32)
     dense = jnp.zeros((samples, 0))
-    batch = Columns(dense, jax.tree.map(on_devices, ids), {}, jnp.asarray(labels))
+    batch = BatchColumns(dense, jax.tree.map(on_devices, ids), {}, jnp.asarray(labels))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     @jax.jit
@@ -283,7 +285,7 @@ def test_no_array_of_all_scores_is_in_memory():
     graph, state = nnx.split(model)
 
     def loss(embeddings, ids, state):
-        batch = Columns(jnp.zeros((samples, 0)), ids, {}, jnp.ones(samples))
+        batch = BatchColumns(jnp.zeros((samples, 0)), ids, {}, jnp.ones(samples))
         losses, _ = nnx.merge(graph, state, copy=True).loss(embeddings, batch)
         return losses.sum()
 
