@@ -223,6 +223,15 @@ def test_every_model_scores_alike_in_onnx_and_jax(
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "changes"), small.CASES)
+def test_every_model_takes_a_batch_of_unknown_size(kind, changes):
+    config = small.small_config(small.KINDS[kind], **changes)
+    model = DenseModel(config, small.TABLES, small.features_of(config), 3)
+    (batch,) = jax_export.symbolic_shape("batch")
+    logits = jax.eval_shape(model, model.arrays, *model.shapes(batch))
+    assert logits.shape[0] == batch
+
+
 def test_layers_in_bfloat16_are_scored_in_float32(tmp_path):
     """As near to the oracle as those that are float32 in training, too."""
     section = small.KINDS["dlrm_dcnv2"]
