@@ -9,7 +9,7 @@ from importlib import metadata
 import jax
 
 from embark_jax.bench.calibrate import Rates
-from embark_jax.plans.fleet import THIS_MACHINE
+from embark_jax.plans.fleet import THIS_MACHINE, gpu_efficiency
 
 SORT_BYTES = 36
 """What a radix sort of 32-bit keys moves for each: it reads and writes all in each of
@@ -34,6 +34,7 @@ def fleet_yaml(rates: Rates) -> str:
     memory_share = rows / rates.copy_bytes_per_s
     layer_share = rates.layer_flops_per_s / rates.matmul_flops_per_s
     ids_share = SORT_BYTES * rates.sort_keys_per_s / rates.copy_bytes_per_s
+    kernel_us = 0.0 if shared else gpu_efficiency().kernel_us
     sums = (rates.all_reduce_bytes_per_s or link) / link
     guess = "not measured: as inside the node"
     hops = f"node_hop_us: {_figure(hop_us)}, network_hop_us: {_figure(hop_us)}"
@@ -57,6 +58,7 @@ def fleet_yaml(rates: Rates) -> str:
             ("network_hop_us", hop_us, guess),
             ("ids", ids_share, "measured: a sort"),
             ("xla_ids", ids_share, "the same"),
+            ("kernel_us", kernel_us, "not measured: as on other GPUs, or none"),
             ("ways", f"\n    - {ring}", f"{how}: all-reduce"),
         ],
         "measured": [

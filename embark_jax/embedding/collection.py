@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from embark_kernels import Implementation, choose
-from embark_kernels.packing import pack, unpack
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -295,7 +294,7 @@ class EmbeddingCollection:
         Args:
           ids: for each feature ``[batch, hotness]`` int32 or int64, -1 where padded;
             for a sequence ``[total]``, the events of each device's samples, up to the
-            room that the plan has, as ``packed`` packs them.
+            room that the plan has, as ``embark_kernels.packing.pack`` packs them.
           weights: for each weighted feature float32 of the same shape.
           spans: spans of the sequences.
 
@@ -418,47 +417,6 @@ class EmbeddingCollection:
             term = jnp.abs(gradient).max(axis=1)
             largest.append(term * routes.largest_weights.sequences.get(name, 1.0))
         return largest
-
-    def padded(
-        self, columns: Mapping[str, jax.Array], spans: Mapping[str, Spans]
-    ) -> dict[str, jax.Array]:
-        """Returns arrays by feature, in which sequences, ``[total, …]``, are padded:
-        ``[batch, hotness, …]``; where there is no event, ids are -1, and floats 0."""
-
-        def pad(columns, spans):
-            return {
-                n: unpack(column, self._hotness[n], *spans[n])
-                for n, column in columns.items()
-            }
-
-        return self._map_sequences(pad, columns, spans)
-
-    def packed(
-        self,
-        columns: Mapping[str, jax.Array],
-        spans: Mapping[str, Spans],
-        fill: float = 0,
-    ) -> dict[str, jax.Array]:
-        """Inverts ``padded``; ``fill`` is where there is room for other events."""
-        room = self.plan.events
-
-        def gather_events(columns, spans):
-            return {n: pack(columns[n], room[n], *spans[n], fill=fill) for n in columns}
-
-        return self._map_sequences(gather_events, columns, spans)
-
-    def _map_sequences(
-        self,
-        function: Callable,
-        columns: Mapping[str, jax.Array],
-        spans: Mapping[str, Spans],
-    ) -> dict[str, jax.Array]:
-        """Applies a function of ``(columns, spans)`` to columns of sequences."""
-        names = [name for name in spans if name in columns]
-        if not names:
-            return dict(columns)
-        sequences = ({n: by_name[n] for n in names} for by_name in (columns, spans))
-        return {**columns, **self.map(function, BATCH, BATCH)(*sequences)}
 
     @jax.named_scope("update")
     def update(

@@ -12,7 +12,7 @@ from embark_kernels.optimizers import ROW_OPTIMIZERS
 
 from embark_jax.plans.layout import Storage
 from embark_jax.plans.plan import Plan
-from embark_jax.plans.traffic import VALUE_BYTES
+from embark_jax.plans.traffic import WORD_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def check_planned(plan: Plan, rules: AnyRule) -> None:
         rule = rule_of(rules, storage)
         largest = max(largest, rule, key=lambda each: _values(each, storage.width))
         values = _values(rule, storage.width) - _values(planned, storage.width)
-        more_bytes += VALUE_BYTES * storage.slots_per_device * values
+        more_bytes += WORD_BYTES * storage.slots_per_device * values
     if more_bytes <= 0:
         return
     names = {rule: name for name, rule in ROW_OPTIMIZERS.items()}

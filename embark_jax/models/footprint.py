@@ -13,7 +13,7 @@ from flax import nnx
 from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
-from embark_jax.models.interface import Packed, PackedModel
+from embark_jax.models.interface import JoinedModel, Packed, PackedModel
 from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.products import Product
@@ -30,16 +30,19 @@ class Footprint(NamedTuple):
       parameters: number of parameters of all layers.
       kept_bytes: bytes per sample that backward needs from forward.
       peak_bytes: bytes per sample that are there at once, if the layers are of packed
-        sequences: XLA makes the gradients of one such layer after the other, where
-        those of others all exist together with what is kept; or if samples are each
-        other's negatives, whose scores count, too.
+        sequences or on a single device: XLA makes the gradients of one such layer after
+        the other, where those of others, which are summed over devices, all exist
+        together with what is kept; or if samples are each other's negatives, whose
+        scores count, too.
       products: matrix products of forward, if they are wanted.
+      embedding_dtype: name of the data type in which it takes pooled embeddings.
     """
 
     parameters: int
     kept_bytes: int
     peak_bytes: int | None = None
     products: tuple[Product, ...] = ()
+    embedding_dtype: str = "float32"
 
 
 def footprint(
@@ -50,6 +53,7 @@ def footprint(
     samples: int = SAMPLES,
     *,
     multiplied: bool = False,
+    alone: bool = False,
 ) -> Footprint:
     """Returns the footprint of the model that ``build`` makes.
 
@@ -60,6 +64,7 @@ def footprint(
       samples: samples that go through the layers together, on all devices: those of
         models with negatives of the batch are compared with each other.
       multiplied: whether its products are wanted.
+      alone: whether it is on a single device.
     """
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
@@ -114,14 +119,16 @@ def footprint(
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     kept, peak, made = bytes_of(kept_bytes, backward), None, ()
-    if isinstance(model, PackedModel | RetrievalModel):
+    if alone or isinstance(model, PackedModel | RetrievalModel):
         peak = bytes_of(peak_bytes, gradients)
-        peak = peak if isinstance(model, PackedModel) else max(peak, 2 * kept)
+        in_turn = alone or isinstance(model, PackedModel)
+        peak = peak if in_turn else max(peak, 2 * kept)
     if multiplied:
         few, twice, _ = of_samples(products, forward)
         pairs = zip(few, twice, strict=True)
         made = tuple(one for pair in pairs if (one := _of_sample(*pair)).times)
-    return Footprint(parameters, kept, peak, made)
+    takes = model.compute_dtype if isinstance(model, JoinedModel) else "float32"
+    return Footprint(parameters, kept, peak, made, str(jnp.dtype(takes)))
 
 
 class _Batch(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -189,7 +188,8 @@ def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
 def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
     """Returns the bytes of the arrays that are there at once at most, besides inputs,
     where operations run in the order in which they were traced. An elementwise result
-    lies where an operand of its size was that nothing reads any more.
+    lies where an operand of its size was that nothing reads any more; one that is
+    smaller than what it is made of, such as a mask, is kept in place of that.
 
     Args:
       gradients: ``(held, *inputs) -> jax.grad(…)``.
@@ -197,7 +197,6 @@ def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
     """
     program, of_inputs, outputs = _flat(gradients, held, inputs)
     operands, sizes = program.operands(), program.sizes
-    uses = Counter(n for _, of_operation, _ in program.operations for n in of_operation)
     sources = {number: {number} for number in of_inputs}
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -208,7 +207,7 @@ def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
         for number in results:
             again = name in ELEMENTWISE and (number not in operands or name in VIEWS)
             larger = sum(sizes[n] for n in made_of) > sizes[number]
-            if again and not (larger and uses[number] > 1):
+            if again and not larger:
                 sources[number] = made_of
             else:
                 sources[number] = {number}

@@ -128,7 +128,7 @@ class Efficiency:
         that it takes.
       message_us: latency of each message that an all-to-all sends to a device of
         another node.
-      kernel_us: least time of a kernel; only the simulator counts kernels.
+      kernel_us: time of a kernel and its launch, beside what it moves.
       ways: ways of sums and gathers; without any these are rings, with the latencies
         of an exchange.
     """
@@ -156,7 +156,8 @@ those of the network, too."""
 class FleetFile(Config):
     """The schema of a fleet's YAML file.
 
-    ``efficiency`` is the section itself, or the path of its file, relative to this one.
+    ``efficiency`` is the section itself, or the path of its file, relative to this one;
+    such a file may say ``like: another file`` and only what differs from it.
     The figures of a ``shared`` device are those of a whole machine, whose devices
     divide them among themselves. ``placeholders`` says that nobody measured the
     figures. ``measured`` is a record that nothing reads.
@@ -173,7 +174,7 @@ class FleetFile(Config):
 
 @functools.cache
 def gpu_efficiency() -> Efficiency:
-    """Returns the efficiency that all GPU fleets share."""
+    """Returns the efficiency of GPUs, up to Hopper's."""
     return Efficiency(**_read(FILES / GPU_EFFICIENCY))
 
 
@@ -235,7 +236,7 @@ def load(source: str, nodes: int = 1, gpus_per_node: int | None = None) -> Fleet
         )
     data = _read(path)
     if isinstance(data.get("efficiency"), str):
-        data["efficiency"] = _read(path.parent / data["efficiency"])
+        data["efficiency"] = _read_efficiency(path.parent / data["efficiency"])
     file = validated(FleetFile, data, (), f"fleet: {path}")
     gpus = file.gpus_per_node if gpus_per_node is None else gpus_per_node
     fleet = Fleet(
@@ -263,6 +264,12 @@ def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
     each other and predict nothing.
     """
     return load("this-machine", nodes, gpus_per_node)
+
+
+def _read_efficiency(path: Path) -> dict[str, Any]:
+    data = _read(path)
+    like = data.pop("like", None)
+    return data if like is None else _read_efficiency(path.parent / like) | data
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Bytes that one step moves, term by term: over the links, and in device memory.
 
 All are bytes of one device. ``batch`` is the device's own share of the global batch,
-``width`` the columns of a shard. Every value is 4 bytes, ids as well as float32
-numbers; rows of 16-bit tables take fewer, as rows and gradients may on the wire.
+``width`` the columns of a shard. Values are words, ids as well as float32 numbers; rows
+of 16-bit tables take fewer bytes, as rows and gradients may on the wire.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from embark_kernels.sizes import TERMS_WORTH_SORTING
 
-VALUE_BYTES = 4
+WORD_BYTES = 4
+"""Bytes of an id, and of a float32."""
 Numbers: TypeAlias = Any
 """A number or a NumPy array of numbers: the formulas are for both."""
 
@@ -67,7 +68,7 @@ def all_reduce_bytes(
 
 
 def rows_bytes(
-    rows: Numbers, width: Numbers, value_bytes: Numbers = VALUE_BYTES
+    rows: Numbers, width: Numbers, value_bytes: Numbers = WORD_BYTES
 ) -> Numbers:
     """Returns the memory bytes of reading or writing rows, sums or gradients once."""
     return value_bytes * rows * width
@@ -78,26 +79,26 @@ def update_rows_bytes(
     width: Numbers,
     values_per_parameter: int,
     values_per_row: int,
-    value_bytes: Numbers = VALUE_BYTES,
+    value_bytes: Numbers = WORD_BYTES,
 ) -> Numbers:
     """Returns the memory bytes of reading and writing rows, of ``value_bytes`` a
     parameter, with their optimizer state."""
     states = width * values_per_parameter + values_per_row
-    return 2 * rows * (value_bytes * width + VALUE_BYTES * states)
+    return 2 * rows * (value_bytes * width + WORD_BYTES * states)
 
 
-def sort_bytes(keys: Numbers, key_bytes: int = VALUE_BYTES) -> Numbers:
+def sort_bytes(keys: Numbers, key_bytes: int = WORD_BYTES) -> Numbers:
     """Returns the memory bytes of sorting keys with 32-bit positions. A
     least-significant-digit radix sort reads and writes both once for each digit of
     eight bits, and counts digits in one more pass
     (https://arxiv.org/abs/2206.01784)."""
-    return keys * key_bytes * (2 * (key_bytes + VALUE_BYTES) + 1)
+    return keys * key_bytes * (2 * (key_bytes + WORD_BYTES) + 1)
 
 
 def ids_bytes(ids: Numbers, key_bytes: int, values_per_id: int) -> Numbers:
     """Returns the memory bytes of sorting ids, and of reading and writing these 32-bit
     values of each around the sort."""
-    return sort_bytes(ids, key_bytes) + VALUE_BYTES * ids * values_per_id
+    return sort_bytes(ids, key_bytes) + WORD_BYTES * ids * values_per_id
 
 
 def sums_bytes(terms: Numbers, sums: Numbers, width: Numbers) -> Numbers:

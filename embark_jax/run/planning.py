@@ -26,7 +26,7 @@ from embark_jax.plans.capacities import events_capacity, events_of_cut
 from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import FREE, ForcedPlacement, with_small_replicated
-from embark_jax.plans.options import Kernels
+from embark_jax.plans.options import Dtype, Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import (
     FeatureSpec,
@@ -34,9 +34,8 @@ from embark_jax.plans.tables import (
     embedding_shapes,
     embedding_width,
 )
-from embark_jax.plans.traffic import VALUE_BYTES
-from embark_jax.plans.wire import VALUE_BYTES as DTYPE_BYTES
-from embark_jax.plans.wire import Wire
+from embark_jax.plans.traffic import WORD_BYTES
+from embark_jax.plans.wire import VALUE_BYTES, Wire
 from embark_jax.statistics import hot_rows
 from embark_jax.statistics.accesses import NO_STATISTICS, Statistics
 
@@ -194,12 +193,14 @@ def _dense_load(
                 *(model, shapes, data.dense_features, events),
                 config.train.batch_size // config.train.micro_batches,
                 multiplied=not network,
+                alone=config.mesh.devices == 1,
             )
         peak_bytes = model.peak_bytes
         network = network or DenseNetwork(
             top=model.products, moved_bytes=model.kept_bytes
         )
-    pooled_bytes = VALUE_BYTES * embedding_width(tables, features)
+    takes: Dtype = getattr(model, "embedding_dtype", "float32")
+    pooled_bytes = VALUE_BYTES[takes] * embedding_width(tables, features)
     pooled_bytes = min(pooled_bytes, model.kept_bytes)
     return DenseLoad(
         model.parameters,
@@ -208,6 +209,7 @@ def _dense_load(
         config.train.dense,
         getattr(config.model, "compute_dtype", "float32"),
         network,
+        takes,
     )
 
 
@@ -287,7 +289,7 @@ def hot_row_bytes(config: ExperimentConfig, table: TableSpec) -> int:
     kind = config.embedding.optimizer_of(table.name).kind
     per_parameter, per_row = STATE_VALUES[kind]
     states = table.dim * per_parameter + per_row
-    return DTYPE_BYTES[table.dtype] * table.dim + VALUE_BYTES * states
+    return VALUE_BYTES[table.dtype] * table.dim + WORD_BYTES * states
 
 
 def read_plan(

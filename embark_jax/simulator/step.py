@@ -40,6 +40,10 @@ DENSE, DENSE_GRADIENTS = "cross backward", "bottom backward"
 APPLIED = "update dense"
 """A step is applied as a whole or not at all: the new dense parameters must be known to
 be finite before rows are written."""
+SMALL_KERNELS = 13
+"""Kernels for each product of dense layers beside its own three: what is elementwise,
+sums of biases' gradients, checks and updates, which XLA leaves in a kernel for each
+array. As counted in compiled steps (``experiments/step_bytes/timeline``)."""
 
 # Stages of a storage, each after the one before it.
 IDS, SLOTS, ID_EXCHANGE = "sort of ids", "sort of slots", "id exchange"
@@ -88,7 +92,7 @@ def step_tasks(priced: PricedPlan) -> list[Task]:
     # flags of touched rows. It starts when the ids have left.
     sharded = [storage for storage in storages if not storage.of_cluster.replicated]
     checked = len(sharded) + sum(storage.tier == "device" for storage in sharded) + 1
-    checked_bytes = traffic.VALUE_BYTES * checked + step.flags_bytes
+    checked_bytes = traffic.WORD_BYTES * checked + step.flags_bytes
     check = make.all_reduce(CHECK, CHECK, checked_bytes, step.ids_left)
     routes, outputs, forward = [*step.routes, check], step.outputs, step.forward
     gpus = load.shared_by(workload.fleet)
@@ -237,13 +241,15 @@ class _Step:
         alone."""
         make, load, devices = self.make, self.workload.dense, self.workload.devices
         parameters = load.device_parameters(self.workload.fleet)
+        stacks = load.layers.bottom, load.layers.cross, load.layers.top
+        kernels = SMALL_KERNELS * sum(map(len, stacks))
         # The gradient is read; the parameter and its states are read and written.
-        update_bytes = parameters * traffic.VALUE_BYTES * (3 + 2 * load.states)
+        update_bytes = parameters * traffic.WORD_BYTES * (3 + 2 * load.states)
         if load.parallelism == "replicated":
             sums = self._sums()
             names = [task.name for task in sums]
-            return [*sums, make.memory(APPLIED, "dense", update_bytes, names)]
-        moved_bytes = parameters * traffic.VALUE_BYTES
+            return [*sums, make.memory(APPLIED, "dense", update_bytes, names, kernels)]
+        moved_bytes = parameters * traffic.WORD_BYTES
         share, gather = f"{APPLIED}: share", []
         if load.parallelism == "tensor":
             along, ms = (
@@ -263,9 +269,9 @@ class _Step:
         return [
             first,
             make.all_reduce(SUMMED, SUMMED, self.rows_bytes, waits),
-            make.memory(share, "dense", update_bytes, [SUMMED]),
+            make.memory(share, "dense", update_bytes, [SUMMED], kernels),
             # Devices tell each other whether the shares are finite.
-            make.all_reduce(APPLIED, CHECK, traffic.VALUE_BYTES, [share]),
+            make.all_reduce(APPLIED, CHECK, traffic.WORD_BYTES, [share]),
             *gather,
         ]
 

@@ -126,7 +126,8 @@ def make_train_step(
       ValueError: if dense gradients cannot travel in their format, since the loss of a
         sample may depend on other samples; or the batch cannot be cut.
     """
-    collection = collection.with_values_beside(model.beside)
+    if options.dense != "tensor":  # where columns lie on several devices
+        collection = collection.with_values_beside(model.beside)
     updated = update_shardings(options.dense, state.params, collection.mesh)
     check_cuts(collection.plan, options.micro_batches)
     if options.by_device:

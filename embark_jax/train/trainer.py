@@ -188,10 +188,12 @@ class Trainer:
         self._make_programs()
 
     def _make_programs(self) -> None:
-        """Makes the programs of the collection and the optimizers in use."""
+        """Makes the programs of the collection and the optimizers in use; each is
+        compiled when it is called first."""
+        # The next batch, and its routes, which the step before made.
         self._ahead: tuple[DeviceBatch, Routes] | None = None
-        self._route = jax.jit(EmbeddingCollection.route_batch, static_argnums=0)
-        self._train = make_train_step(
+        self._route_program = jax.jit(EmbeddingCollection.route_batch, static_argnums=0)
+        self._train_step = make_train_step(
             self._model, self.embeddings, self.optimizers, self.state, self._options
         )
         self._scorer = functools.cache(
@@ -393,22 +395,24 @@ class Trainer:
             if made is not None and made[0] is batch:
                 routes = made[1]
             else:
-                routes = self._routes(batch)
+                routes = self._make_routes(batch)
             # Where none of the same kind follows, the step makes its own routes again,
             # and they are thrown away: another program would have to be compiled.
             same_kind = following is not None and following.hot == batch.hot
             ahead = following if same_kind else batch
-        self.state, report, next_routes = self._train(self.state, batch, routes, ahead)
+        self.state, report, next_routes = self._train_step(
+            self.state, batch, routes, ahead
+        )
         if following is not None and ahead is not None:
             if ahead is not following or next_routes is None:
-                next_routes = self._routes(following)
+                next_routes = self._make_routes(following)
             self._ahead = following, next_routes
         report.numbers.copy_to_host_async()
         return report
 
-    def _routes(self, batch: DeviceBatch) -> Routes:
+    def _make_routes(self, batch: DeviceBatch) -> Routes:
         """Makes the routes of a batch alone."""
-        return self._route(self.embeddings.for_batch(batch.hot), batch)
+        return self._route_program(self.embeddings.for_batch(batch.hot), batch)
 
     def _load_rows(
         self,
@@ -582,7 +586,7 @@ class Trainer:
         put = self._fitting(put)
         batch = put.on_devices
         if self.cached is None:
-            routes = self._routes(batch)
+            routes = self._make_routes(batch)
         else:
             routes = self._load_rows(batch, to_score=True)
         state = self.state

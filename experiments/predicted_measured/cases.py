@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -20,7 +20,23 @@ from embark_jax._base import yaml_text
 from embark_jax.plans import fleet
 
 FOLDER = Path(__file__).parent
+SLINGSHOT = "alps.yaml", "kestrel.yaml"
 _load = functools.cache(fleet.load)
+
+
+class Constants(NamedTuple):
+    """What programs achieve on GPUs up to Hopper's, on Blackwell's, and on Hopper's
+    where Slingshot joins nodes."""
+
+    hopper: fleet.Efficiency
+    blackwell: fleet.Efficiency
+    slingshot: fleet.Efficiency
+
+    def for_fleet(self, source: str) -> fleet.Efficiency:
+        """Returns those of a fleet, by its name or file."""
+        if source in SLINGSHOT:
+            return self.slingshot
+        return self.blackwell if "b200" in source or "b300" in source else self.hopper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +80,24 @@ def measured(group: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield record, address(content["sources"][record["source"]], record["path"])
 
 
-def data_sheets() -> fleet.Efficiency:
-    """Returns the efficiency by data sheets and published figures, nothing fitted."""
+def data_sheets() -> Constants:
+    """Returns the constants by data sheets and published figures, nothing fitted."""
     text = (FOLDER / "fleets" / "data_sheets.yaml").read_text()
-    return fleet.Efficiency(**yaml_text.parse(text))  # pyright: ignore
+    sheets = fleet.Efficiency(**yaml_text.parse(text))  # pyright: ignore
+    return Constants(sheets, sheets, sheets)
 
 
-def fleet_of(record: Mapping[str, Any], efficiency: fleet.Efficiency) -> fleet.Fleet:
-    """Returns the machines of a record, by name or from a file of ``fleets/``, with an
-    efficiency but for what the record says of its own."""
+def fitted() -> Constants:
+    """Returns the fitted constants, as the files of fleets have them."""
+    files = "dgx-h100", "dgx-b200", str(FOLDER / "fleets" / "alps.yaml")
+    return Constants(*(_load(source).efficiency for source in files))
+
+
+def fleet_of(record: Mapping[str, Any], constants: Constants) -> fleet.Fleet:
+    """Returns the machines of a record, by name or from a file of ``fleets/``, with
+    constants but for what the record says of its own."""
     source = record["fleet"]
+    efficiency = constants.for_fleet(source)
     if source.endswith(".yaml"):
         source = str(FOLDER / "fleets" / source)
     machines = _load(source, record["nodes"], record["gpus_per_node"])

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from embark_jax.planner.cost.rates import Rates
-from embark_jax.plans.fleet import Efficiency
 from embark_jax.plans.traffic import all_to_all_bytes
-from experiments.predicted_measured.cases import Case, fleet_of, measured
+from experiments.predicted_measured.cases import Case, Constants, fleet_of, measured
 
 
-def predicted(record: dict[str, Any], efficiency: Efficiency) -> float:
+def predicted(record: dict[str, Any], constants: Constants) -> float:
     """Returns the price of a collective, in microseconds."""
-    machines = fleet_of(record, efficiency)
+    machines = fleet_of(record, constants)
     rates, buffer_bytes = Rates(machines), record["bytes"]
     match record["collective"]:
         case "all-reduce":
@@ -29,7 +28,7 @@ def predicted(record: dict[str, Any], efficiency: Efficiency) -> float:
     raise ValueError(f"{record['name']}: no price of {record['collective']!r}")
 
 
-def cases(efficiency: Efficiency) -> Iterator[Case]:
+def cases(constants: Constants) -> Iterator[Case]:
     """Yields a case for each collective, machine and size."""
     for record, address in measured("collectives"):
         yield Case(
@@ -37,6 +36,6 @@ def cases(efficiency: Efficiency) -> Iterator[Case]:
             record["name"],
             "µs",
             record["us"],
-            predicted(record, efficiency),
+            predicted(record, constants),
             address,
         )

@@ -10,9 +10,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import poisson
 
-from embark_jax.plans.fleet import Efficiency
 from embark_jax.statistics.skew import Zipf, row_probabilities
-from experiments.predicted_measured.cases import Case, measured
+from experiments.predicted_measured.cases import Case, Constants, measured
 
 ROWS = 10_000_000
 """Rows of each table, an assumption: the traces do not say how many there are."""
@@ -42,7 +41,7 @@ def predicted(record: dict[str, Any], shift: int) -> float:
     return float(100 * np.sum(rows * probability * more))
 
 
-def cases(_: Efficiency, shift: int = 0) -> Iterator[Case]:
+def cases(_: Constants, shift: int = 0) -> Iterator[Case]:
     """Yields a case for each trace and number of reads."""
     for record, address in measured("inputs"):
         yield Case(

@@ -11,12 +11,12 @@ from embark_jax.config.table_lists import read_table_list
 from embark_jax.planner import price
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.plans import fleet
-from embark_jax.plans.fleet import Efficiency
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.simulator import simulate_program
 from experiments.embark_table1.job import Job, job_of_list
-from experiments.predicted_measured.cases import Case
+from experiments.predicted_measured.cases import Case, Constants
+from experiments.predicted_measured.kernels import bytes_alone
 from experiments.predicted_measured.systems import MODEL
 
 RESULTS = Path(__file__).parents[1] / "gpu" / "results.json"
@@ -51,10 +51,12 @@ def phases_ms(job: Job, phases: tuple[str, ...]) -> float:
     return float(sum(item.step_ms.sum() for item in items))
 
 
-def cases(efficiency: Efficiency) -> Iterator[Case]:
+def cases(constants: Constants) -> Iterator[Case]:
     """Yields a case for each step, part of a step, and kernel."""
     results = json.loads(RESULTS.read_text())
-    machine = dataclasses.replace(fleet.load("dgx-h200", 1, 1), efficiency=efficiency)
+    machine = dataclasses.replace(
+        fleet.load("dgx-h200", 1, 1), efficiency=constants.hopper
+    )
 
     def case(name: str, measured_ms: float, predicted_ms: float) -> Case:
         return Case("our H200", name, "ms", measured_ms, predicted_ms, ADDRESS)
@@ -69,6 +71,10 @@ def cases(efficiency: Efficiency) -> Iterator[Case]:
             optimizer="rowwise_adagrad",
             kernels=kernels,
         )
+        # In the program that was measured embeddings were float32.
+        dense = dataclasses.replace(job.workload.dense, embedding_dtype="float32")
+        workload = dataclasses.replace(job.workload, dense=dense)
+        job = dataclasses.replace(job, workload=workload)
         measured = results["steps"][title]
         placements = [Placement(table, "dp") for table in job.tables]
         step = simulate_program(placements, job.features, job.workload)
@@ -86,9 +92,13 @@ def cases(efficiency: Efficiency) -> Iterator[Case]:
     ]
     yield case("products of a step", sum(k["ms"] for k in gemms), 3 * forward_ms)
     table = TableSpec("t", ROWS, WIDTH)
+    alike = dataclasses.replace(machine, efficiency=bytes_alone(constants.hopper))
     for name, (hotness, exponent, phases) in KERNELS.items():
         workload = dataclasses.replace(
-            job.workload, batch_size=IDS // hotness, zipf_exponent=exponent
+            job.workload,
+            fleet=alike,
+            batch_size=IDS // hotness,
+            zipf_exponent=exponent,
         )
         alone = Job([table], [FeatureSpec("t", hotness=hotness)], workload)
         measured_ms = results["milliseconds"]["now"][name]

@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from embark_jax.plans import fleet
 from experiments.predicted_measured import (
     collectives,
     inputs,
@@ -21,7 +20,14 @@ from experiments.predicted_measured import (
     own,
     systems,
 )
-from experiments.predicted_measured.cases import FOLDER, Case, data_sheets, score
+from experiments.predicted_measured.cases import (
+    FOLDER,
+    Case,
+    Constants,
+    data_sheets,
+    fitted,
+    score,
+)
 
 GROUPS = {
     "systems": systems.cases,
@@ -32,12 +38,12 @@ GROUPS = {
 }
 
 
-def cases_of(efficiency: fleet.Efficiency, shift: int) -> list[Case]:
-    """Returns all cases, predicted with an efficiency and a shift of the power law."""
+def cases_of(constants: Constants, shift: int) -> list[Case]:
+    """Returns all cases, predicted with constants and a shift of the power law."""
     cases = []
     for name, of_group in GROUPS.items():
         more = (shift,) if name == "inputs" else ()
-        cases += of_group(efficiency, *more)
+        cases += of_group(constants, *more)
     return cases
 
 
@@ -90,12 +96,15 @@ def show(columns: dict[str, list[Case]]) -> None:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    constants = {"data sheets": data_sheets(), "fitted": fleet.gpu_efficiency()}
+    constants = {"data sheets": data_sheets(), "fitted": fitted()}
     shifts = {"data sheets": 0, "fitted": inputs.SHIFT}
     columns = {name: cases_of(each, shifts[name]) for name, each in constants.items()}
     results = {
         name: {
-            "constants": dataclasses.asdict(constants[name]),
+            "constants": {
+                kind: dataclasses.asdict(each)
+                for kind, each in constants[name]._asdict().items()
+            },
             "scores": summary(cases),
             "predicted": {case.name: case.predicted for case in cases},
         }

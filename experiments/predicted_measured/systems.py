@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.config.table_lists import read_table_list
-from embark_jax.plans import fleet
 from embark_jax.plans.options import Cluster
 from embark_jax.plans.storage import Placement
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.placements import Settings, embark, table_bytes
 from experiments.embark_table1.system import simulate_embark
-from experiments.predicted_measured.cases import Case, fleet_of, measured
+from experiments.predicted_measured.cases import (
+    Case,
+    Constants,
+    fitted,
+    fleet_of,
+    measured,
+)
 
 SETTING = (
     "batch",
@@ -36,7 +41,7 @@ def placements_of(setting: str) -> list[Placement]:
     """Returns the placements that the ``sharding/planner.py`` beside a submission's
     ``train.py`` makes with its settings, a record as JSON."""
     record = json.loads(setting)
-    job = job_of(record, fleet.gpu_efficiency())
+    job = job_of(record, fitted())
     least_bytes = 1e9 * record["dp_threshold_gb"]
     clusters: list[Cluster] = [
         "dp" if table_bytes(table, job.workload) < least_bytes else "rb"
@@ -51,24 +56,24 @@ def placements_of(setting: str) -> list[Placement]:
     return embark(job.tables, job.features, job.workload, clusters, settings)
 
 
-def job_of(record: dict[str, Any], efficiency: fleet.Efficiency) -> Job:
+def job_of(record: dict[str, Any], constants: Constants) -> Job:
     listed = read_table_list(MODEL.read_text())
-    machines = fleet_of(record, efficiency)
+    machines = fleet_of(record, constants)
     return job_of_list(listed, machines, record["batch"], kernels="mosaic_gpu")
 
 
 @functools.cache
-def samples_per_s(setting: str, efficiency: fleet.Efficiency) -> float:
+def samples_per_s(setting: str, constants: Constants) -> float:
     """Simulates a step of one submission."""
-    job = job_of(json.loads(setting), efficiency)
+    job = job_of(json.loads(setting), constants)
     return simulate_embark("HugeCTR", job, placements_of(setting)).samples_per_s
 
 
-def cases(efficiency: fleet.Efficiency) -> Iterator[Case]:
+def cases(constants: Constants) -> Iterator[Case]:
     """Yields a case for each submission."""
     for record, address in measured("systems"):
         setting = {key: value for key, value in record.items() if key in SETTING}
-        predicted = samples_per_s(json.dumps(setting), efficiency)
+        predicted = samples_per_s(json.dumps(setting), constants)
         yield Case(
             "systems",
             record["name"],

@@ -45,6 +45,7 @@ TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 NAMED = re.compile(r'op_name="([^"]*)"')
 DECLARED = re.compile(r"reads (\d+) writes (\d+) bytes")
+CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 COLLECTIVE = re.compile(r"(all-to-all|all-reduce|all-gather|reduce-scatter)(-start)?$")
 MOVE_NOTHING = {
     "parameter",
@@ -117,6 +118,9 @@ class Moved:
       name, opcode: those of the instruction.
       purpose: the name that JAX gave it; empty if XLA made it.
       read_bytes, written_bytes: bytes of device memory.
+      turns: number of these iterations.
+      flops: operations of its matrix products.
+      instruction: what the text says of it.
     """
 
     name: str
@@ -124,6 +128,9 @@ class Moved:
     purpose: str
     read_bytes: float
     written_bytes: float
+    turns: int
+    flops: float
+    instruction: Instruction
 
     @property
     def bytes(self) -> float:
@@ -157,13 +164,25 @@ class Program:
         self._entry = entry
 
     def moved(self) -> list[Moved]:
-        """What all instructions of the program move, in the order of the schedule."""
+        """What all instructions of the program move, in the order of the schedule. A
+        collective that runs beside others moves all where it starts, and nothing where
+        it is done."""
         return list(self._moved(self._entry, 1))
+
+    def _flops(self, each: Instruction) -> float:
+        """Operations of the products in a kernel, for one iteration."""
+        is_fusion = each.opcode == "fusion"
+        lines = self.computations[each.called[0]] if is_fusion else {}
+        return sum(
+            2.0 * line.size * _contracted(lines[line.operands[0]], line)
+            for line in lines.values()
+            if line.opcode == "dot"
+        )
 
     def _moved(self, computation: str, turns: int) -> Iterator[Moved]:
         lines = self.computations[computation]
         for each in lines.values():
-            if each.opcode in MOVE_NOTHING or each.opcode.endswith("-done"):
+            if each.opcode in MOVE_NOTHING:
                 continue
             if each.opcode == "while":
                 known = TURNS.search(each.rest)
@@ -178,13 +197,18 @@ class Program:
                     yield from self._moved(name, turns)
             else:
                 operands = [lines[name] for name in each.operands]
-                read, written = self._bytes_of(each, operands)
+                read, written = 0.0, 0.0
+                if not each.opcode.endswith("-done"):
+                    read, written = self._bytes_of(each, operands)
                 yield Moved(
                     each.name,
                     each.opcode,
                     each.purpose,
                     turns * read,
                     turns * written,
+                    turns,
+                    turns * self._flops(each),
+                    each,
                 )
 
     def _bytes_of(
@@ -296,6 +320,13 @@ def _instruction(found: re.Match) -> Instruction:
         tuple(OPERAND.findall(found["operands"])),
         found["rest"],
     )
+
+
+def _contracted(left: Instruction, dot: Instruction) -> int:
+    """Number of terms of each sum of a product."""
+    found = CONTRACTED.search(dot.rest)
+    places = found[1].split(",") if found and found[1] else []
+    return math.prod(left.dims[0][int(place)] for place in places)
 
 
 def _sort_bytes(operands: list[Instruction]) -> tuple[float, float]:

@@ -128,7 +128,7 @@ def least_bytes(
       compute_bytes: bytes of a value that the layers compute with.
     """
     terms: Terms = defaultdict(float)
-    batch, value = workload.device_batch, traffic.VALUE_BYTES
+    batch, value = workload.device_batch, traffic.WORD_BYTES
     ids = sum(feature.hotness for feature in plan.features)
     terms["route", "batch"] = batch * value * (ids + dense_features + 1)
     per_parameter, per_row = workload.state_values
@@ -238,7 +238,7 @@ def _of_phase(phase: str, moved: list[Moved], least: dict) -> dict[str, float]:
         "read_bytes": sum(each.read_bytes for each in mine),
         "written_bytes": sum(each.written_bytes for each in mine),
         "least_bytes": sum(n for (of, _), n in least.items() if of == phase),
-        "instructions": len(mine),
+        "instructions": sum(each.bytes > 0 for each in mine),
     }
 
 

@@ -44,7 +44,7 @@ def test_figures_by_hand(tmp_path):
     sum_ms = RatesOf(found).all_reduce_ms(8e6)
     assert sum_ms == pytest.approx(38e-3 + 1e3 * 2 * 8e6 * 7 / 8 / 2e9)
     assert found.efficiency.ids == pytest.approx(36 * 1e6 / 4e9)
-    assert fleet_yaml(GIVEN).count("# not measured") == 2
+    assert fleet_yaml(GIVEN).count("# not measured") == 3
 
 
 def test_a_device_alone_has_no_links(tmp_path):

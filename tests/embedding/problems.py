@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from embark_kernels import FTRL, Adagrad, RowOptimizer, RowwiseAdagrad
 from embark_kernels.optimizers import ROW_OPTIMIZERS
+from embark_kernels.packing import pack, unpack
 from hypothesis import strategies as st
 
-from embark_jax.embedding.collection import EmbeddingCollection, Storages
+from embark_jax.embedding.collection import BATCH, EmbeddingCollection, Storages
 from embark_jax.embedding.lookups import Lookups
 from embark_jax.embedding.sequences import Spans
 from embark_jax.plans.capacities import events_of
+from embark_jax.plans.clusters import EXCHANGES
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
@@ -84,7 +86,7 @@ def placements(tables: tuple[TableSpec, ...], features, devices: int):
             rows,
             column_shards,
             tuple(draw(st.lists(owner, min_size=count, max_size=count))),
-            draw(st.sampled_from(["flat", "hierarchical"])),
+            draw(st.sampled_from([*EXCHANGES])),
             hot_rows=hot_rows,
         )
 
@@ -200,13 +202,15 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
         devices = collection.plan.devices
         spans = {name: spans_of(ids[name] != -1, devices) for name in sequences}
         routes = collection.route(
-            collection.packed(ids, spans, -1), collection.packed(weights, spans), spans
+            packed(collection, ids, spans, -1),
+            packed(collection, weights, spans),
+            spans,
         )
         found = collection.lookup(storages, routes)
         lookups, transposed = jax.vjp(collection.by_feature, found)
-        lookups = collection.padded(lookups, spans)
+        lookups = padded(collection, lookups, spans)
         fits, number = collection.fits(routes), jnp.int32(number)
-        (gradients,) = transposed(collection.packed(gradients, spans))
+        (gradients,) = transposed(packed(collection, gradients, spans))
         gradients = with_gradients_beside(gradients, collection.room)
         storages, state, _ = collection.update(
             storages, state, routes, gradients, optimizer, number, fits
@@ -214,6 +218,34 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
         return storages, state, lookups, routes
 
     return collection, storages, states, step
+
+
+def padded(collection: EmbeddingCollection, columns, spans):
+    """Arrays by feature, whose sequences, ``[total, …]``, are padded."""
+    longest = {f.name: f.hotness for f in collection.plan.features}
+
+    def pad(columns, spans):
+        return {n: unpack(x, longest[n], *spans[n]) for n, x in columns.items()}
+
+    return _map_sequences(collection, pad, columns, spans)
+
+
+def packed(collection: EmbeddingCollection, columns, spans, fill: float = 0):
+    """Inverts ``padded``; ``fill`` is where there is room for other events."""
+    room = collection.plan.events
+
+    def pack_each(columns, spans):
+        return {n: pack(x, room[n], *spans[n], fill=fill) for n, x in columns.items()}
+
+    return _map_sequences(collection, pack_each, columns, spans)
+
+
+def _map_sequences(collection: EmbeddingCollection, function, columns, spans):
+    names = [name for name in spans if name in columns]
+    if not names:
+        return dict(columns)
+    sequences = ({n: by_name[n] for n in names} for by_name in (columns, spans))
+    return {**columns, **collection.map(function, BATCH, BATCH)(*sequences)}
 
 
 def with_gradients_beside(gradients: Lookups, room: int) -> Lookups:

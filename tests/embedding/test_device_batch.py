@@ -20,6 +20,7 @@ from embark_jax.train.device_batch import (
     put_batch,
 )
 from tests.builders import make_plan
+from tests.embedding import problems
 
 SAMPLES, DENSE = 8, 3
 TABLES = {"small": TableSpec("small", 50, 4), "huge": TableSpec("huge", 5 * 10**9, 4)}
@@ -143,8 +144,8 @@ def test_only_events_go_to_the_devices():
     def padded(batch):
         columns = batch.columns()
         return columns._replace(
-            ids=collection.padded(columns.ids, columns.spans),
-            weights=collection.padded(columns.weights, columns.spans),
+            ids=problems.padded(collection, columns.ids, columns.spans),
+            weights=problems.padded(collection, columns.weights, columns.spans),
         )
 
     equal_columns(padded(placed), batch)

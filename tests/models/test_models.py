@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax import models
 from embark_jax.config.models import MODELS, section_of
-from embark_jax.models.kept_values import kept_bytes
+from embark_jax.models.kept_values import kept_bytes, peak_bytes
 from embark_jax.planner.request.dense import dlrm_network
 from tests.models import small
 from tests.thorough import thorough
@@ -216,6 +216,22 @@ def test_what_elementwise_operations_make_again_is_not_kept():
     inputs = jnp.zeros((10, 3)), {"a": jnp.zeros((10, 8))}
     values = 8 + 32 + 32 + 32
     assert kept_bytes(backward, params, *inputs) == 10 * 4 * values
+
+
+def test_a_mask_does_not_keep_the_product_that_it_is_made_of():
+    """On one device gradients are made one after the other: the most is there when that
+    of a hidden layer is, beside the layer, and a byte of mask for each of its
+    values."""
+
+    def total(params, x):
+        return (jax.nn.relu(x @ params["hidden"]) @ params["last"]).sum()
+
+    params = {"hidden": jnp.zeros((8, 32)), "last": jnp.zeros((32, 2))}
+    few, many = (
+        peak_bytes(jax.grad(total, (0, 1)), params, jnp.zeros((n, 8)))
+        for n in (1000, 2000)
+    )
+    assert many - few == 1000 * (4 * 32 + 32 + 4 * 32)
 
 
 def test_scores_of_negatives_are_counted():

@@ -11,6 +11,7 @@ from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import Peak
 from embark_jax.planner.request.dense import DenseLoad
+from embark_jax.plans.clusters import EXCHANGES
 from embark_jax.plans.storage import RowRange, StorageKind, row_ranges
 
 
@@ -148,7 +149,7 @@ def ids_travel_ms(placements, features, workload):
             buffer_bytes += 4 * devices * capacity * (1 + storage.weighted)
         elif values == 2:
             buffer_bytes += 4 * devices * values
-        staged = storage.exchange == "hierarchical"
+        staged = EXCHANGES[storage.exchange].staged
         for reach in ("node", "rail") if staged else ("fleet",):
             if {"node": gpus, "rail": nodes}.get(reach) != 1:
                 *shares, latency_us = reaches[reach]
@@ -216,7 +217,7 @@ def random_problem(seed):
                 evict=str(rng.choice(["lru", "lfu"])),
                 slots=int(rng.integers(1, rows + 1)),
             )
-        exchange = str(rng.choice(["flat", "hierarchical"]))
+        exchange = str(rng.choice([*EXCHANGES]))
         placements.append(Placement(table, cluster, *split, owners, exchange, hot))
     wire = Wire(*map(str, rng.choice(["float32", "bfloat16"], 2)))
     workload = Workload(

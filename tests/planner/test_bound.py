@@ -93,7 +93,7 @@ def all_ms(instance, allowed):
                     held = {(node_of[d], i % columns) for i, d in enumerate(owners)}
                     for node, _ in held:
                         of_node[each.storage[c], node] += shards[0].max()
-                alike = each.everywhere_ms[c], each.everywhere_bytes[c]
+                alike = each.everywhere_ms[c], *each.everywhere_bytes[:, c]
                 found.append(
                     np.concatenate([own.ravel(), of_node.ravel(), used, alike])
                 )
@@ -107,7 +107,7 @@ def all_ms(instance, allowed):
     own = total[:, :loads].reshape(-1, KINDS, storages, devices)
     rest = total[:, loads:]
     of_node = rest[:, : storages * nodes].reshape(-1, storages, nodes)
-    used = rest[:, storages * nodes : -2] > 0
+    used = rest[:, storages * nodes : -3] > 0
     expected = own[:, Load.EXPECTED]
     ids = np.ceil(
         own[:, Load.CERTAIN]
@@ -128,15 +128,15 @@ def all_ms(instance, allowed):
     }.items():  # update and row stores are counted below
         peaks[:, peak] = of_devices.max(axis=2)
     ms = (objective.prices * peaks).sum(axis=(1, 2))
-    ms += rest[:, -2] + own[:, Load.UPDATE_MS].sum(axis=1).max(axis=1)
+    ms += rest[:, -3] + own[:, Load.UPDATE_MS].sum(axis=1).max(axis=1)
     store_ms = own[:, Load.STORE_MS].sum(axis=1).max(axis=1)
     if instance.workload.overlap:
         store_ms = np.maximum(0, store_ms - ms - objective.dense_ms)
     ms += store_ms
-    held = (objective.held_bytes * peaks).sum(axis=(1, 2)) + rest[:, -1]
+    held = (objective.held_bytes * peaks).sum(axis=(1, 2))
     update = (objective.update_bytes * peaks).sum(axis=(1, 2))
-    fixed = objective.fixed_bytes
-    needed_bytes = held + np.maximum(fixed[0], fixed[1] + update)
+    backward, late = (objective.fixed_bytes + rest[:, -2:]).T
+    needed_bytes = held + np.maximum(backward, late + update)
     fits = needed_bytes <= instance.memory.limit_bytes
     limits = instance.memory.stored_limit_bytes
     for tier, limit in zip(STORED_TIERS, limits, strict=True):

@@ -135,6 +135,18 @@ def test_hierarchical_sends_less_between_nodes_where_row_shards_span_them(nodes)
     assert step_ms["flat"] > step_ms["hierarchical"]
 
 
+@pytest.mark.parametrize("cluster", ["dp", "rb", "ub"])
+def test_each_storage_has_small_kernels(cluster):
+    efficiency = dataclasses.replace(IDEAL, kernel_us=2.0)
+    slow = dataclasses.replace(TOY, efficiency=efficiency)
+    model = ProgramModel(dataclasses.replace(WORKLOAD, fleet=slow))
+    storage = StorageKind(cluster, 8)
+    more = (
+        model.storage_price(storage)[Peak.USE] - MODEL.storage_price(storage)[Peak.USE]
+    )
+    assert more == pytest.approx(36 * 0.002)
+
+
 def test_owners_read_every_id_in_rb_and_update_unique_rows():
     unique = 1000 * (1 - (1 - 1 / 1000) ** 240) / 2
     # 120 ids of a row of 32 bytes, in lookup and for bag gradients; touched rows are
@@ -234,6 +246,24 @@ def test_what_every_device_does_for_a_replicated_table():
     assert MODEL.everywhere_ms(one(small, WORKLOAD, "dp")) == pytest.approx(
         memory / 1e6 + 2 * 100 * 36 * 7 / 8 / 2e6
     )
+
+
+@pytest.mark.parametrize(("cluster", "read"), [("rb", 0), ("ub", 30), ("dp", 30)])
+def test_embeddings_and_their_gradients_have_the_data_type_of_the_model(cluster, read):
+    """On the device of the samples, but for means, which are scaled in float32."""
+    dense = DenseLoad(0, 0, 0.0, embedding_dtype="bfloat16")
+    in_16_bits = dataclasses.replace(WORKLOAD, dense=dense)
+    means = dataclasses.replace(USE, summed=False)
+    before, sums, scaled = (
+        one(use, workload, cluster)
+        for use, workload in ((USE, WORKLOAD), (USE, in_16_bits), (means, in_16_bits))
+    )
+    saved_ms = before.everywhere_ms - sums.everywhere_ms
+    assert saved_ms == pytest.approx(2 * 8 * (10 + read) / 1e6)
+    saved_bytes = before.everywhere_bytes - sums.everywhere_bytes
+    assert (saved_bytes == 2 * 8 * 10).all()
+    assert scaled.everywhere_ms == before.everywhere_ms
+    assert (scaled.everywhere_bytes == before.everywhere_bytes).all()
 
 
 def test_a_look_ahead_hides_links_but_no_kernels():

@@ -1,5 +1,7 @@
 """Fleets: their files, and what is said of a bad one."""
 
+import dataclasses
+
 import pytest
 
 from embark_jax._base.config import ConfigError
@@ -33,9 +35,12 @@ def test_every_fleet_of_the_folder_has_a_name():
         assert fleet.load(name, 2, 3).devices == 6
 
 
-def test_gpu_fleets_share_one_efficiency_and_the_cpu_has_its_own():
-    gpus = set(fleet.BY_NAME) - {"this-machine"}
-    assert {fleet.load(name).efficiency for name in gpus} == {fleet.gpu_efficiency()}
+def test_gpu_fleets_share_what_their_generation_does_not_change():
+    shared = fleet.gpu_efficiency()
+    for name in set(fleet.BY_NAME) - {"this-machine"}:
+        own = fleet.load(name).efficiency
+        assert dataclasses.replace(own, flops=shared.flops) == shared
+        assert (own != shared) == ("b200" in name or "b300" in name)
     # NCCL's latencies are not those of host devices.
     cpu = fleet.this_machine().efficiency
     assert cpu.launch_us != fleet.gpu_efficiency().launch_us

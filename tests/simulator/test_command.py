@@ -42,18 +42,18 @@ def test_a_table_list_on_machines_that_are_not_there(model, tmp_path):
 
 
 def test_a_config(tmp_path):
-    config = runs.write_config(tmp_path)
+    config, batch = runs.write_config(tmp_path), "train.batch_size=4096"
     slow, fast = (
         json.loads(embark("simulate", config, *keys, "--json").out)["simulations"][0]
-        for keys in ((), ("fleet=dgx-h100",))
+        for keys in ((batch,), (batch, "fleet=dgx-h100"))
     )
-    assert slow["batch_size"] == fast["batch_size"] == 64
+    assert slow["batch_size"] == fast["batch_size"] == 4096
     assert fast["phases_ms"]["lookup"]["mean"] < slow["phases_ms"]["lookup"]["mean"]
 
 
 def test_a_table_list_takes_what_its_plan_takes(model):
     def simulated(*keys):
-        asked = (model, "fleet=dgx-h100", "train.batch_size=65536", "--json", *keys)
+        asked = (model, "fleet=dgx-h100", "train.batch_size=4096", "--json", *keys)
         record = json.loads(embark("simulate", *asked).out)
         return record["kernels"], record["overlap"], record["simulations"][0]
 

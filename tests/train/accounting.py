@@ -15,6 +15,7 @@ from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.planner import WorkItem, Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.capacities import events_capacity, events_of, rows_of
+from embark_jax.plans.clusters import EXCHANGES
 from embark_jax.plans.layout import lay_out
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.storage import Placement
@@ -90,7 +91,7 @@ def random_plan(rng: np.random.Generator, nodes: int, gpus: int) -> Plan:
         owners = rng.integers(0, devices, math.prod(split)) if cluster != "dp" else ()
         exchange = "flat"
         if cluster != "dp":
-            exchange = str(rng.choice(["flat", "hierarchical"]))
+            exchange = str(rng.choice([*EXCHANGES]))
         hot_rows = 0
         if cluster != "dp" and hot.random() < 0.5:
             hot_rows = int(hot.integers(0, table.rows - split[0] + 1))

@@ -103,9 +103,9 @@ def test_both_programs_give_the_same():
 
 def test_routes_are_made_ahead_but_where_the_kind_changes(monkeypatch):
     trainer = trainer_of(True)
-    made, routes = [], trainer._routes
+    made, routes = [], trainer._make_routes
     monkeypatch.setattr(
-        trainer, "_routes", lambda batch: made.append(batch.hot) or routes(batch)
+        trainer, "_make_routes", lambda batch: made.append(batch.hot) or routes(batch)
     )
     given = [dataclasses.replace(each, hot=False) for each in batches(8, hot=False)]
     for number in (2, 3, 4):

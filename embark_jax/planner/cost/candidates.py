@@ -25,7 +25,7 @@ from embark_jax.plans.clusters import CLUSTERS, DIRECT, EXCHANGES, REPLICATED
 from embark_jax.plans.options import Cluster, Exchange
 from embark_jax.plans.storage import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
-from embark_jax.plans.traffic import summed_whole
+from embark_jax.plans.traffic import WORD_BYTES, summed_whole
 from embark_jax.plans.wire import VALUE_BYTES
 
 CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
@@ -97,6 +97,8 @@ class Candidates:
       slots: ``[candidates]`` slots of its cold rows; 0 where they lie on devices.
       rows, hotness, bags, weighted, filled: ``[candidates]`` as in ``TableUse``.
       dim, value_bytes: ``[candidates]`` columns, and bytes of a parameter.
+      embedding_bytes: ``[candidates]`` bytes of a value of a bag's embedding, and of
+        its gradient, on the device of the sample.
       cached, on_disk, dynamic, forgets: ``[candidates]`` whether each has fewer slots
         than rows; has room for all rows on a disk; has rows by key; and forgets rows
         that leave its slots.
@@ -105,8 +107,9 @@ class Candidates:
       storages: all storages of the candidates.
       storage: ``[candidates]`` storage of each.
       hot_storage: ``[candidates]`` storage of its hot rows; -1 if it has none.
-      everywhere_ms, everywhere_bytes: ``[candidates]`` time and memory that every
-        device spends on it.
+      everywhere_ms: ``[candidates]`` time that every device spends on it.
+      everywhere_bytes: ``[2, candidates]`` memory that it takes on every device, in
+        backward of the dense layers and in the update.
       loads: ``[KINDS, row shards]`` loads that each row shard adds to its owner; none
         in DP.
     """
@@ -152,6 +155,11 @@ class Candidates:
         self.bags = of_cuts([use.bags for use in uses])
         self.weighted = of_cuts([use.weighted for use in uses])
         self.filled = of_cuts([use.filled for use in uses])
+        self.embedding_bytes = np.where(
+            of_cuts([use.summed for use in uses]),
+            VALUE_BYTES[workload.dense.embedding_dtype],
+            WORD_BYTES,
+        )
         self.dim = of_cuts([table.dim for table in tables])
         self.value_bytes = of_cuts([VALUE_BYTES[table.dtype] for table in tables])
         self.cached = of_cuts([table.cached for table in tables])
@@ -173,11 +181,11 @@ class Candidates:
         hot_storage = np.full(len(cuts), -1)
         if hot is not None:
             hot_storage[hot.table] = of_hot
-            hot_ms, hot_bytes = np.zeros((2, len(cuts)))
+            hot_ms, hot_bytes = np.zeros(len(cuts)), np.zeros((2, len(cuts)))
             hot_ms[hot.table] = hot.everywhere_ms
-            hot_bytes[hot.table] = hot.everywhere_bytes
+            hot_bytes[:, hot.table] = hot.everywhere_bytes
             self.everywhere_ms += hot_ms[self.cut]
-            self.everywhere_bytes += hot_bytes[self.cut]
+            self.everywhere_bytes += hot_bytes[:, self.cut]
         self.hot_storage = hot_storage[self.cut]
         *of_device_ms, store_ms = model.owner_ms(self)
         loads = (

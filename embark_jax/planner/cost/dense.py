@@ -54,7 +54,7 @@ def dense_parts(load: DenseLoad, device_batch: int, rates: Rates) -> list[DenseP
 
     def part(name: str, ms: float, sums: Iterable[float], made=()) -> DensePart:
         sums_ms = sum(
-            rates.of("node").all_reduce_ms(traffic.VALUE_BYTES * samples * values)
+            rates.of("node").all_reduce_ms(traffic.WORD_BYTES * samples * values)
             for values in sums
         )
         return DensePart(name, ms, sums_ms, weights(made))

@@ -45,7 +45,7 @@ def exchange_work(
 
 def _carried(storage: StorageKind, workload: Workload) -> Iterator[Carried]:
     """Yields what travels, in the order of the step."""
-    wire, value_bytes = workload.wire, traffic.VALUE_BYTES
+    wire, value_bytes = workload.wire, traffic.WORD_BYTES
     by_key = storage.tier != "device"
     ids, ids_bytes = ("keys", 2 * value_bytes) if by_key else ("slots", value_bytes)
 

@@ -16,7 +16,9 @@ class Loads:
       node_sums: ``[storages, nodes]`` partial sums of nodes, if they are added up
         there.
       tables: ``[storages]`` number of tables in each.
-      everywhere_ms, everywhere_bytes: time and memory of every device alike.
+      everywhere_ms: time of every device alike.
+      everywhere_bytes: ``[2]`` memory of every device alike, in backward of the dense
+        layers and in the update.
     """
 
     def __init__(self, candidates: Candidates, workload: Workload):
@@ -27,7 +29,7 @@ class Loads:
         self.own = np.zeros((KINDS, storages, fleet.devices))
         self.node_sums = np.zeros((storages, fleet.nodes))
         self.tables = np.zeros(storages, int)
-        self.everywhere_ms = self.everywhere_bytes = 0.0
+        self.everywhere_ms, self.everywhere_bytes = 0.0, np.zeros(2)
 
     def add(self, candidate: int, owners: np.ndarray, times: int = 1) -> None:
         """Adds a table whose shard (j, k) lies on ``owners[j * column_shards + k]``;
@@ -38,7 +40,7 @@ class Loads:
         if candidates.hot_rows[candidate]:
             self.tables[candidates.hot_storage[candidate]] += times
         self.everywhere_ms += times * candidates.everywhere_ms[candidate]
-        self.everywhere_bytes += times * candidates.everywhere_bytes[candidate]
+        self.everywhere_bytes += times * candidates.everywhere_bytes[:, candidate]
         if not len(owners):
             return
         if len(set(owners.tolist())) == len(owners):

@@ -6,10 +6,10 @@ two times, and the larger of them counts:
 
 - in backward of the dense layers: all that they kept of forward, and its gradients;
   gradients of weights come late, in the memory of what they were made from;
-- in the update: gradients of weights, and of rows of all storages, since none is
-  written before the whole step is known to be finite; and the buffers of all storages
-  in which the gradients, or before them the rows, travelled, since their exchanges may
-  be under way together.
+- in the update: gradients of weights, and of rows of all storages, replicated tables
+  included, since none is written before the whole step is known to be finite; and the
+  buffers of all storages in which the gradients, or before them the rows, travelled,
+  since their exchanges may be under way together.
 
 The rest is held from the beginning of the step to its end.
 """
@@ -105,12 +105,12 @@ class Memory:
         rows = np.where(of_slots, candidates.shard_slots, candidates.shard_rows)
         return (row_bytes * candidates.cached)[candidates.candidate] * rows
 
-    def row_bytes(self, width: Any, value_bytes: Any = traffic.VALUE_BYTES) -> Any:
+    def row_bytes(self, width: Any, value_bytes: Any = traffic.WORD_BYTES) -> Any:
         """Returns the bytes of a row's parameters, of ``value_bytes`` each, and of its
         optimizer state."""
         per_parameter, per_row = self.workload.state_values
         states = width * per_parameter + per_row
-        return value_bytes * width + traffic.VALUE_BYTES * states
+        return value_bytes * width + traffic.WORD_BYTES * states
 
     def rows_bytes(self, tables: Iterable[TableSpec]) -> int:
         """Returns the bytes of all rows of tables, wherever they are."""
@@ -129,7 +129,7 @@ class Memory:
         partial sum a sample that or its gradient, sent and received; of an updated row
         its gradient."""
         workload, properties = self.workload, storage.of_cluster
-        width, value_bytes = storage.width, traffic.VALUE_BYTES * workload.devices
+        width, value_bytes = storage.width, traffic.WORD_BYTES * workload.devices
         update: dict[Peak, float] = {Peak.UPDATED: traffic.rows_bytes(1, width)}
         if properties.replicated:
             return {}, update
@@ -146,21 +146,21 @@ class Memory:
         update[Peak.SUMS] = sample_bytes * value_bytes
         if storage.of_exchange.staged:
             nodes = workload.fleet.nodes
-            update[Peak.NODE] = sample_bytes * traffic.VALUE_BYTES * nodes
+            update[Peak.NODE] = sample_bytes * traffic.WORD_BYTES * nodes
         return held, update
 
     def everywhere_bytes(self, candidates: Candidates) -> np.ndarray:
-        """Returns ``[candidates]`` bytes of each table on every device: its ids; the
-        pooled rows of their bags or the gradients of those; if rows are pooled here,
-        how; and if it is replicated, the whole table and the buffer that sums its
-        gradients."""
+        """Returns ``[2, candidates]`` bytes of each table on every device, in backward
+        of the dense layers and in the update: its ids; the pooled rows of their bags or
+        the gradients of those; if rows are pooled here, how; and if it is replicated,
+        the whole table and, in the update, the buffer that sums its gradients."""
         workload = self.workload
         per_sample = candidates.hotness * (1 + candidates.weighted)
         own_ids = candidates.hotness * candidates.column_shards
         own_ids = own_ids * ~candidates.pools_at_owner
         per_sample = per_sample + OWN_ROUTE_VALUES * own_ids
-        ids_bytes = ROUTED * traffic.VALUE_BYTES * per_sample
-        pooled_bytes = traffic.rows_bytes(candidates.bags, candidates.dim)
+        ids_bytes = ROUTED * traffic.WORD_BYTES * per_sample
+        pooled_bytes = candidates.embedding_bytes * candidates.bags * candidates.dim
         held_bytes = workload.device_batch * (ids_bytes + pooled_bytes)
         # With a flag for each row that says whether it was touched.
         gradient_bytes = traffic.rows_bytes(
@@ -169,7 +169,10 @@ class Memory:
         table_bytes = candidates.rows * self.row_bytes(
             candidates.dim, candidates.value_bytes
         )
-        return held_bytes + candidates.replicated * (table_bytes + gradient_bytes)
+        held_bytes = held_bytes + candidates.replicated * table_bytes
+        return np.stack(
+            [held_bytes, held_bytes + candidates.replicated * gradient_bytes]
+        )
 
     def shortage(self, least_bytes: float) -> str:
         """Says what is short of these bytes, which each device needs at least."""

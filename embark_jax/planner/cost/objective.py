@@ -150,9 +150,9 @@ class Objective:
         """Returns the bytes on every device, at the fuller of two times
         (``memory.py``)."""
         peaks = self.peaks(loads)
-        held = (self.held_bytes * peaks).sum() + loads.everywhere_bytes
+        held = (self.held_bytes * peaks).sum()
         update = (self.update_bytes * peaks).sum()
-        times = self.fixed_bytes + np.array([0.0, update])
+        times = self.fixed_bytes + loads.everywhere_bytes + np.array([0.0, update])
         return float(held + times.max())
 
     def stored_bytes(self, loads: Loads) -> np.ndarray:

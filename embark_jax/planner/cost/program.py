@@ -31,6 +31,9 @@ ID_VALUES = 2
 TOUCHED_ROWS = Work("id exchange", "touched rows", collective="all_reduce")
 ROW_SUM = Work("gradient exchange", "row gradients", collective="all_reduce")
 """What tells devices of replicated rows which are touched, and sums their gradients."""
+SMALL_KERNELS = {"sort": 25, "lookup": 4, "update": 7}
+"""Kernels for a storage, as counted in compiled steps
+(``experiments/step_bytes/timeline``): most move little."""
 DISK_BLOCK_BYTES = 4096
 """Least bytes that a disk reads or writes."""
 
@@ -54,6 +57,8 @@ class ProgramModel:
         peak in ``EXCHANGED``."""
         workload = self.workload
         properties = storage.of_cluster
+        for phase, kernels in SMALL_KERNELS.items():
+            yield Peak.USE, Work(phase, "small kernels", kernels=kernels)
         if properties.replicated:
             # The sum travels in the all-reduce of the dense gradients, if there is one.
             dense = workload.dense
@@ -80,7 +85,7 @@ class ProgramModel:
             sums_bytes = 2 * traffic.rows_bytes(sums, storage.width)
             yield Peak.SUMS, Work("lookup", "partial sums", sums_bytes)
         if storage.split and workload.row_wise:
-            squares_bytes = traffic.VALUE_BYTES * slots * traffic.SQUARE_VALUES
+            squares_bytes = traffic.WORD_BYTES * slots * traffic.SQUARE_VALUES
             yield Peak.IDS, Work("gradients", "squares", squares_bytes)
 
     def owner_work(self, candidates: Candidates) -> Iterator[Work]:
@@ -155,13 +160,14 @@ class ProgramModel:
         ids = workload.device_batch * candidates.hotness
         bags = workload.device_batch * candidates.bags
         dim, replicated = candidates.dim, candidates.replicated
-        yield Work("lookup", "pooled rows", traffic.rows_bytes(bags, dim))
+        bags_bytes = traffic.rows_bytes(bags, dim, candidates.embedding_bytes)
+        yield Work("lookup", "pooled rows", bags_bytes)
         pooled_ids = ids * candidates.filled * ~candidates.pools_at_owner
         # Rows that travelled have arrived as float32.
-        value_bytes = np.where(replicated, candidates.value_bytes, traffic.VALUE_BYTES)
+        value_bytes = np.where(replicated, candidates.value_bytes, traffic.WORD_BYTES)
         yield Work("lookup", "rows", traffic.rows_bytes(pooled_ids, dim, value_bytes))
-        bags_bytes = traffic.rows_bytes(pooled_ids, dim)
-        yield Work("gradients", "bag gradients", bags_bytes)
+        read_bytes = traffic.rows_bytes(pooled_ids, dim, candidates.embedding_bytes)
+        yield Work("gradients", "bag gradients", read_bytes)
         if self.in_xla:
             kernels = np.ceil(ids / bags / COLUMNS_AT_ONCE)
             sums_bytes = 2 * (kernels - 1) * traffic.rows_bytes(bags, dim)
@@ -199,7 +205,7 @@ class ProgramModel:
             # The step's all-reduce of capacities also says which rows are touched: by a
             # flag for each row, or by all ids, each in an element of its own.
             flags = np.where(whole, candidates.rows, batch_ids)
-            yield TOUCHED_ROWS.in_buffer(traffic.VALUE_BYTES * flags)
+            yield TOUCHED_ROWS.in_buffer(traffic.WORD_BYTES * flags)
             yield ROW_SUM.in_buffer(VALUE_BYTES[workload.wire.sums] * dim * summed)
             gathered = np.where(whole, 0, batch_ids)
             yield Work("sort", "gathered slots", id_bytes * gathered)
@@ -253,7 +259,7 @@ class ProgramModel:
         if not (workload.overlap and workload.dense.parameters):
             return 0.0
         ids = workload.capacity_slack * workload.device_batch * workload.sample_ids
-        ids_bytes = ids * ID_VALUES * traffic.VALUE_BYTES
+        ids_bytes = ids * ID_VALUES * traffic.WORD_BYTES
         sent = traffic.all_to_all_bytes(ids_bytes, fleet.nodes, fleet.gpus_per_node)
         ids_ms = float(self.rates.links_ms(sent))
         return min(1.0, self.dense_ms / ids_ms) if ids_ms else 1.0
@@ -268,7 +274,7 @@ class ProgramModel:
         share, efficiency = None, self.workload.fleet.efficiency
         if work.phase == "sort":
             share = efficiency.xla_ids if self.in_xla else efficiency.ids
-        return self.rates.memory_ms(work.memory_bytes, share=share)
+        return self.rates.memory_ms(work.memory_bytes, work.kernels, share)
 
     def store_ms(self, work: Work) -> Any:
         return self.rates.store_ms(work.host_bytes, work.disk_bytes)

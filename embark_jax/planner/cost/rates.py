@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Rates:
         counts = {"fleet": {}, "node": {"nodes": 1}, "rail": {"gpus_per_node": 1}}
         return Rates(dataclasses.replace(self.fleet, **counts[reach]))
 
-    def memory_ms(self, moved_bytes, kernels: int = 0, share: float | None = None):
+    def memory_ms(self, moved_bytes, kernels: Any = 0, share: float | None = None):
         """Returns the time of kernels that together read and write these bytes of
         device memory, at this share of its bandwidth; None is that of rows."""
         efficiency = self.fleet.efficiency

@@ -67,6 +67,7 @@ class Work:
       latency_ms: latency of the collective, whatever its size.
       host_bytes, disk_bytes: bytes that move between device and host memory, and that
         are read and written on disks, like those in device memory.
+      kernels: number of kernels that are launched, if they are small.
     """
 
     phase: str
@@ -78,6 +79,7 @@ class Work:
     latency_ms: float = 0.0
     host_bytes: float | np.ndarray = 0.0
     disk_bytes: float | np.ndarray = 0.0
+    kernels: float | np.ndarray = 0.0
 
     def only(self, some: np.ndarray) -> Work:
         """Returns the same for ``[candidates]`` some of them, and nothing for the

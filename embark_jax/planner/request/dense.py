@@ -12,7 +12,8 @@ from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import DenseParallelism, Dtype
 from embark_jax.plans.products import Product
 from embark_jax.plans.tables import FeatureSpec, TableSpec, embedding_width
-from embark_jax.plans.traffic import VALUE_BYTES
+from embark_jax.plans.traffic import WORD_BYTES
+from embark_jax.plans.wire import VALUE_BYTES
 
 
 class DeviceProduct(NamedTuple):
@@ -93,7 +94,8 @@ class DenseNetwork:
         dtype: Dtype = "bfloat16",
     ) -> DenseLoad:
         """Returns the load of these layers; arguments are those of ``DenseLoad``."""
-        kept, joined = VALUE_BYTES * self.kept_values, VALUE_BYTES * self.width
+        kept = WORD_BYTES * self.kept_values
+        joined = VALUE_BYTES[dtype] * self.width
         return DenseLoad(
             self.parameters,
             states,
@@ -101,6 +103,7 @@ class DenseNetwork:
             parallelism,
             dtype,
             self,
+            embedding_dtype=dtype,
         )
 
 
@@ -127,6 +130,8 @@ class DenseLoad:
       parallelism: layout of the dense layers on the devices.
       dtype: data type in which they compute.
       network: their products, if they are known.
+      embedding_dtype: data type in which they take pooled embeddings, and give back
+        the gradients of these.
     """
 
     parameters: int
@@ -135,6 +140,7 @@ class DenseLoad:
     parallelism: DenseParallelism = "replicated"
     dtype: Dtype = "bfloat16"
     network: DenseNetwork | None = None
+    embedding_dtype: Dtype = "float32"
 
     @property
     def layers(self) -> DenseNetwork:
@@ -162,7 +168,7 @@ class DenseLoad:
 
     def gradient_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of the parameters' gradients."""
-        return VALUE_BYTES * self.parameters / self.shared_by(fleet)
+        return WORD_BYTES * self.parameters / self.shared_by(fleet)
 
     def sample_bytes(self, fleet: Fleet) -> float:
         """Returns the bytes of activations for a sample of the device's share of the

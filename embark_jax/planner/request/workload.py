@@ -158,6 +158,8 @@ class TableUse:
         sequence.
       sequence: whether a sequence reads it.
       weighted: whether some of its ids come with a weight.
+      summed: whether its embeddings are sums of bags alone: these, and their gradients,
+        have the data type that the model takes; means and sequences are float32.
       filled: mean ids a sample, as a share of ``hotness``; the rest is padding, which
         is not sent.
       skew: distribution of the ids over its rows.
@@ -169,6 +171,7 @@ class TableUse:
     bags: float = 1
     sequence: bool = False
     weighted: bool = False
+    summed: bool = True
     filled: float = 1.0
     skew: Skew = UNIFORM
 
@@ -232,6 +235,7 @@ def table_uses(
                 bags=sum(_room(f, workload) if f.sequence else 1 for f in own_features),
                 sequence=any(feature.sequence for feature in own_features),
                 weighted=any(feature.weighted for feature in own_features),
+                summed=all(feature.pooling == "sum" for feature in own_features),
                 filled=sum(map(statistics.mean_hotness, own_features)) / hotness,
                 skew=statistics.skew(table) or zipf,
             )

@@ -183,7 +183,7 @@ def knee(by_memory: Sequence[tuple[float, float]]) -> str:
         return ""
     gb = least_bytes / 1e9
     return (
-        f"a step {longer_ms / step_ms - 1:.1%} longer would save "
+        f"a step {max(0.0, longer_ms / step_ms - 1):.1%} longer would save "
         f"{1 - least_bytes / most_bytes:.0%} of the memory: {gb:.1f} GB a device "
         f"(embedding.memory_gb={math.ceil(10 * gb) / 10})"
     )

@@ -133,7 +133,7 @@ class Insertion:
         stored = self._objective.stored_weights @ loads.own[Load.STORED_BYTES].sum(
             axis=1
         )
-        memory_bytes = loads.everywhere_bytes + stored
+        memory_bytes = loads.everywhere_bytes[1] + stored
         devices_ms, exposed_ms = self._devices_ms(), 0.0
         if self.assignment.instance.has_stores:
             store_ms = _norm(loads.store_ms, self.power)
@@ -266,9 +266,11 @@ class Insertion:
 
 
 def _power(values: np.ndarray, power: int) -> np.ndarray:
-    """Returns ``values ** power``, by squaring."""
-    while power > 1:
-        values, power = values * values, power // 2
+    """Returns ``values ** power``, for a power of 2 from 2 on, by squaring."""
+    values = values * values
+    while power > 2:
+        values *= values
+        power //= 2
     return values
 
 

@@ -192,16 +192,16 @@ class Instance:
         candidates = self.candidates
         rows = candidates.reduced(np.maximum, candidates.loads[Load.ROWS])
         row_bytes = self.objective.held_bytes[Peak.ROWS][candidates.storage]
-        return row_bytes * rows + candidates.everywhere_bytes
+        return row_bytes * rows + candidates.everywhere_bytes[0]
 
     @functools.cached_property
     def held_bytes(self) -> np.ndarray:
-        """``[candidates]`` bytes that they take wherever their shards lie: on every
-        device, and of rows in host memory and on disks, which count as the bytes of
-        device memory that are as large a share of its limit."""
+        """``[candidates]`` bytes that they take in the update wherever their shards
+        lie: on every device, and of rows in host memory and on disks, which count as
+        the bytes of device memory that are as large a share of its limit."""
         candidates = self.candidates
         weights = self.objective.stored_weights[candidates.storage]
-        return candidates.everywhere_bytes + weights * self.stored_bytes.sum(axis=0)
+        return candidates.everywhere_bytes[1] + weights * self.stored_bytes.sum(axis=0)
 
     @functools.cached_property
     def mean_ms(self) -> np.ndarray:
@@ -214,7 +214,7 @@ class Instance:
         """``[candidates]`` whether no other of the same table and storage is as
         good in every peak, time and bytes; of equal candidates the first stays."""
         candidates = self.candidates
-        everywhere = [candidates.everywhere_ms, candidates.everywhere_bytes]
+        everywhere = [candidates.everywhere_ms, *candidates.everywhere_bytes]
         of_places = [*everywhere, *self.stored_bytes]
         costs = np.concatenate([self.mean, self.largest, of_places])
         pairs = candidates.table * len(self.objective.storages) + candidates.storage

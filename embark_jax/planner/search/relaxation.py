@@ -259,9 +259,9 @@ class Relaxation:
         held[of_storages] = objective.held_bytes[OF_STORAGES].reshape(-1)
         update[of_storages] = objective.update_bytes[OF_STORAGES].reshape(-1)
         held, update = held * self.unit, update * self.unit
-        everywhere = self.instance.candidates.everywhere_bytes[self.live]
-        times = [np.append(everywhere, held), np.append(everywhere, held + update)]
-        return np.stack(times), objective.fixed_bytes
+        everywhere = self.instance.candidates.everywhere_bytes[:, self.live]
+        times = np.stack([held, held + update])
+        return np.hstack([everywhere, times]), objective.fixed_bytes
 
     @functools.cached_property
     def _limit_rows(self) -> tuple[np.ndarray, np.ndarray]:
