@@ -68,6 +68,13 @@ Step = Annotated[
         "by its validation set, or the newest."
     ),
 ]
+Log = Annotated[
+    Path | None,
+    typer.Option(
+        help="A log such as the data were prepared of, which gives the rows the "
+        "histories of their users."
+    ),
+]
 Rounds = Annotated[
     int, typer.Option(min=1, help="Rounds to time; the median is shown.")
 ]

@@ -50,26 +50,6 @@ def step(
     _show(result, as_json)
 
 
-@app.command("input")
-def input_pipeline(
-    config_file: ConfigFile,
-    overrides: Overrides = None,
-    samples: Annotated[
-        int, typer.Option(min=1, help="Samples to read in a round.")
-    ] = 1_000_000,
-    rounds: Rounds = 3,
-    as_json: AsJson = False,
-) -> None:
-    """Time the input pipeline alone, to compare with the train step."""
-    config = load(config_file, overrides)
-    set_up_jax(say)
-    from embark_jax.bench.input import measure_input
-
-    with Console(stderr=True).status("reading"):
-        result = measure_input(config, rounds, samples)
-    _show(result, as_json)
-
-
 @app.command()
 def calibrate(
     out: Annotated[

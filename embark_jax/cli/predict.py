@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embark_jax.cli.arguments import (
+    Log,
     Step,
     TrustCode,
     check_outputs,
@@ -35,6 +36,7 @@ def predict(
         Path | None,
         typer.Option(help="A .csv or .parquet file to write; the terminal by default."),
     ] = None,
+    log: Log = None,
     step: Step = None,
     keep: Annotated[
         list[str] | None,
@@ -49,7 +51,7 @@ def predict(
     """Score raw rows: print the probability of label 1 (of each label), one line per
     row; of a two_tower or next_item a score that orders items, for which there is
     `embark recommend`."""
-    check_outputs([rows], out=out)
+    check_outputs([rows, log], out=out)
     end_like_ctrl_c(context)  # it may have files of the machine's temporary folder
     import pyarrow as pa
 
@@ -59,6 +61,8 @@ def predict(
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"{out}: must end in .csv or .parquet")
     scorer = load_scorer(folder, step, trust_code=trust_code)
+    if log is not None:
+        scorer.read_log(log)
     what = "score" if scorer.ranks_items else "probability"
     names = list(scorer.tasks or [what])
     if taken := sorted({*names} & {*(keep or ())}):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embark_jax.cli.arguments import (
+    Log,
     Step,
     TrustCode,
     check_outputs,
@@ -69,11 +70,12 @@ def recommend(
             metavar="COLUMN", help="The column of the user; it is written, too."
         ),
     ] = None,
+    log: Log = None,
     step: Step = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Find the K best of all items for each row, with a model that ranks items."""
-    check_outputs([rows, seen], out=out)
+    check_outputs([rows, seen, log], out=out)
     end_like_ctrl_c(context)
     from embark_jax._base.config import ConfigError
     from embark_jax.export import load_scorer
@@ -84,6 +86,8 @@ def recommend(
         raise ConfigError("--seen: needs --user, and takes the place of --exclude")
     set_up_jax(say)
     scorer = load_scorer(folder, step, trust_code=trust_code)
+    if log is not None:
+        scorer.read_log(log)
     users = None if user is None else scorer.kept(rows, [user])[user].to_pylist()
     hidden: Any = exclude
     if seen is not None:

@@ -423,7 +423,7 @@ def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None
             if name.startswith(PAST):
                 hint = (
                     "it has the earlier events of the row's user, the latest last, "
-                    "such as a;b;c, or a list"
+                    "such as a;b;c, or a list; --log makes it of a log"
                 )
             raise DataError(f"{where}: has no column {name!r}; {hint}")
         if (count := list(names).count(name)) > 1:

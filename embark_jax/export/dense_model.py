@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.extend.core import Var
+from jax.extend.core import Var, jaxpr_as_fun
 
 from embark_jax import models
 from embark_jax.checkpoint.arrays import array_name
@@ -76,6 +76,12 @@ class DenseModel:
             for name, leaf in sorted(self._variables.items())
             if name in read
         }
+        # Before jax2onnx puts primitives without rules for batches into layers.
+        self._of_sample = (
+            {method: self._sample(method) for method in self.methods}
+            if self._model.packed
+            else {}
+        )
 
     def __call__(
         self,
@@ -84,9 +90,29 @@ class DenseModel:
         embeddings: Mapping[str, jax.Array],
         valid: Mapping[str, jax.Array],
         method: str = CALL,
+        *,
+        in_turn: bool = False,
     ) -> jax.Array:
         """Returns logits, or a tower's vectors; see ``models.interface`` for shapes.
-        ``valid`` says of each sequence, ``[batch, hotness]``, where it has an event."""
+        ``valid`` says of each sequence, ``[batch, hotness]``, where it has an event.
+
+        Packed, samples share arrays of events, of which a batch of unknown size has no
+        number: there each sample is scored alone, with ``in_turn`` one after another.
+        """
+        if not self._model.packed or isinstance(dense.shape[0], int):
+            return self._score(arrays, dense, embeddings, valid, method)
+        score = jaxpr_as_fun(self._of_sample[method])
+        params = jax.tree.leaves({name: arrays[name] for name in self.arrays})
+        inputs = jax.tree.leaves((dense, dict(embeddings), dict(valid)))
+
+        def of_sample(sample):
+            return score(*params, *sample)[0]
+
+        return (
+            jax.lax.map(of_sample, inputs) if in_turn else jax.vmap(of_sample)(inputs)
+        )
+
+    def _score(self, arrays, dense, embeddings, valid, method: str) -> jax.Array:
         # Of those that scoring does not read there are shapes alone.
         leaves = [arrays.get(name, leaf) for name, leaf in self._variables.items()]
         params, state = self._structure.unflatten(leaves)
@@ -94,6 +120,18 @@ class DenseModel:
         if self._model.masked or self._model.packed:
             inputs |= {n: Masked(inputs[n], places) for n, places in valid.items()}
         return self._model.score(params, state, dense, inputs, method)
+
+    def _sample(self, method: str) -> Any:
+        """Traces the score of one sample."""
+
+        def score(arrays, *sample):
+            dense, embeddings, valid = jax.tree.map(lambda x: x[None], sample)
+            return self._score(arrays, dense, embeddings, valid, method)[0]
+
+        of_one = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.shapes(1)
+        )
+        return jax.make_jaxpr(score)(self.arrays, *of_one)
 
     def in_float32(self) -> DenseModel:
         """Returns the same functions, computed in float32."""
@@ -122,7 +160,7 @@ class DenseModel:
     def _names_read(self, method: str) -> set[str]:
         """Returns the names of the variables that a method reads: others are of
         training, such as the keys of dropout."""
-        call = functools.partial(self, method=method)
+        call = functools.partial(self._score, method=method)
         jaxpr = jax.make_jaxpr(call)(self._variables, *self.shapes(2)).jaxpr
         read = {
             variable

@@ -17,11 +17,12 @@ from embark_jax.export.onnx_layers import BATCH, Arrays, DenseLayers
 from embark_jax.train.step import MATMUL_PRECISION
 
 PLATFORMS = ("cpu", "cuda")
+_SIZES = [BATCH // 4**n for n in range(6, -1, -1)]
 
 
 def jax_layers(model: Callable[..., jax.Array], params: Arrays) -> DenseLayers:
-    """Returns dense layers that are compiled once, for BATCH samples: fewer are
-    padded.
+    """Returns dense layers that are compiled for 1, 4, 16 and so on up to BATCH
+    samples, when they are needed: fewer are padded.
 
     Args:
       model: ``(params, dense, embeddings, valid) -> logits``.
@@ -32,9 +33,10 @@ def jax_layers(model: Callable[..., jax.Array], params: Arrays) -> DenseLayers:
 
     def layers(dense: np.ndarray, embeddings: Arrays, valid: Arrays) -> np.ndarray:
         samples = len(dense)
+        padding = next(size for size in _SIZES if size >= samples) - samples
 
         def filled(array: np.ndarray) -> np.ndarray:
-            return np.pad(array, [(0, BATCH - samples)] + [(0, 0)] * (array.ndim - 1))
+            return np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1))
 
         inputs = jax.tree.map(filled, (dense, dict(embeddings), dict(valid)))
         with jax.default_matmul_precision(MATMUL_PRECISION):

@@ -77,6 +77,7 @@ def _graph(path: Path, model: DenseModel, method: str, params: Arrays) -> bytes:
             dict(zip(embeddings, inputs, strict=False)),
             dict(zip(valid, inputs, strict=True)),
             method,
+            in_turn=True,  # jax2onnx has no scatter of batches
         )
 
     inputs: dict[str, Any] = {"dense": dense}
@@ -120,8 +121,8 @@ def _compare(path: Path, model: DenseModel, method: str, arrays: Arrays) -> None
     """Raises ``ExportError`` unless a graph gives the results of JAX."""
     drawn = draw_inputs(model, SAMPLES)
     with jax.default_matmul_precision(MATMUL_PRECISION):
-        on_device = jax.tree.map(jnp.asarray, dict(arrays))
-        expected = np.asarray(model(on_device, *drawn, method=method), np.float32)
+        on_device, *inputs = jax.tree.map(jnp.asarray, (dict(arrays), *drawn))
+        expected = np.asarray(model(on_device, *inputs, method=method), np.float32)
     results = onnx_layers(path)(*drawn)
     scale = np.abs(expected).max(initial=1, where=np.isfinite(expected))
     if results.shape != expected.shape or not np.allclose(

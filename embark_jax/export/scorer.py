@@ -52,6 +52,16 @@ class Scorer:
         """The item's feature; raises as ``item_vectors``."""
         return self._model.towers.item
 
+    def read_log(self, log: str | PathLike[str]) -> None:
+        """Reads a log, such as the data were prepared of. From now on rows give their
+        user, and have the history of an event after all of the log.
+
+        Raises:
+          DataError: if the data had no history, or one with pools or ages, or the log
+            lacks a column or has a bad line.
+        """
+        self._rows.read_log(Path(log))
+
     def predict(self, rows: Any) -> np.ndarray:
         """Returns probabilities of label 1, float64 ``[rows]`` in the order of the
         rows, or ``[rows, tasks]``; of a model that ranks items its scores, which are

@@ -68,7 +68,7 @@ class DLRM(JoinedModel):
         """Returns logits; see ``interface`` for shapes and errors."""
         bottom = self.bottom(dense)
         vectors = side_by_side(bottom, embeddings, self.dims, self.compute_dtype)
-        vectors = vectors.reshape(len(bottom), -1, self.dims[0][1])
+        vectors = vectors.reshape(bottom.shape[0], -1, self.dims[0][1])
         interactions = pairwise_dots(vectors.astype(self.compute_dtype))
         return self.top(jnp.concatenate([bottom, interactions], axis=1))[:, 0]
 

@@ -237,7 +237,7 @@ def joined(
     expected = {name: (dim,) for name, dim in dims}
     if dict.fromkeys(embeddings.names, values.shape[2:]) != expected:
         check_embeddings(unmasked(embeddings)[0], expected.items())
-    return values.reshape(len(values), -1)
+    return values.reshape(values.shape[0], -1)
 
 
 def check_equal_dims(dims: Sequence[tuple[str, int]], dim: int, reason: str) -> None:

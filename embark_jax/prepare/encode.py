@@ -163,10 +163,10 @@ def joined_ids(
     """Returns the ids of values of a table with a vocabulary in the database; ``drawn``
     is SQL, of further columns, of which of them are taken for unknown ones."""
     keys = pa.table({"key": values, "n": np.arange(len(values)), **columns})
+    id_ = known_id("key", f"if({drawn}, NULL, id)")
     found = database.table(
-        f"SELECT n, CASE WHEN key IS NULL THEN {MISSING_ID} WHEN {drawn} THEN {RARE_ID}"
-        f" ELSE coalesce(id, {RARE_ID}) END AS id FROM keys LEFT JOIN "
-        f"{vocabulary_table(table)} USING (key)",
+        f"SELECT n, {id_} AS id FROM keys LEFT JOIN {vocabulary_table(table)} "
+        "USING (key)",
         keys=keys,
     )
     ids = np.empty(len(values), np.int64)
@@ -291,6 +291,12 @@ def id_of(table: manifests.Table, key: str) -> str:
     if table.kind == "numbers":
         return f"coalesce({key}, {PADDING_ID})"
     return key
+
+
+def known_id(key: str, found: str) -> str:
+    """Returns SQL of the id of a value of a vocabulary, given the id that was found."""
+    known = f"coalesce({found}, {RARE_ID})"
+    return f"CASE WHEN {key} IS NULL THEN {MISSING_ID} ELSE {known} END"
 
 
 def hash_of(key: str, rows: int) -> str:

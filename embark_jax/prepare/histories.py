@@ -8,11 +8,13 @@ together in the order of time, and a sample the range of those before it
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embark_jax._base.errors import DataError
 from embark_jax._base.files import allocate, write_arrow
@@ -21,29 +23,11 @@ from embark_jax.data.columns import HistoryColumns
 from embark_jax.data.event_lists import EVENT_RANGES, EventFile, EventLists
 from embark_jax.data.manifest import LABEL, Manifest
 from embark_jax.prepare import sql
-from embark_jax.prepare.encode import CHUNK_ROWS, id_of, joined_ids
+from embark_jax.prepare.encode import id_of, known_id, vocabulary_table
 from embark_jax.prepare.recipe import IS_EVENT, ROW, TIME, USER, Work, event_column
 
-FILE_EVENTS = 2**22
-"""About how many lines of users are read together, and become a file of events."""
-_GROUPS = f"""
-SELECT min(key), max(key) FROM (
-  SELECT {sql.name(USER)} AS key,
-    sum(count(*)) OVER (ORDER BY key) // {{most}} AS number
-  FROM samples WHERE key IS NOT NULL GROUP BY key)
-GROUP BY number ORDER BY number
-"""
-# The lines of some users: whether each is an event, the first of its user, and of the
-# time of the one before it.
-_LINES = f"""
-SELECT {sql.name(ROW)} AS row, {{is_event}} AS is_event, {{columns}},
-  row_number() OVER of_user = 1 AS is_first,
-  lag({sql.name(TIME)}) OVER of_user IS NOT DISTINCT FROM {sql.name(TIME)} AS is_tie
-FROM samples WHERE {sql.name(USER)} BETWEEN {{first}} AND {{last}}
-WINDOW of_user AS (PARTITION BY {sql.name(USER)} ORDER BY {sql.name(TIME)},
-  {sql.name(ROW)})
-ORDER BY {sql.name(USER)}, {sql.name(TIME)}, {sql.name(ROW)}
-"""
+FILE_EVENTS = 2**19
+"""About how many lines of users are taken together, and become a file of events."""
 
 
 def write_events(
@@ -68,46 +52,55 @@ def write_events(
     spill.mkdir(parents=True, exist_ok=True)
     ranges = _mapped(spill / "ranges", dtype, (samples, width))
     files = list[EventFile]()
-    kept, made = "true", []
+    kept, made, joins = "true", [], ""
     if columns.positive:
         kept = f"{LABEL} = 1"
     elif IS_EVENT in work.recipe.select:
         kept = sql.name(IS_EVENT)
     for name in columns.columns:
         given = event_column(name)
-        value = sql.name(given if given in work.recipe.select else name)
-        made.append(f"{id_of(manifest.table_of(name), value)} AS {sql.name(name)}")
-    groups = work.database.rows(_GROUPS.format(most=FILE_EVENTS))
-    if not groups:
-        where = work.recipe.raw[0].path
-        raise DataError(f"{where}: no line has a user, must be some for histories")
-    for number, (first, last) in enumerate(groups):
-        query = _LINES.format(
-            is_event=kept,
-            columns=", ".join(made),
-            first=_literal(first),
-            last=_literal(last),
-        )
-        lines = work.database.table(query).combine_chunks()
-        row, is_event, is_first, is_tie = (
-            lines[name].to_numpy() for name in ("row", "is_event", "is_first", "is_tie")
-        )
+        column = sql.name(given if given in work.recipe.select else name)
+        id_ = id_of(manifest.table_of(name), f"samples.{column}")
+        if manifest.table_of(name).kind == "values":
+            known = sql.name(f"values of {name}")
+            vocabulary = vocabulary_table(manifest.features[name].table)
+            joins += f" LEFT JOIN {vocabulary} AS {known} ON {known}.key = {id_}"
+            id_ = known_id(id_, f"{known}.id")
+        made.append(f"{id_} AS {sql.name(name)}")
+    user, time, row = map(sql.name, (USER, TIME, ROW))
+    query = (
+        f"SELECT {user}, {time}, {row}, {kept} AS {sql.name(IS_EVENT)}, "
+        f"{', '.join(made)} FROM samples {joins} WHERE {user} IS NOT NULL "
+        f"ORDER BY {user}, {time}, {row}"
+    )
+    done = 0
+    for number, lines in enumerate(_of_whole_users(work.database, query)):
+        user, time = (lines[name].combine_chunks() for name in (USER, TIME))
+        row, is_event = (lines[name].to_numpy() for name in (ROW, IS_EVENT))
         place = np.arange(len(lines))
-        of_user = np.maximum.accumulate(np.where(is_first, place, 0))
+        of_user = np.maximum.accumulate(np.where(_changes(user), place, 0))
         of_time = place
         if not columns.ties:
-            of_time = np.maximum.accumulate(np.where(is_first | ~is_tie, place, 0))
+            is_later = _changes(user) | _changes(time)
+            of_time = np.maximum.accumulate(np.where(is_later, place, 0))
         before = np.cumsum(is_event) - is_event  # events of the group before each line
         begin, end = before[of_user], before[of_time]
         if columns.scan is not None:
             begin = np.maximum(begin, end - columns.scan)
         ranges[row] = np.stack([np.full(len(row), number), begin, end], axis=1)
         name = f"events/{number:06}.arrow"
-        lines = lines.select([*columns.columns]).filter(lines["is_event"])
-        events = _encoded(work.database, manifest, lines, columns)
-        write_arrow(work.out / name, events)
-        files.append(EventFile.of(work.out, name, rows=len(events)))
-        work.progress("histories", number + 1, len(groups))
+        lines = lines.filter(lines[IS_EVENT])
+        events = {
+            each: lines[each].to_numpy().astype(_dtype(manifest, columns, each))
+            for each in columns.columns
+        }
+        write_arrow(work.out / name, pa.table(events))
+        files.append(EventFile.of(work.out, name, rows=len(lines)))
+        done += len(row)
+        work.progress("histories", done, samples)
+    if not files:
+        where = work.recipe.raw[0].path
+        raise DataError(f"{where}: no line has a user, must be some for histories")
     lists = EventLists(
         files=tuple(files),
         longest=columns.longest,
@@ -118,24 +111,11 @@ def write_events(
     return lists, ranges
 
 
-def _encoded(
-    database: sql.Database, manifest: Manifest, lines: pa.Table, columns: HistoryColumns
-) -> pa.Table:
-    """Returns the ids of the columns of events; of times the seconds."""
-    ids = {}
-    for name in columns.columns:
-        if columns.ages is not None and name == columns.ages.column:
-            ids[name] = lines[name].to_numpy().astype(np.int64)
-            continue
-        table, rows = manifest.features[name].table, manifest.table_of(name).rows
-        values = found = lines[name].combine_chunks()
-        if manifest.table_of(name).kind == "values":
-            firsts = range(0, max(1, len(values)), CHUNK_ROWS)
-            chunks = (values.slice(first, CHUNK_ROWS) for first in firsts)
-            found = [joined_ids(database, table, chunk) for chunk in chunks]
-            found = np.concatenate(found)
-        ids[name] = np.asarray(found).astype(id_dtype(rows))
-    return pa.table(ids)
+def _dtype(manifest: Manifest, columns: HistoryColumns, name: str) -> np.dtype:
+    """Returns the type of a column of events: that of its ids, or of seconds."""
+    if columns.ages is not None and name == columns.ages.column:
+        return np.dtype(np.int64)
+    return np.dtype(id_dtype(manifest.table_of(name).rows))
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
@@ -145,6 +125,25 @@ def _mapped(path: Path, dtype: Any, shape: tuple[int, int]) -> np.ndarray:
     return np.memmap(path, dtype, "r+", shape=shape)
 
 
-def _literal(user: str | int) -> str:
-    """Returns a user in SQL."""
-    return sql.text(user) if isinstance(user, str) else str(user)
+def _of_whole_users(database: sql.Database, query: str) -> Iterator[pa.Table]:
+    """Yields the lines of a query, which are in the order of users, in tables that have
+    all lines of a user."""
+    parts, count = list[pa.Table](), 0
+    for batch in database.batches(query):
+        parts.append(pa.Table.from_batches([batch]))
+        count += len(batch)
+        if count < FILE_EVENTS:
+            continue
+        table = pa.concat_tables(parts)
+        last = np.flatnonzero(_changes(table[USER].combine_chunks()))[-1]
+        if last:
+            yield table.slice(0, last)
+        parts, count = [table.slice(last)], count - last
+    if count:
+        yield pa.concat_tables(parts)
+
+
+def _changes(values: pa.Array) -> np.ndarray:
+    """Returns which values are not those before them, as the first is."""
+    unlike = pc.call_function("not_equal", [values[1:], values[:-1]])
+    return np.concatenate([[True], unlike.to_numpy(zero_copy_only=False)])

@@ -163,7 +163,9 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
     is_given = split_column or of_files is not None
     in_order = None if columns.time else last_share(HELD_OUT_SHARES)
     read = [*label_columns(columns), *input_columns(columns)]
-    read += _others(columns, columns.user in texts)
+    read += time_and_user(columns, columns.user in texts)
+    if split_column:
+        read.append(Column(split_column, "split", alias=SPLIT))
     keys = {
         path: Column(key, "category", is_text=True, alias=f"{key} in {path.name}")
         for path, key in joined.items()
@@ -237,19 +239,22 @@ def label_columns(columns: Columns, required: bool = True) -> list[Column]:
     return labels
 
 
-def _others(columns: Columns, has_texts: bool) -> list[Column]:
-    """Returns how the columns are read that say when a sample was, or its split."""
-    others = []
+def time_and_user(columns: Columns, has_texts: bool = False) -> list[Column]:
+    """Returns how the columns are read that say when a sample was, and of which user.
+
+    Args:
+      columns: the columns.
+      has_texts: whether a user that is no feature is text as it is.
+    """
+    read = []
     if columns.time:
-        others.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
+        read.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
     if columns.user:
         of_texts = CategoryColumn(text=has_texts)
         described = columns.features.get(columns.user, of_texts)
         user = _category(columns.user, described, None, columns.missing)
-        others.append(dataclasses.replace(user, alias=USER))
-    if columns.split_column:
-        others.append(Column(columns.split_column, "split", alias=SPLIT))
-    return others
+        read.append(dataclasses.replace(user, alias=USER))
+    return read
 
 
 def input_columns(columns: Columns, texts: Sequence[str] | None = None) -> list[Column]:

@@ -32,7 +32,7 @@ from embark_jax.prepare import own_files, raw_files, reading, sql
 from embark_jax.prepare.encode import CHUNK_ROWS, SampleEncoder
 from embark_jax.prepare.raw_files import RowsInMemory, check_columns
 from embark_jax.prepare.reading import GOOD
-from embark_jax.prepare.recipe import IN_FILE
+from embark_jax.prepare.recipe import GIVEN_TIME, IN_FILE, USER
 from embark_jax.prepare.values import define
 
 FEWEST_WARNED = 10
@@ -71,6 +71,7 @@ class RowEncoder:
         self._columns = manifest.columns
         self._encoder = SampleEncoder(manifest)
         texts = [n for n, (_, t) in self._encoder.categories.items() if t.is_text]
+        self._texts = texts
         self._read = own_files.label_columns(self._columns, required=False)
         self._read += own_files.input_columns(self._columns, texts)
         others = (*self._columns.targets, self._columns.weight, *self._columns.optional)
@@ -83,6 +84,7 @@ class RowEncoder:
             if table.kind == "values"
         }
         self._queries: dict[Any, tuple[reading.Selected, str]] = {}
+        self._past = list[str]()  # the histories that a log gives
         self.cut = self._encoder.cut
         self.labels = manifest.labels
         self.dense = [f"column {name}" for name in manifest.dense]
@@ -122,6 +124,51 @@ class RowEncoder:
 
             yield dataclasses.replace(batch, locate=locate), has_label
         _warn_of_unknown(values, unknown)
+
+    def read_log(self, log: str | Path) -> None:
+        """Reads a log, such as the data were prepared of. From now on rows give their
+        user, and have the history of an event after all of the log.
+
+        Raises:
+          DataError: if the data had no history, or one with pools or ages, or the log
+            lacks a column or has a bad line.
+        """
+        columns, history = self._columns, self._columns.history
+        if history is None or history.pools or history.ages:
+            raise DataError(
+                f"{log}: makes no histories: the data were prepared without such, or "
+                "with pools or ages"
+            )
+        inputs = own_files.input_columns(columns, self._texts)
+        time_and_user = own_files.time_and_user(columns)
+        read = [*time_and_user, *(c for c in inputs if c.name in history.columns)]
+        is_event = "true"
+        if history.positive:
+            read += own_files.label_columns(columns)
+            is_event = f"{own_files.label_of(columns)} = 1"
+        names, database = [column.name for column in read], self._database
+        files = own_files.files_of_rows(Path(log), columns, names, ())
+        for number, file in enumerate(files):
+            reading.read(database, "one", file, read)
+            made = f"SELECT *, {number} AS file, rowid AS place FROM one"
+            into = "INSERT INTO log" if number else "CREATE OR REPLACE TABLE log AS"
+            database.run(f"{into} {made}")
+        time, user = sql.name(GIVEN_TIME), sql.name(USER)
+        in_order = f"coalesce({time}.number, {time}.at), {time}.at, file, place"
+        lists = ", ".join(
+            f"list({sql.name(name)} ORDER BY {in_order})[-{history.longest}:] AS "
+            f"{sql.name(past)}"
+            for past, name in history.features.items()
+        )
+        database.run(
+            f"CREATE OR REPLACE TABLE histories AS SELECT {user}::VARCHAR AS {user}, "
+            f"{lists} FROM log WHERE {is_event} AND {user} IS NOT NULL GROUP BY ALL"
+        )
+        database.run("DROP TABLE log")
+        self._past = [*history.features]
+        self._read = [c for c in self._read if c.name not in self._past]
+        self._read += [c for c in time_and_user if c.alias == USER]
+        self._queries.clear()
 
     def ids(self, feature: str, values: Sequence[Any]) -> np.ndarray:
         """Returns the ids of a feature's values, int64 ``[values]``: 1 for those that
@@ -227,10 +274,10 @@ class RowEncoder:
                     place = sql.name(IN_FILE)
                     source = (
                         f"(SELECT number AS {place}, {given.values}, {given.good} AS "
-                        f"{sql.name(GOOD)} FROM rows)"
+                        f"{sql.name(GOOD)} FROM {given.source('rows')})"
                     )
-                    query = f"{self._samples(source, GOOD)} ORDER BY {place}"
-                    self._queries[key] = given, query
+                    in_order = f" ORDER BY {place}" if self._past else ""  # of a join
+                    self._queries[key] = given, self._samples(source, GOOD) + in_order
                 given, query = self._queries[key]
                 samples = self._database.table(query)
                 if not samples[GOOD].to_numpy().all():
@@ -245,6 +292,15 @@ class RowEncoder:
             made[LABEL] = own_files.label_of(self._columns)
         crossed = ", ".join(f"{value} AS {sql.name(n)}" for n, value in made.items())
         source = f"(SELECT *, {crossed} FROM {source})" if made else source
+        if self._past:
+            user = sql.name(USER)
+            lists = ", ".join(
+                f"coalesce({n}, []) AS {n}" for n in map(sql.name, self._past)
+            )
+            source = (
+                f"(SELECT given.*, {lists} FROM {source} AS given LEFT JOIN histories "
+                f"ON given.{user}::VARCHAR = histories.{user})"
+            )
         types = self._database.types(f"FROM {source}")
         columns = [*self._encoder.columns(types), *map(sql.name, others)]
         return f"SELECT {', '.join(columns)} FROM {source}"
@@ -252,8 +308,9 @@ class RowEncoder:
     def _lookup(self, name: str, values: pa.Array, *_: np.ndarray) -> np.ndarray:
         """See ``Lookup``: a dictionary finds few values sooner than a query does."""
         ids = self._ids[self._manifest.features[name].table]
-        found = [ids.get(value, RARE_ID) for value in values.to_pylist()]
-        return np.array(found, np.int64)
+        unique = values.dictionary_encode("encode")
+        found = [ids.get(value, RARE_ID) for value in unique.dictionary.to_pylist()]
+        return np.array(found, np.int64)[unique.indices.to_numpy()]
 
 
 def _ids_of_values(values: TableValues, table: str) -> dict[Any, int]:

@@ -18,12 +18,13 @@ from embark_jax.prepare.raw_files import (
     plain,
     shown,
 )
-from embark_jax.prepare.values import Column, Typed
+from embark_jax.prepare.values import Column, Typed, by_rule_of, list_of
 
 SHOWN = 5
 """How many bad lines are told in words."""
 GOOD = "is good"
 """A column of a table that is being read: whether the row is good."""
+_BY_RULE = '"values by the rule"'
 _REJECTS = ", store_rejects = true, rejects_limit = 0"
 _FORGET = "DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans"
 
@@ -79,12 +80,13 @@ def read(
         good = given.good
         if not skips:
             good = f"CASE WHEN {good} THEN true ELSE error('bad row') END"
+        texts = [f"{text} AS {_raw_name(name)}" for name, text in given.texts.items()]
         try:
             # Tables made by CREATE TABLE AS are in the order of the file.
             database.run(
                 f"CREATE OR REPLACE TABLE {into} AS SELECT {given.kept} FROM (SELECT "
-                f"{given.values}, {good} AS {sql.name(GOOD)} FROM "
-                f"{file.source(path, options)})"
+                f"{', '.join([given.values, *texts])}, {good} AS {sql.name(GOOD)} FROM "
+                f"{given.source(file.source(path, options))})"
             )
         except sql.Error as error:
             told = bad_rows(database, file, path, given, 1)
@@ -158,16 +160,20 @@ class Selected(NamedTuple):
     Attributes:
       made: each column, and SQL of its value; then, if there are several lists of
         events, that of their lengths.
+      steps: SQL of what values are made of, beside the columns of the file, each of
+        those before it.
       values: SQL of all values, under their aliases or names.
       good: SQL of whether a row is good.
-      texts: columns of single texts, whose texts the values have, too.
-      kept: SQL of what is kept of these, and GOOD: of texts those that became others.
+      texts: SQL of the text of each column of single texts.
+      kept: SQL of what is kept of all these, and GOOD: of texts those that became
+        others.
     """
 
     made: list[tuple[Column, Typed]]
+    steps: list[str]
     values: str
     good: str
-    texts: list[str]
+    texts: dict[str, str]
     kept: str
 
     @classmethod
@@ -182,48 +188,77 @@ class Selected(NamedTuple):
             except DataError as error:
                 raise DataError(f"{file.path}: column {column.name}: {error}") from None
             made.append((column, typed))
-        made = _of_one_length(made)
+        given = {list_of(c.name): t.given for c, t in made if t.given}
+        made, joined = _of_one_length(made)
+        by_rule = {c.name: t for c, t in made if t.by_rule}
+        single = [name for name, typed in by_rule.items() if typed.text]
+        lists = [name for name, typed in by_rule.items() if not typed.text]
+        if by_rule:  # all at once: to plan a query takes longer than a row
+            texts = f"[{', '.join(by_rule[name].text for name in single)}]::VARCHAR[]"
+            made_of = f"[{', '.join([texts, *map(list_of, lists)])}]"
+            joined[_BY_RULE] = (
+                f"list_transform({made_of}, lambda l: canonical_values(l))"
+            )
+        named = {by_rule_of(n): f"{_BY_RULE}[1][{i}]" for i, n in enumerate(single, 1)}
+        named |= {by_rule_of(n): f"{_BY_RULE}[{i}]" for i, n in enumerate(lists, 2)}
         values = [
-            f"{t.value} AS {sql.name(c.alias or c.name)}"
-            for c, t in made
-            if c.kind != "lists"
+            f"{typed.value} AS {sql.name(column.alias or column.name)}"
+            for column, typed in made
+            if column.kind != "lists"
         ]
-        texts = {c.name: t.raw for c, t in made if t.raw and not c.alias and not c.text}
-        values += [f"{raw} AS {_raw_name(name)}" for name, raw in texts.items()]
+        texts = {
+            c.name: t.text for c, t in made if t.text and not c.alias and not c.text
+        }
         changed = [
             f"CASE WHEN {sql.name(name)} IS DISTINCT FROM {_raw_name(name)} AND "
             f"{_raw_name(name)} <> '' THEN {_raw_name(name)} END AS {_raw_name(name)}"
             for name in texts
         ]
         kept = f"* REPLACE ({', '.join(changed)})" if changed else "*"
-        checks = " AND ".join(f"({typed.check})" for _, typed in made)
-        good = f"coalesce({checks}, false)"
-        return cls(made, ", ".join(values), good, [*texts], kept)
+        checks = [f"({t.check})" for _, t in made if t.check != "true"]
+        good = f"coalesce({' AND '.join(checks) or 'true'}, false)"
+        steps = [
+            ", ".join(f"{made_of} AS {name}" for name, made_of in step.items())
+            for step in (given, joined, named)
+            if step
+        ]
+        return cls(made, steps, ", ".join(values), good, texts, kept)
+
+    def source(self, source: str) -> str:
+        """Returns SQL of a file's rows, with what values are made of."""
+        for step in self.steps:
+            source = f"(SELECT *, {step} FROM {source})"
+        return source
 
 
-def _of_one_length(made: list[tuple[Column, Typed]]) -> list[tuple[Column, Typed]]:
-    """Adds the checks that lists beside each other have one length. An empty text
-    beside lists of one value is one missing value, but no weight."""
+def _of_one_length(
+    made: list[tuple[Column, Typed]],
+) -> tuple[list[tuple[Column, Typed]], dict[str, str]]:
+    """Adds the checks that lists beside each other have one length, and returns what
+    names the length of the longest. An empty text beside lists of one value is one
+    missing value, but no weight."""
     groups: dict[str, list[tuple[Column, Typed]]] = {}
+    lengths: dict[str, str] = {}
     for column, typed in made:
-        if column.beside and typed.length:
+        if column.beside and typed.given:
             groups.setdefault(column.beside, []).append((column, typed))
     for beside, lists in groups.items():
         if len(lists) < 2:
             continue
-        longest = f"greatest({', '.join(typed.length for _, typed in lists)})"
+        longest = sql.name(f"longest of {beside}")
+        length = {column.name: f"len({list_of(column.name)})" for column, _ in lists}
+        lengths[longest] = f"greatest({', '.join(length.values())})"
         changed, checks = {}, []
         for column, typed in lists:
-            check = f"{typed.length} = {longest}"
+            check = f"{length[column.name]} = {longest}"
             if column.kind == "category":
-                one_missing = f"{typed.length} = 0 AND {longest} = 1"
+                one_missing = f"{length[column.name]} = 0 AND {longest} = 1"
                 value = f"CASE WHEN {one_missing} THEN [NULL] ELSE {typed.value} END"
                 changed[column.name] = dataclasses.replace(typed, value=value)
                 check += f" OR {one_missing}"
             checks.append(f"({check})")
         told = ", ', ', ".join(
-            f"{typed.length}, {sql.text(f' of {column.name}')}"
-            for column, typed in lists
+            f"{length}, {sql.text(f' of {name}')}" for name, length in length.items()
         )
         rule = "must be as many, with empty ones for missing values"
         if all(column.kind == "category" for column, _ in lists):
@@ -232,7 +267,7 @@ def _of_one_length(made: list[tuple[Column, Typed]]) -> list[tuple[Column, Typed
         made = [(column, changed.get(column.name, typed)) for column, typed in made]
         every = Typed(f"concat({told})", " AND ".join(checks), rule)
         made.append((Column(f"lists of {beside}", "lists"), every))
-    return made
+    return made, lengths
 
 
 class _Rejected(NamedTuple):
@@ -272,7 +307,7 @@ def bad_rows(
         + (t.value if c.kind == "lists" else f"({file.column(c.name)})::VARCHAR")
         for place, (c, t) in enumerate(made)
     )
-    source = file.source(path)
+    source = given.source(file.source(path))
     if isinstance(file, TextFile):
         # A row begins on the line after those of the rows before it.
         text = f"concat_ws(' ', {', '.join(f'c{i}' for i in range(len(file.names)))})"
@@ -281,7 +316,7 @@ def bad_rows(
         source = (
             f"(SELECT *, {1 + file.header} + coalesce(sum(1 + {breaks}) OVER (ROWS "
             "BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT AS number FROM "
-            f"{file.source(path, _REJECTS)})"
+            f"{given.source(file.source(path, _REJECTS))})"
         )
     database.run(_FORGET)
     try:

@@ -32,12 +32,12 @@ class Database:
     """
 
     def __init__(self, spill: Path | None = None, threads: int | None = None):
-        limit = int(host_memory_bytes() * _SHARE_OF_MEMORY)
+        self._limit = f"{int(host_memory_bytes() * _SHARE_OF_MEMORY) // 2**20}MiB"
         self.spill = spill or temporary_folder(self)
         self._threads = threads or os.cpu_count() or 1
         self._connection = duckdb.connect(
             config={
-                "memory_limit": f"{limit // 2**20}MiB",
+                "memory_limit": self._limit,
                 "temp_directory": str(self.spill),
                 "threads": self._threads,
             }
@@ -61,6 +61,11 @@ class Database:
             # It advises a form that plans a prepared statement anew.
             warnings.simplefilter("ignore", UserWarning)
             return self._connection.execute(query).to_arrow_table()
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """Returns a result as it is made, which other queries must not interrupt."""
+        with self.seeing():
+            yield from self._connection.sql(query).to_arrow_reader()
 
     def types(self, query: str, **tables: pa.Table) -> dict[str, str]:
         """Returns the type of each column of a result, in DuckDB's words."""
@@ -86,11 +91,21 @@ class Database:
 
     @contextlib.contextmanager
     def seeing(self, **tables: pa.Table) -> Iterator[None]:
-        """Lets the queries of a block see Arrow tables, and a signal end them."""
+        """Lets the queries of a block see Arrow tables, and a signal end them.
+
+        Raises:
+          DataError: if they find too little memory.
+        """
         for name, table in tables.items():
             self._connection.register(name, table)
         try:
             yield
+        except duckdb.OutOfMemoryException as error:
+            what, *_ = str(error).splitlines()
+            raise DataError(
+                f"{self.spill}: queries may take {self._limit} of memory, half of this "
+                f"machine's, and the disk of this folder, and need more: {what}"
+            ) from None
         except RuntimeError as error:
             if str(error) == "Query interrupted":  # by an exception of its handler
                 raise KeyboardInterrupt from None

@@ -54,11 +54,17 @@ _INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT"}
 _INTEGERS |= {"UTINYINT", "USMALLINT", "UINTEGER"}
 _FLOATS = {"FLOAT": 2**24, "DOUBLE": 2**53}
 """Types of floats, and the largest whole number up to which each has all others."""
-_NUMBERS = {*_INTEGERS, *_FLOATS, "UBIGINT", "HUGEINT", "UHUGEINT", "BOOLEAN", '"NULL"'}
+_AS_TEXT = {"BOOLEAN", '"NULL"'}
+_NUMBERS = {*_INTEGERS, *_FLOATS, "UBIGINT", "HUGEINT", "UHUGEINT", *_AS_TEXT}
+_ROUNDS_TO_INFINITY = "3.4028235677973366e38"
+"""The least number that is infinite in float32, 2^128 - 2^103."""
 _EMPTY = ("",)
 _SPLITS = {"train": 0, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """The beginnings of the names of splits, in names of files and in columns."""
 
+_PLAIN = "[A-Za-z_][!-~]*|[1-9][0-9]*|0"
+"""Most texts are the one way to write their value; a pattern tells soonest."""
+_WORDS = (*MISSING, "True", "TRUE", "False", "FALSE")
 _DATE = r"[+-]?\d+[-/]\d+[-/]\d+([ T]+\d+:\d+(:\d+(\.\d*)?)?)?"
 """A date and perhaps a time of it, without a zone."""
 _MACROS = rf"""
@@ -83,8 +89,10 @@ CREATE OR REPLACE MACRO one_way(v) AS CASE
   THEN decimal_of(v)
   WHEN v IN ('True', 'TRUE') THEN 'true' WHEN v IN ('False', 'FALSE') THEN 'false'
   ELSE v END;
-CREATE OR REPLACE MACRO canonical_values(l) AS
-  list_transform(present_values(l), lambda x: one_way(x));
+CREATE OR REPLACE MACRO canonical_values(l) AS list_transform(l, lambda v: CASE
+  WHEN regexp_full_match(v, '{_PLAIN}') AND NOT list_contains({sql.texts(_WORDS)}, v)
+  THEN v
+  ELSE list_transform(present_values([v]), lambda x: one_way(x))[1] END);
 CREATE OR REPLACE MACRO canonical(v) AS canonical_values([v])[1];
 CREATE TYPE IF NOT EXISTS time_kind AS ENUM
   ('whole', 'number', 'date', 'instant', 'nanoseconds');
@@ -238,7 +246,7 @@ class Column:
         elif type_ in _FLOATS:
             number = f"CASE WHEN NOT isnan({raw}) THEN {number} END"
         # Transforms are of all digits, and their results alone are rounded to float32.
-        finite = f"coalesce(isfinite(TRY_CAST({number} AS FLOAT)), {number} IS NULL)"
+        finite = f"abs({number}) < {_ROUNDS_TO_INFINITY} IS NOT false"
         return Typed(
             number, f"{check} AND {finite}", "must be a number, finite in float32"
         )
@@ -286,26 +294,23 @@ class Column:
             return self._single(raw, type_)
         else:
             raw = f"[{raw}]"
-        if type_.startswith("ENUM"):
+        if type_ in _AS_TEXT or type_.startswith("ENUM"):
             raw, type_ = f"({raw})::VARCHAR[]", "VARCHAR"
         if type_.endswith("]"):
             raise DataError(f"type is {type_}[], must be lists of integers or text")
-        raw = f"coalesce({raw}, [])"
+        given, events = f"coalesce({raw}, [])", list_of(self.name)
         single = self._single("x", type_)
         follows_rule = not self.text and self.missing is None
-        if type_ == "VARCHAR" and self.is_text is not False and follows_rule:
-            value = f"canonical_values({raw})"
-            if not self.events:
-                value = f"list_filter({value}, lambda x: x IS NOT NULL)"
-            return Typed(value, "true", single.rule, f"len({raw})")
-        value = f"list_transform({raw}, lambda x: {single.value})"
+        value, check = f"list_transform({events}, lambda x: {single.value})", "true"
+        by_rule = type_ == "VARCHAR" and self.is_text is not False and follows_rule
+        if by_rule:
+            value = by_rule_of(self.name)
+        elif single.check != "true":
+            bad = f"list_filter({events}, lambda x: NOT ({single.check}))"
+            check = f"len({bad}) = 0"
         if not self.events:
             value = f"list_filter({value}, lambda x: x IS NOT NULL)"
-        check = "true"
-        if single.check != "true":
-            bad = f"list_filter({raw}, lambda x: NOT ({single.check}))"
-            check = f"len({bad}) = 0"
-        return Typed(value, check, single.rule, f"len({raw})")
+        return Typed(value, check, single.rule, given, by_rule=by_rule)
 
     def _cut(self, raw: str) -> str:
         """Returns SQL of the list in a text."""
@@ -321,25 +326,31 @@ class Column:
             raw, type_ = "[]::DOUBLE[]", "DOUBLE[]"
         if not type_.endswith("]"):
             raise DataError(f"type is {type_}, must be lists of numbers")
-        raw, each = f"coalesce({raw}, [])", self._number("x", type_.partition("[")[0])
-        value = f"list_transform({raw}, lambda x: {each.value})"
+        given, weights = f"coalesce({raw}, [])", list_of(self.name)
+        each = self._number("x", type_.partition("[")[0])
+        value = f"list_transform({weights}, lambda x: {each.value})"
         good = f"{each.check} AND ({each.value}) IS NOT NULL"
-        bad = f"len(list_filter({raw}, lambda x: NOT coalesce({good}, false)))"
-        return Typed(value, f"{bad} = 0", "must be numbers", f"len({raw})")
+        bad = f"len(list_filter({weights}, lambda x: NOT coalesce({good}, false)))"
+        return Typed(value, f"{bad} = 0", "must be numbers", given)
 
     def _single(self, raw: str, type_: str) -> Typed:
         """Returns what makes one value."""
         rule = "must be whole numbers, as in training"
-        if type_ in ("BOOLEAN", '"NULL"'):
+        if type_ in _AS_TEXT:
             raw, type_ = f"({raw})::VARCHAR", "VARCHAR"
         if type_ == "VARCHAR":
+            follows_rule = not self.text and self.missing is None
+            if self.is_text is not False and follows_rule:
+                return Typed(
+                    by_rule_of(self.name), "true", rule, text=raw, by_rule=True
+                )
             text = f"canonical({raw})"
             if self.text:
                 text = self._present(raw)
             elif self.missing is not None:
                 text = f"one_way({self._present(raw)})"
             if self.is_text is not False:
-                return Typed(text, "true", rule, raw=raw)
+                return Typed(text, "true", rule, text=raw)
             value = f"TRY_CAST({text} AS BIGINT)"
             whole = f"{value} IS NOT NULL AND regexp_full_match({text}, '-?[0-9]+')"
             check = f"({text} IS NULL OR {whole}) AND {self._within(value)}"
@@ -377,13 +388,30 @@ class Column:
 @dataclasses.dataclass(frozen=True)
 class Typed:
     """SQL of a column's value, and of what is true of a good one; and that in words.
-    Of a list also SQL of its length, and of a text that of the text itself."""
+
+    Attributes:
+      given: SQL of the list of raw values, which both call ``list_of``.
+      text: SQL of a single text.
+      by_rule: whether the value is ``canonical`` of it, or of each of the list, by the
+        name ``by_rule_of``.
+    """
 
     value: str
     check: str
     rule: str
-    length: str = ""
-    raw: str = ""
+    given: str = ""
+    text: str = ""
+    by_rule: bool = False
+
+
+def list_of(column: str) -> str:
+    """Returns the name of the list of the raw values of a column, in SQL."""
+    return sql.name(f"list of {column}")
+
+
+def by_rule_of(column: str) -> str:
+    """Returns the name of what ``canonical`` makes of a column, in SQL."""
+    return sql.name(f"{column} by the rule")
 
 
 def split_named(name: str) -> int | None:

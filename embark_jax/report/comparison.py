@@ -146,7 +146,8 @@ def comparison_table(
     if deciding is not None:
         groups = ordered(groups, deciding)
     groups = groups[:most]
-    names = [group[0].name + " …" * (len(group) > 1) for group in groups]
+    others = [f" and {len(group) - 1} more" * (len(group) > 1) for group in groups]
+    names = [group[0].name + more for group, more in zip(groups, others, strict=True)]
     columns = {"run": names}
     for key in differing(runs):
         if key != SEED or not is_grouped:
@@ -156,7 +157,8 @@ def comparison_table(
         of_groups = [[run.best(deciding) for run in group] for group in groups]
         columns[f"best {deciding}"] = _marked(of_groups, groups[0][0].metric(deciding))
     for name in dict.fromkeys(name for run in runs for name in run.final):
-        if name.startswith(TEST) and (metric := runs[0].metric(name)) is not None:
+        metric = next((m for run in runs if (m := run.metric(name))), None)
+        if name.startswith(TEST) and metric is not None:
             of_groups = [[run.final.get(name) for run in group] for group in groups]
             columns[name] = _marked(of_groups, metric)
     for heading in runs[0].figures():
@@ -207,9 +209,13 @@ def comparison_page(runs: Sequence[ComparedRun], deciding: str | None) -> str:
             run for group in ordered([[r] for r in runs], deciding) for run in group
         ]
     records = {run.name: run.records for run in drawn[:MOST_CURVES]}
-    what = f"Curves of {len(records)} of {len(runs)} runs"
+    some = f" of {len(records)} of {len(runs)} runs" * (len(records) < len(runs))
+    what = f"Curves{some}"
     parts = [html_text(comparison_table(runs, deciding), NOTE, columns=UNLIMITED)]
-    parts += [f"<h2>{escape(what)}</h2>", image(compared_curves(records), what)]
+    parts += [
+        f"<h2>{escape(what)}</h2>",
+        image(compared_curves(records, deciding), what),
+    ]
     keys = [key for key in differing(runs) if key != SEED]
     if deciding is not None and keys:
         points = {k: [(r.keys.get(k), r.best(deciding)) for r in runs] for k in keys}

@@ -66,20 +66,21 @@ def run_curves(records: Records) -> Figure:
     return figure
 
 
-def compared_curves(runs: Mapping[str, Records]) -> Figure:
-    """Draws the curves of several runs over each other, by name: training loss, the
-    metrics of the validation set, or of the test set where that was evaluated, and
-    throughput."""
+def compared_curves(runs: Mapping[str, Records], deciding: str | None = None) -> Figure:
+    """Draws the curves of several runs over each other, by name: training loss, two
+    metrics of the validation set, or of the test set where that was evaluated, the
+    deciding one first, and throughput."""
     found = {key for records in runs.values() for record in records for key in record}
     metrics = [f"{split}_{m}" for split in STEPS for m in ("auc", "log_loss", "hr@10")]
-    panels = ["loss", *[key for key in metrics if key in found][:2], "samples_per_s"]
+    shown = [key for key in dict.fromkeys([deciding, *metrics]) if key in found]
+    panels = ["loss", *filter(None, shown[:2]), "samples_per_s"]
     rows = math.ceil(len(panels) / 2)
     figure = Figure(figsize=(10, 3.5 * rows), layout="constrained")
     every = figure.subplots(rows, 2, squeeze=False).ravel()
     for axes, key in zip(every, panels, strict=False):
         for name, records in runs.items():
             _line(axes, records, key, label=name)
-        axes.set(title=TITLES.get(key, key), xlabel="step")
+        axes.set(title=TITLES.get(key, key.replace("_", " ")), xlabel="step")
     for axes in every[len(panels) :]:
         axes.set_visible(False)
     figure.legend(
@@ -102,6 +103,8 @@ def value_plots(
             values = [*map(str, values)]
         elif values and 0 < 20 * min(values) < max(values):
             axes.set_xscale("log")
+        else:
+            axes.locator_params(axis="x", nbins=5)
         axes.plot(values, [y for _, y in known], ls="", marker="o", ms=4)
         axes.set(xlabel=key, ylabel=metric)
     for axes in every[len(points) :]:

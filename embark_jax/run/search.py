@@ -113,7 +113,7 @@ class Trials:
         elif any(config.train.eval_every is None for config in tried):
             raise ConfigError(
                 "train.eval_every is not set, but a search compares metrics of the "
-                "validation set: set it"
+                "validation set: set it, such as train.eval_every=100"
             )
 
     def open(self) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import onnxruntime
 import pytest
@@ -193,8 +194,8 @@ def draw_arrays(model: DenseModel) -> dict[str, np.ndarray]:
     return {name: draw(name, array.shape) for name, array in model.arrays.items()}
 
 
-# One reads a sequence, one has several labels.
-QUICK = [(kind, {}) for kind in ("dlrm_dcnv2", "din", "mmoe")]
+# One reads a sequence, one packs it, one has several labels.
+QUICK = [(kind, {}) for kind in ("dlrm_dcnv2", "din", "next_item", "mmoe")]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_every_model_scores_alike_in_onnx_and_jax(
     model = DenseModel(config, small.TABLES, small.features_of(config), dense_features)
     params = draw_arrays(model)
     inputs = draw_inputs(model, 7)
-    expected = np.asarray(model(params, *inputs))
+    expected = np.asarray(jax.jit(model)(params, *inputs))
     assert np.isfinite(expected).all()
 
     write_graphs(tmp_path, model, params)
@@ -220,6 +221,15 @@ def test_every_model_scores_alike_in_onnx_and_jax(
     in_jax = jax_export.deserialize(bytearray(serialized(model))).call
     for logits in (in_onnx, in_jax(params, *inputs)):
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "changes"), small.CASES)
+def test_every_model_takes_a_batch_of_unknown_size(kind, changes):
+    config = small.small_config(small.KINDS[kind], **changes)
+    model = DenseModel(config, small.TABLES, small.features_of(config), 3)
+    (batch,) = jax_export.symbolic_shape("batch")
+    logits = jax.eval_shape(model, model.arrays, *model.shapes(batch))
+    assert logits.shape[0] == batch
 
 
 def test_layers_in_bfloat16_are_scored_in_float32(tmp_path):

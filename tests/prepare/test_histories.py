@@ -134,6 +134,39 @@ def test_rows_to_score_have_their_histories_as_lists(tmp_path):
         list(encoder.batches(rows | unlike))
 
 
+@pytest.mark.parametrize("positive", [False, True])
+def test_rows_to_score_take_their_histories_from_a_log(tmp_path, positive):
+    lines, files = random_log(4), 3
+    write(tmp_path / "log", lines, files)
+    columns = COLUMNS | {"history": HISTORY | {"positive": positive}}
+    log = (tmp_path / "log").rename(tmp_path / "log.csv")
+    data = prepared(log, tmp_path / "out", columns, split="none")
+    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
+    users = ["u3", "", "u1", "nobody", "u1", " u2"]
+    later = [{"user": u.strip(), "label": "0", "when": "2025-01-01"} for u in users]
+    later = [line | {"item": "i1", "kind": "7.00"} for line in later]
+    in_order = [line for number in range(files) for line in lines[number::files]]
+    past = expected([*in_order, *later], positive)[-len(users) :]
+    assert any(each["past_item"] for each in past)
+    rows = {"item": ["i1"] * len(users), "kind": ["7.00"] * len(users)}
+    lists = {n: [history[n] for history in past] for n in past[0]}
+    ((batch, _),) = RowEncoder(tmp_path / "run").batches(rows | lists)
+    encoder = RowEncoder(tmp_path / "run")
+    encoder.read_log(log)
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", *rows])
+        writer.writerows(zip(users, *rows.values(), strict=True))
+    for given in (rows | {"user": users}, tmp_path / "rows.csv"):
+        ((found, _),) = encoder.batches(given)
+        for name in batch.ids:
+            np.testing.assert_array_equal(
+                np.asarray(found.ids[name]), np.asarray(batch.ids[name])
+            )
+    with pytest.raises(DataError, match="has no column 'user'"):
+        list(encoder.batches(rows))
+
+
 def test_a_log_without_labels_has_positives(tmp_path):
     lines = "".join(f"a,i{n},{n}\n" for n in range(9))
     (tmp_path / "log.csv").write_text("u,item,t\n" + lines)

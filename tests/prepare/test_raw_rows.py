@@ -177,6 +177,19 @@ def test_ids_of_64_bits(tmp_path):
             list(RowEncoder(folder).batches({"user": rows}))
 
 
+def test_many_rows_keep_their_order(folder):
+    rows = pyarrow.csv.read_csv(folder / "raw.csv")
+    count = 4_000
+    many = pa.concat_tables([rows] * (count // len(rows)))
+    price = pa.array(np.arange(count, dtype=np.float64))
+    many = many.set_column(many.column_names.index("price"), "price", price)
+    assert many["zip"].num_chunks == 800  # which threads may read beside each other
+    found = ids(folder, many)
+    assert found["price"] == price.to_pylist()
+    expected = ids(folder, rows)["zip"] * (count // len(rows))
+    assert found["zip"] == expected
+
+
 def test_a_column_that_training_did_not_know(folder):
     rows = pyarrow.csv.read_csv(folder / "raw.csv").to_pydict()
     rows = {name: values * 4 for name, values in rows.items()} | {"zip": ["x"] * 20}

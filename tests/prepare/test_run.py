@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from embark_jax.data import DataError
 from embark_jax.data import manifest as manifests
 from embark_jax.data.columns import Columns, Preparation
 from embark_jax.data.pipeline import Progress, silent
-from embark_jax.prepare import encode, own_files
+from embark_jax.prepare import encode, own_files, sql
 from embark_jax.prepare.run import prepare
 from tests import runs
 from tests.runs import done, embark
@@ -141,3 +142,12 @@ def test_sigterm_removes_what_is_unfinished(tmp_path):
     command = ["data", "prepare", "csv", "--raw", raw, "--out", tmp_path / "out"]
     runs.end_by_sigterm(command, (tmp_path / ".out.part").exists)
     assert list(tmp_path.iterdir()) == [raw]
+
+
+def test_too_little_memory_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(sql, "host_memory_bytes", lambda: 2**25)
+    with (
+        sql.Database(tmp_path / "spill") as database,
+        pytest.raises(DataError, match="may take 16MiB of memory, half of this mach"),
+    ):
+        database.rows("SELECT list(range) FROM range(3_000_000)")

@@ -58,6 +58,18 @@ def test_keys_that_differ_and_the_better_values_are_marked():
     assert rows["test_auc"] == ["–", "0.70000 *", "0.60000"]
 
 
+def test_a_metric_that_one_run_has_is_shown():
+    other = run("b", 0.1)
+    final = {**other.records[-1], "test_lift": 2.0}
+    lift = {**METRICS, "lift": METRICS["auc"]}
+    other = dataclasses.replace(
+        other, records=(*other.records[:-1], final), metrics=lift
+    )
+    table = comparison_table([run("a", 0.1), other])
+    rows = {head: cells for head, *cells in shown(table)}
+    assert rows["test_lift"] == ["–", "2.00000"]
+
+
 def test_seeds_are_repeats_only_if_nothing_else_differs():
     """A run with the seed of another computes the same: it repeats nothing."""
     runs = [
@@ -90,7 +102,8 @@ def test_lines_of_a_search_are_ordered_by_the_mean_of_seeds(most):
     head, *rows = shown(comparison_table(runs, "validation_auc", most))
     if most:  # so few lines are columns
         head, *rows = map(list, zip(*(head, *rows), strict=True))
-    assert [row[0] for row in rows] == ["a …", "d", "c", "h", "g", "f", "e"][:most]
+    names = ["a and 1 more", "d", "c", "h", "g", "f", "e"]
+    assert [row[0] for row in rows] == names[:most]
     assert rows[0][head.index("best validation_auc")] == "0.70000 ± 0.28284 *"
     by_loss = ordered([[each] for each in runs], "validation_log_loss")
     assert by_loss[0][0].name == "b"

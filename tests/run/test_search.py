@@ -145,7 +145,7 @@ def test_trials_are_compared_like_runs(config, trained, tmp_path):
     assert "embedding.optimizer.learning_rate" in page.read_text()
     two = [tmp_path / "grid" / f"trial-000{i}" for i in (0, 2)]
     outcome = done("compare", *two)
-    assert "trial-0000 …" in outcome.out, "they differ in their seed alone"
+    assert "trial-0000 and 1 more" in outcome.out, "they differ in their seed alone"
     refused = embark("compare", *two, "--metric", "aucc")
     runs.assert_refused(refused, "--metric is 'aucc'; did you mean auc?")
 
