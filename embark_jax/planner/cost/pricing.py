@@ -29,8 +29,12 @@ from embark_jax.plans.prediction import Breakdown, Prediction
 from embark_jax.plans.tables import FeatureSpec
 
 AMOUNTS = (
-    *("memory_bytes", "buffer_bytes", "latency_ms"),
-    *("host_bytes", "disk_bytes", "kernels"),
+    "memory_bytes",
+    "buffer_bytes",
+    "latency_ms",
+    "host_bytes",
+    "disk_bytes",
+    "kernels",
 )
 """The fields of ``Work`` that say how much it is."""
 
