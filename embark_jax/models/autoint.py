@@ -134,9 +134,10 @@ class AutoInt(JoinedModel):
 
     def __call__(self, dense: jax.Array, embeddings: Embeddings | Joined) -> jax.Array:
         """Returns logits; see ``interface`` for shapes and errors."""
-        from_dense = dense[:, :, None] * self.dense_vectors[...][None]
-        from_dense = from_dense.reshape(dense.shape[0], -1)
-        fields = side_by_side(from_dense, embeddings, self.dims, self.compute_dtype)
+        if self.beside:
+            dense = dense[:, :, None] * self.dense_vectors[...][None]
+            dense = dense.reshape(dense.shape[0], self.beside)
+        fields = side_by_side(dense, embeddings, self.dims, self.compute_dtype)
         fields = x = fields.reshape(dense.shape[0], -1, self.dims[0][1])
         for layer in self.attention:
             x = layer(x)

@@ -183,7 +183,10 @@ class DLRMv4(PackedModel):
         x = self.input_dropout(x) if self.input_dropout else x
         for layer in self.layers:
             x = layer(x, sequences)
-        user = self.combine(jnp.concatenate([sequences.last(x), dense], axis=-1))
+        user = sequences.last(x)
+        if dense.shape[1]:
+            user = jnp.concatenate([user, dense], axis=-1)
+        user = self.combine(user)
         now = dict(self.history)
         names = (self.content, *self.others)
         rows = jnp.concatenate([embeddings[now[name]] for name in names], axis=-1)

@@ -325,7 +325,7 @@ def _take(vectors: jax.Array, index: jax.Array, padded: jax.Array) -> jax.Array:
       padded: ``[samples, longest]`` int32 event of each sample that takes a vector; -1
         where it has none.
     """
-    return vectors.at[index].get(mode="clip")
+    return jnp.asarray(vectors).at[index].get(mode="clip")
 
 
 def _take_backward(padded, gradient):

@@ -321,7 +321,11 @@ def move_rows(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
       target: ``[rows]`` int32 place of each row, the inverse of ``source``: gradients
         are moved by it, where those of an index are added up row by row.
     """
-    return x.at[source].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return (
+        jnp.asarray(x)
+        .at[source]
+        .get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    )
 
 
 def _move_rows_forward(x, source, target):

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from embark_jax import models
 from embark_jax.config.models import MODELS, section_of
+from embark_jax.models.interface import PackedModel
 from embark_jax.models.kept_values import kept_bytes, peak_bytes
 from embark_jax.planner.request.dense import dlrm_network
 from tests.models import small
@@ -92,7 +93,9 @@ def test_sharded_over_the_batch_equals_unsharded(case):
     mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
     rows = NamedSharding(mesh, PartitionSpec(("node", "gpu")))
     sharded = nnx.jit(model)(*jax.device_put(arrays, rows))
-    assert sharded.sharding.is_equivalent_to(rows, sharded.ndim)
+    # Events of packed models stay on their devices in a step, which packs them there.
+    if not isinstance(model, PackedModel):
+        assert sharded.sharding.is_equivalent_to(rows, sharded.ndim)
     np.testing.assert_allclose(sharded, model(*arrays), rtol=1e-5, atol=1e-6)
 
 
