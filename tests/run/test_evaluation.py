@@ -39,10 +39,14 @@ class Events:
         return self._batch((step * batch_size + np.arange(batch_size)) % 256)
 
     def validation_batches(self, batch_size):
-        return iter([self._batch(np.arange(256, 320))])
+        return self._batches(256, 320, batch_size)
 
     def test_batches(self, batch_size):
-        return iter([self._batch(np.arange(320, 400))])
+        return self._batches(320, 400, batch_size)
+
+    def _batches(self, begin, end, batch_size):
+        for first in range(begin, end, batch_size):
+            yield self._batch(np.arange(first, min(first + batch_size, end)))
 
     def _batch(self, numbers):
         rng = np.random.default_rng(0)
