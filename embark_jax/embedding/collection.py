@@ -303,6 +303,7 @@ class EmbeddingCollection:
         """
         return self.route_batch(join_columns(self.plan, ids, weights, spans))
 
+    @jax.named_scope("sort")  # the phase in plans, most of which is sorting
     @jax.named_scope("route")
     def route_batch(self, batch: DeviceBatch) -> Routes:
         """Does what ``route`` does for the ids of a batch."""
