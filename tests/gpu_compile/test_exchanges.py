@@ -70,7 +70,7 @@ def test_exchanges_and_dense_layers_overlap(nodes):
         {name.removeprefix("jit(train_step)/") for each in two for name in each.between}
         for two in (exchanges[:2], exchanges[2:])
     )
-    beside = {1: "jvp(dense)/dot_general", 2: "route/"}[nodes]
+    beside = {1: "jvp(dense)/dot_general", 2: "sort/route/"}[nodes]
     assert any(name.startswith(beside) for name in of_rows)
     assert any(name.startswith("lookup/") for name in of_rows)
     assert any(name.startswith("checks") for name in of_gradients)
