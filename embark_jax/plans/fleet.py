@@ -269,9 +269,11 @@ def this_machine(nodes: int = 1, gpus_per_node: int = 1) -> Fleet:
 
 
 def _read_efficiency(path: Path) -> dict[str, Any]:
+    """Reads a file and the one that it is ``like``, which is like no other."""
     data = _read(path)
-    like = data.pop("like", None)
-    return data if like is None else _read_efficiency(path.parent / like) | data
+    if not isinstance(data.get("like"), str):
+        return data
+    return _read(path.parent / data.pop("like")) | data
 
 
 def _read(path: Path) -> dict[str, Any]:

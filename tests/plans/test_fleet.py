@@ -78,3 +78,12 @@ def test_a_bad_file_is_refused(file, old, new, message):
     with pytest.raises(ConfigError, match=message) as error:
         fleet.load(path)
     assert path in str(error.value)
+
+
+def test_an_efficiency_that_is_like_itself_is_refused(tmp_path):
+    text = (fleet.FILES / "dgx_b200.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("/blackwell", "/own"))
+    (tmp_path / "efficiency").mkdir()
+    (tmp_path / "efficiency" / "own.yaml").write_text("like: own.yaml\nflops: 0.3\n")
+    with pytest.raises(ConfigError, match=r"efficiency\.like"):
+        fleet.load(str(tmp_path / "own.yaml"))
