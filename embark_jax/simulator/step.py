@@ -40,7 +40,7 @@ DENSE, DENSE_GRADIENTS = "cross backward", "bottom backward"
 APPLIED = "update dense"
 """A step is applied as a whole or not at all: the new dense parameters must be known to
 be finite before rows are written."""
-SMALL_KERNELS = 13
+KERNELS_A_PRODUCT = 13
 """Kernels for each product of dense layers beside its own three: what is elementwise,
 sums of biases' gradients, checks and updates, which XLA leaves in a kernel for each
 array. As counted in compiled steps (``experiments/step_bytes/timeline``)."""
@@ -242,7 +242,7 @@ class _Step:
         make, load, devices = self.make, self.workload.dense, self.workload.devices
         parameters = load.device_parameters(self.workload.fleet)
         stacks = load.layers.bottom, load.layers.cross, load.layers.top
-        kernels = SMALL_KERNELS * sum(map(len, stacks))
+        kernels = KERNELS_A_PRODUCT * sum(map(len, stacks))
         # The gradient is read; the parameter and its states are read and written.
         update_bytes = parameters * traffic.WORD_BYTES * (3 + 2 * load.states)
         if load.parallelism == "replicated":
