@@ -197,7 +197,10 @@ class DataParallel(Cluster):
         row = jnp.arange(self._buffer_rows, dtype=jnp.int32)
         if not self._buffer_rows:
             return row
-        table = jnp.searchsorted(jnp.asarray(self._first_row), row, side="right")
+        # Unrolled, the search is one kernel on a GPU; a loop launches some for each step.
+        table = jnp.searchsorted(
+            jnp.asarray(self._first_row), row, side="right", method="scan_unrolled"
+        )
         return row + jnp.asarray(self._behind)[table - 1]
 
     def lookup(self, block, route, dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -43,6 +44,10 @@ LARGEST_GRADIENT = 1e9
 of them, for one row, is 1e17, and its square, 1e34, float32 holds even after thousands
 of steps: so no rule of ours makes a row or a state of float32 infinite, and these need
 no look of their own."""
+SMALL_ARRAY = 2**16
+"""Values of an array that are looked at as a part of one, of all small arrays. To find
+the array of a value takes a step for each; in larger ones that would take longer than
+to read them."""
 Refused = Literal["bad ids", "overflow", "not finite"]
 """Why a step changed nothing: an id is no row of its table, the batch needs more
 capacity than there was, or its loss or an update is not finite."""
@@ -170,7 +175,9 @@ def make_train_step(
             finite = _rows_stay_finite(tables, gradients.embeddings, routes, options)
             factors = step_factors(optimizers.rows, step)
             changed = params, dense_state, gradients.model_state
-            finite &= _all_finite((gradients.loss, changed, factors)) & ~state.halted
+            whole = options.dense == "replicated"
+            finite &= _all_finite((gradients.loss, changed, factors), whole)
+            finite &= ~state.halted
         fits = tables.fits(routes)
         storages, embedding_state, applied = tables.update(
             state.storages,
@@ -351,11 +358,24 @@ def _rows_stay_finite(
     return collection.map(count_others, specs, PartitionSpec())(gradients, routes) == 0
 
 
-def _all_finite(arrays: Any) -> jax.Array:
-    """Returns whether all floating-point numbers are; a random key, say, has none."""
-    finite = [
-        jnp.isfinite(leaf).all()
+def _all_finite(arrays: Any, whole: bool) -> jax.Array:
+    """Returns whether all floating-point numbers are; a random key, say, has none.
+
+    Arrays that lie whole on every device are looked at together: a look is two kernels
+    on a GPU, and a model has dozens of small arrays."""
+    leaves = [
+        leaf
         for leaf in jax.tree.leaves(arrays)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
-    return jnp.all(jnp.stack(finite))
+    if not whole:
+        return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+    small, large = [], {}
+    for leaf in leaves:
+        if leaf.size <= SMALL_ARRAY:
+            small.append(leaf.ravel())
+        else:
+            large.setdefault(leaf.size, []).append(jnp.isfinite(leaf.ravel()))
+    finite = [jnp.isfinite(jnp.concatenate(small)).all()]
+    finite += [functools.reduce(jnp.logical_and, same).all() for same in large.values()]
+    return jnp.stack(finite).all()
