@@ -5,11 +5,13 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 import embark_jax as ej
+from embark_jax.train.step import SMALL_ARRAY, _all_finite
 from tests.compiled import bytes_per_device, compile_step
 
 # 4 million rows × 128 × 4 bytes: 2 GB of tables, compiled from shapes alone.
@@ -100,3 +102,25 @@ def test_products_of_float32_are_not_rounded_to_fewer_bits():
     products = re.findall(r"= f32\S* dot\(.*", compiled.as_text())
     assert len(products) > 10
     assert all("operand_precision={highest,highest}" in each for each in products)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_value_that_is_not_finite_is_found_in_any_array(whole):
+    large = SMALL_ARRAY + 24
+    arrays = [
+        jnp.zeros((2, large // 2)),
+        jnp.zeros((large // 8, 8)),  # of the same size
+        jnp.zeros(2 * large, jnp.bfloat16),
+        jnp.zeros((3, 5)),
+        jnp.zeros(()),
+        jnp.arange(large),
+        jax.random.key(0),
+    ]
+    found = jax.jit(_all_finite, static_argnums=1)
+    assert found(arrays, whole)
+    for number, array in enumerate(arrays[:5]):
+        for place in {0, array.size // 2, array.size - 1}:
+            for value in (jnp.nan, jnp.inf, -jnp.inf):
+                spoiled = array.ravel().at[place].set(value).reshape(array.shape)
+                changed = [*arrays[:number], spoiled, *arrays[number + 1 :]]
+                assert not found(changed, whole), (number, place, value)
