@@ -197,7 +197,7 @@ class DataParallel(Cluster):
         row = jnp.arange(self._buffer_rows, dtype=jnp.int32)
         if not self._buffer_rows:
             return row
-        # Unrolled, the search is one kernel on a GPU; a loop launches some for each step.
+        # Unrolled, the search is a few kernels of a GPU; a loop has some for each turn.
         table = jnp.searchsorted(
             jnp.asarray(self._first_row), row, side="right", method="scan_unrolled"
         )
