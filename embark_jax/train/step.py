@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -44,10 +45,9 @@ LARGEST_GRADIENT = 1e9
 of them, for one row, is 1e17, and its square, 1e34, float32 holds even after thousands
 of steps: so no rule of ours makes a row or a state of float32 infinite, and these need
 no look of their own."""
-SMALL_ARRAY = 2**16
-"""Values of an array that are looked at as a part of one, of all small arrays. To find
-the array of a value takes a step for each; in larger ones that would take longer than
-to read them."""
+LOOKED_AT_TOGETHER = 12
+"""Arrays in one check. XLA fuses it with their updates, each of which has up to four
+operands, and fuses up to 96 operands."""
 Refused = Literal["bad ids", "overflow", "not finite"]
 """Why a step changed nothing: an id is no row of its table, the batch needs more
 capacity than there was, or its loss or an update is not finite."""
@@ -175,8 +175,8 @@ def make_train_step(
             finite = _rows_stay_finite(tables, gradients.embeddings, routes, options)
             factors = step_factors(optimizers.rows, step)
             changed = params, dense_state, gradients.model_state
-            whole = options.dense == "replicated"
-            finite &= _all_finite((gradients.loss, changed, factors), whole)
+            alike = options.dense != "tensor"
+            finite &= _all_finite((gradients.loss, changed, factors), alike)
             finite &= ~state.halted
         fits = tables.fits(routes)
         storages, embedding_state, applied = tables.update(
@@ -358,24 +358,18 @@ def _rows_stay_finite(
     return collection.map(count_others, specs, PartitionSpec())(gradients, routes) == 0
 
 
-def _all_finite(arrays: Any, whole: bool) -> jax.Array:
+def _all_finite(arrays: Any, alike: bool) -> jax.Array:
     """Returns whether all floating-point numbers are; a random key, say, has none.
 
-    Arrays that lie whole on every device are looked at together: a look is two kernels
-    on a GPU, and a model has dozens of small arrays."""
-    leaves = [
-        leaf
-        for leaf in jax.tree.leaves(arrays)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    if not whole:
-        return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-    small, large = [], {}
-    for leaf in leaves:
-        if leaf.size <= SMALL_ARRAY:
-            small.append(leaf.ravel())
-        else:
-            large.setdefault(leaf.size, []).append(jnp.isfinite(leaf.ravel()))
-    finite = [jnp.isfinite(jnp.concatenate(small)).all()]
-    finite += [functools.reduce(jnp.logical_and, same).all() for same in large.values()]
-    return jnp.stack(finite).all()
+    Arrays of one shape are looked at together if they lie alike on the devices: a look
+    is two kernels on a GPU, and a model has dozens of small arrays."""
+    finite = defaultdict(list)
+    for number, leaf in enumerate(jax.tree.leaves(arrays)):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            finite[leaf.shape if alike else number].append(jnp.isfinite(leaf))
+    together = (
+        functools.reduce(jnp.logical_and, same[first : first + LOOKED_AT_TOGETHER])
+        for same in finite.values()
+        for first in range(0, len(same), LOOKED_AT_TOGETHER)
+    )
+    return jnp.stack([each.all() for each in together]).all()

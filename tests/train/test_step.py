@@ -11,7 +11,7 @@ import pytest
 from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 import embark_jax as ej
-from embark_jax.train.step import SMALL_ARRAY, _all_finite
+from embark_jax.train.step import LOOKED_AT_TOGETHER, _all_finite
 from tests.compiled import bytes_per_device, compile_step
 
 # 4 million rows × 128 × 4 bytes: 2 GB of tables, compiled from shapes alone.
@@ -104,23 +104,21 @@ def test_products_of_float32_are_not_rounded_to_fewer_bits():
     assert all("operand_precision={highest,highest}" in each for each in products)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_one_value_that_is_not_finite_is_found_in_any_array(whole):
-    large = SMALL_ARRAY + 24
+@pytest.mark.parametrize("alike", [True, False])
+def test_one_value_that_is_not_finite_is_found_in_any_array(alike):
     arrays = [
-        jnp.zeros((2, large // 2)),
-        jnp.zeros((large // 8, 8)),  # of the same size
-        jnp.zeros(2 * large, jnp.bfloat16),
-        jnp.zeros((3, 5)),
+        *[jnp.zeros((3, 5))] * LOOKED_AT_TOGETHER,
+        jnp.zeros((3, 5), jnp.bfloat16),
+        jnp.zeros((5, 3)),
         jnp.zeros(()),
-        jnp.arange(large),
+        jnp.arange(15),
         jax.random.key(0),
     ]
     found = jax.jit(_all_finite, static_argnums=1)
-    assert found(arrays, whole)
-    for number, array in enumerate(arrays[:5]):
+    assert found(arrays, alike)
+    for number, array in enumerate(arrays[:-2]):
         for place in {0, array.size // 2, array.size - 1}:
             for value in (jnp.nan, jnp.inf, -jnp.inf):
                 spoiled = array.ravel().at[place].set(value).reshape(array.shape)
                 changed = [*arrays[:number], spoiled, *arrays[number + 1 :]]
-                assert not found(changed, whole), (number, place, value)
+                assert not found(changed, alike), (number, place, value)
