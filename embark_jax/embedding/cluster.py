@@ -67,7 +67,7 @@ class Keys(NamedTuple):
     """The keys of a cached storage that a device received.
 
     Attributes:
-      words: ``[received, 2]`` uint32, as ``Block.expand`` gives them.
+      words: ``[received, 2]`` uint32, as ``FeatureBlock.expand`` gives them.
       present: ``[received]`` bool: which places hold one.
     """
 
@@ -113,11 +113,11 @@ class Cluster(abc.ABC):
 
     @abc.abstractmethod
     def lookup(
-        self, block: jax.Array, route: Route, dtype: DTypeLike
+        self, storage_block: jax.Array, route: Route, dtype: DTypeLike
     ) -> list[jax.Array]:
-        """Returns weighted sums of each bag's rows, ``[rows, outputs, width]``; the
-        first argument is this device's block of the storage. Sums that this device
-        makes as a whole are of the dtype, others float32."""
+        """Returns weighted sums of each bag's rows, ``[rows, outputs, width]``, from
+        this device's block of the storage. Sums that this device makes as a whole are
+        of the dtype, others float32."""
 
     @property
     def sums_alone(self) -> bool:
@@ -209,7 +209,7 @@ class ShardedCluster(Cluster):
         gradient, group = rows.gradient, route.touched.group
         share = pick((gradient**2).sum(axis=1), group).reshape(route.request.shape)
         with jax.named_scope("square exchange"):
-            returned = self.exchange.swap(share).reshape(-1)
+            returned = self.exchange.all_to_all(share).reshape(-1)
         means = []
         pairs = zip(self.index.blocks, self.sent_places(route), strict=True)
         for block, place in pairs:
@@ -217,7 +217,9 @@ class ShardedCluster(Cluster):
             columns = add_columns(request_share, block.request_column, block.columns)
             means.append(columns[:, block.request_column] / block.request_dim[None])
         with jax.named_scope("square exchange"):
-            mean = self.exchange.swap(pick(flat(means), route.request)).reshape(-1)
+            mean = self.exchange.all_to_all(pick(flat(means), route.request)).reshape(
+                -1
+            )
         # Equal for all requests of a row, but zero for those nobody asked about.
         zeros = jnp.zeros(len(gradient), mean.dtype)
         return zeros.at[group].max(mean, mode="drop")

@@ -38,7 +38,7 @@ from embark_jax.embedding.exchange import (
     own_share_alone,
     sum_over_devices,
 )
-from embark_jax.embedding.indexing import Block
+from embark_jax.embedding.indexing import FeatureBlock
 from embark_jax.plans.capacities import rows_of
 from embark_jax.plans.traffic import summed_whole
 
@@ -74,7 +74,7 @@ class _SummedColumns(NamedTuple):
     listed: np.ndarray
 
     @classmethod
-    def of(cls, block: Block, behind: Mapping[str, int]) -> _SummedColumns:
+    def of(cls, block: FeatureBlock, behind: Mapping[str, int]) -> _SummedColumns:
         """Returns those of a block, by ``behind`` of the tables summed whole."""
         tables = [""] * block.columns
         for feature in block.features:
@@ -203,9 +203,14 @@ class DataParallel(Cluster):
         )
         return row + jnp.asarray(self._behind)[table - 1]
 
-    def lookup(self, block, route, dtype):
+    def lookup(self, storage_block, route, dtype):
         return lookup_blocks(
-            self.index, block, route.slot, route.weight, dtype, self.implementation
+            self.index,
+            storage_block,
+            route.slot,
+            route.weight,
+            dtype,
+            self.implementation,
         )
 
     @property

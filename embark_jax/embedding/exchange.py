@@ -28,7 +28,7 @@ class Exchange(Protocol):
     all of the mesh, in its order; ``wire`` is the format in which float32 rows travel,
     if there is another device."""
 
-    def swap(self, values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
+    def all_to_all(self, values: jax.Array, wire: WireFormat = "float32") -> jax.Array:
         """Sends ``values[d]`` to device d; row s of the result came from device s.
 
         Args:
@@ -56,14 +56,14 @@ class FlatExchange:
     def __init__(self, partial_sums: PartialSums, nodes: int, gpus_per_node: int):
         self.partial_sums = partial_sums
 
-    def swap(self, values, wire: WireFormat = "float32"):
+    def all_to_all(self, values, wire: WireFormat = "float32"):
         return _all_to_all(values, MESH_AXES, 0, wire)
 
     def sums_to_requesters(self, sums, wire):
-        return self.partial_sums.reduce(self.swap(sums, wire))
+        return self.partial_sums.reduce(self.all_to_all(sums, wire))
 
     def gradients_to_owners(self, gradients, wire):
-        return self.swap(self.partial_sums.scatter(gradients), wire)
+        return self.all_to_all(self.partial_sums.scatter(gradients), wire)
 
 
 class HierarchicalExchange:
@@ -79,7 +79,7 @@ class HierarchicalExchange:
         self.ranks = partial_sums.ranks
         self.merging = merge_in_nodes(partial_sums, gpus_per_node)
 
-    def swap(self, values, wire: WireFormat = "float32"):
+    def all_to_all(self, values, wire: WireFormat = "float32"):
         staged = values.reshape(*self.shape, *values.shape[1:])
         staged = _inside_node(staged, wire)
         return _along_rail(staged, wire).reshape(values.shape)

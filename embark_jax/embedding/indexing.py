@@ -62,7 +62,7 @@ class FeatureOutputs:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Block:
+class FeatureBlock:
     """Index arrays of one block; all are NumPy and become constants of the program.
 
     Attributes:
@@ -206,7 +206,7 @@ class StorageIndex:
 
     storage: Storage
     devices: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[FeatureBlock, ...]
 
     @property
     def features(self) -> tuple[FeatureOutputs, ...]:
@@ -317,7 +317,7 @@ def _index_block(
     devices: int,
     rows_of_block: int,
     room: int = 0,
-) -> Block:
+) -> FeatureBlock:
     """Builds the index arrays of one block."""
     shards_of = {
         table.name: storage.shards[storage.shards["table"] == number]
@@ -345,7 +345,7 @@ def _index_block(
             FeatureOutputs(feature, dims[feature.table], columns, outputs)
         )
     shards, counts = np.concatenate(of_outputs), [len(each) for each in of_outputs]
-    return Block(
+    return FeatureBlock(
         storage,
         devices,
         rows_of_block,

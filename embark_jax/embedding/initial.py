@@ -44,7 +44,8 @@ def initial_block(storage: Storage, key: jax.Array) -> jax.Array:
 def initial_rows(storage: Storage, key: jax.Array) -> Callable[..., jax.Array]:
     """Returns a function from ``[n]`` int32 slots, if each row had one, to the initial
     rows ``[n, width]`` float32 of this device's block, inside ``shard_map``. For a
-    cached storage it takes rows' keys as in ``Block.expand`` instead, ``[n, 2]``.
+    cached storage it takes rows' keys instead, ``[n, 2]`` as in
+    ``FeatureBlock.expand``.
 
     A value depends only on the random key and on its table, row (or key) and column,
     never on the plan.

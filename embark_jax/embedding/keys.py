@@ -127,7 +127,7 @@ def number_keys(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     return jnp.where(wanted, number, n)
 
 
-def swap_keys(
+def exchange_keys(
     exchange: Exchange, keys: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Sends keys to their owners.
@@ -144,7 +144,7 @@ def swap_keys(
     devices, capacity, _ = keys.shape
     head = jnp.zeros((devices, 1, WORDS), jnp.uint32)
     head = head.at[:, 0, 0].set(count.astype(jnp.uint32))
-    received = exchange.swap(jnp.concatenate([head, keys], axis=1))
+    received = exchange.all_to_all(jnp.concatenate([head, keys], axis=1))
     received_count = received[:, :1, 0].astype(jnp.int32)
     present = jnp.arange(capacity, dtype=jnp.int32)[None] < received_count
     return received[:, 1:].reshape(-1, WORDS), present.reshape(-1)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from embark_jax.embedding.batch_ids import add_columns, take_columns
-from embark_jax.embedding.indexing import Block, StorageIndex
+from embark_jax.embedding.indexing import FeatureBlock, StorageIndex
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, embedding_shapes
 
@@ -68,7 +68,7 @@ def split(
 
 
 def sum_outputs(
-    outputs: Iterable[tuple[Block, jax.Array]],
+    outputs: Iterable[tuple[FeatureBlock, jax.Array]],
     pooled: PooledFeatures,
     mean_factors: Mapping[int, jax.Array],
     batch: int,

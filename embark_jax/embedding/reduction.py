@@ -24,7 +24,7 @@ from embark_jax.embedding.cluster import (
     pick,
     weights_of_requests,
 )
-from embark_jax.embedding.indexing import Block
+from embark_jax.embedding.indexing import FeatureBlock
 from embark_jax.embedding.keys import WORDS
 
 
@@ -66,19 +66,19 @@ class ReductionBased(ShardedCluster):
     its index has one block."""
 
     @property
-    def block(self) -> Block:
+    def feature_block(self) -> FeatureBlock:
         """Its one block."""
         return self.index.blocks[0]
 
     @property
     def batch(self) -> int:
         """Samples of a device."""
-        return self.block.rows
+        return self.feature_block.rows
 
     def route(self, requests):
-        index, partial_sums = self.index, self.block.partial_sums
+        index, partial_sums = self.index, self.feature_block.partial_sums
         (asked,) = requests
-        shard, owner, row = self.block.expand(asked.ids)
+        shard, owner, row = self.feature_block.expand(asked.ids)
         rank = jnp.asarray(partial_sums.rank)[shard]
         sample = jnp.arange(self.batch, dtype=jnp.int32)[:, None]
         bag, bags = sample * partial_sums.ranks + rank, self._bags
@@ -122,7 +122,7 @@ class ReductionBased(ShardedCluster):
         )
         values = [*slots, ids.bag, *([] if ids.weight is None else [ids.weight])]
         bits = [lax.bitcast_convert_type(value, jnp.uint32) for value in values]
-        received = self.exchange.swap(jnp.stack(bits, axis=1))
+        received = self.exchange.all_to_all(jnp.stack(bits, axis=1))
         slot, bag = received[:, 0], received[:, len(slots)]
         if self.index.storage.cached:
             slot = jnp.moveaxis(received[:, :WORDS], 1, 2)
@@ -139,17 +139,17 @@ class ReductionBased(ShardedCluster):
         received = route.received._replace(slot=slots)
         return route._replace(received=received, touched=touched, keys=None)
 
-    def lookup(self, block, route, dtype):
+    def lookup(self, storage_block, route, dtype):
         slot, bag, weight = route.received
         sums = sum_bags(
-            block,
+            storage_block,
             slot,
             bag,
             self._bags,
             weight,
             implementation=self.implementation,
         )
-        sums = sums.reshape(len(sums), self.batch, -1, block.shape[1])
+        sums = sums.reshape(len(sums), self.batch, -1, storage_block.shape[1])
         with jax.named_scope("row exchange"):
             return [self.exchange.sums_to_requesters(sums, self.wire.rows)]
 
@@ -172,7 +172,7 @@ class ReductionBased(ShardedCluster):
 
     def sent_places(self, route):
         place = jnp.arange(route.request.size, dtype=jnp.int32)
-        shape = self.batch, self.block.requests
+        shape = self.batch, self.feature_block.requests
         inverse = jnp.full(math.prod(shape), route.request.size, jnp.int32)
         inverse = inverse.at[route.request.reshape(-1)].set(place, mode="drop")
         return [inverse.reshape(shape)]
@@ -180,4 +180,4 @@ class ReductionBased(ShardedCluster):
     @property
     def _bags(self) -> int:
         """Bags that a device pools for each device."""
-        return self.batch * self.block.partial_sums.ranks
+        return self.batch * self.feature_block.partial_sums.ranks

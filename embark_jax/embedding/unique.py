@@ -29,7 +29,7 @@ from embark_jax.embedding.cluster import (
     unflat,
     weights_of_requests,
 )
-from embark_jax.embedding.keys import WORDS, sort_keys, swap_keys
+from embark_jax.embedding.keys import WORDS, exchange_keys, sort_keys
 
 
 class UniqueRoute(NamedTuple):
@@ -82,7 +82,7 @@ class UniqueBased(ShardedCluster):
             sent = words.at[buckets.source].get(mode="clip")
             count = jnp.minimum(buckets.count, self.capacity)
             with jax.named_scope("id exchange"):
-                keys = Keys(*swap_keys(self.exchange, sent, count))
+                keys = Keys(*exchange_keys(self.exchange, sent, count))
         else:
             buckets = unique_by_owner(
                 flat(owners),
@@ -93,7 +93,7 @@ class UniqueBased(ShardedCluster):
                 implementation=implementation,
             )
             with jax.named_scope("id exchange"):
-                received_slot = self.exchange.swap(buckets.slot).reshape(-1)
+                received_slot = self.exchange.all_to_all(buckets.slot).reshape(-1)
             touched = self.group(received_slot, index.slots)
         route = UniqueRoute(
             received_slot,
@@ -114,13 +114,13 @@ class UniqueBased(ShardedCluster):
     def with_slots(self, route, slot, touched):
         return route._replace(slot=slot, touched=touched, keys=None)
 
-    def lookup(self, block, route, dtype):
+    def lookup(self, storage_block, route, dtype):
         index = self.index
-        width = block.shape[1]
-        owned = pick(block, route.slot).astype(jnp.float32)
+        width = storage_block.shape[1]
+        owned = pick(storage_block, route.slot).astype(jnp.float32)
         owned = owned.reshape(index.devices, -1, width)
         with jax.named_scope("row exchange"):
-            rows = self.exchange.swap(owned, self.wire.rows)
+            rows = self.exchange.all_to_all(owned, self.wire.rows)
         rows = rows.reshape(-1, width)
         return lookup_blocks(
             index, rows, route.inverse, route.weight, dtype, self.implementation
@@ -138,7 +138,7 @@ class UniqueBased(ShardedCluster):
         )
         sent = sent.reshape(index.devices, -1, width)
         with jax.named_scope("gradient exchange"):
-            received = self.exchange.swap(sent, self.wire.gradients)
+            received = self.exchange.all_to_all(sent, self.wire.gradients)
         received = received.reshape(-1, width)
         places = jnp.arange(received.shape[0], dtype=jnp.int32)
         return GradientTerms(route.touched, received, places, None)
