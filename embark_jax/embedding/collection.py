@@ -26,6 +26,7 @@ from embark_jax.embedding.lookups import (
     Lookups,
     by_outputs,
     by_sums,
+    join,
     pooled_features,
     split,
     sum_outputs,
@@ -218,6 +219,11 @@ class EmbeddingCollection:
         return self.with_plan(self.plan, hot_only=True)
 
     @property
+    def width_beside(self) -> int:
+        """Width of the room for a model's own values."""
+        return self.beside if self.room else 0
+
+    @property
     def cached(self) -> dict[str, Storage]:
         """The storages that have fewer slots than rows, by name."""
         return {n: storage for n, storage in self._storages.items() if storage.cached}
@@ -402,6 +408,11 @@ class EmbeddingCollection:
         """Returns the pooled embedding of each feature, ``[batch, dim]``, or of a
         sequence what ``lookups`` has."""
         return split(self._pooled, lookups, self.room)
+
+    def joined(self, lookups: Lookups) -> jax.Array:
+        """Returns the pooled embeddings of all features in one array, ``[batch,
+        width_beside + sum of dims]``, by name."""
+        return join(self._pooled, lookups)
 
     def largest_terms(self, gradients: Lookups, routes: Routes) -> list[jax.Array]:
         """Returns the largest absolute value of what a bag, or event, adds to the

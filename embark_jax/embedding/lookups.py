@@ -6,6 +6,7 @@ storage, and the program does not grow with the number of features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,12 +37,6 @@ class Lookups(NamedTuple):
     pooled: dict[int, jax.Array]
     sequences: dict[str, jax.Array]
 
-    def joined(self) -> jax.Array | None:
-        """Returns the embeddings of all features in one array, ``[batch, (room +
-        features) * dim]``, if all are pooled and of one dim."""
-        arrays = [*self.pooled.values()]
-        return arrays[0] if len(arrays) == 1 and not self.sequences else None
-
 
 def pooled_features(plan: Plan) -> PooledFeatures:
     """Returns the pooled features of a plan by dim."""
@@ -65,6 +60,34 @@ def split(
         columns = lax.split(values, [dim] * len(features), axis=1)
         embeddings |= zip((f.name for f in features), columns, strict=True)
     return embeddings
+
+
+def join(pooled: PooledFeatures, lookups: Lookups) -> jax.Array:
+    """Returns the embeddings of pooled features in one array, ``[batch, room + sum of
+    dims]``, by name."""
+    joined = jnp.concatenate([lookups.pooled[dim] for dim in pooled], axis=1)
+    if len(pooled) == 1:
+        return joined
+    dims = [(f.name, dim) for dim, features in pooled.items() for f in features]
+    ends = np.cumsum([dim for _, dim in dims])
+    runs = math.gcd(*pooled)  # neighbours in both orders
+    begin = {name: end - dim for (name, dim), end in zip(dims, ends, strict=True)}
+    columns = [
+        np.arange(begin[name], begin[name] + dim, runs) for name, dim in sorted(dims)
+    ]
+    order = np.concatenate(columns) // runs
+    return _permute(joined.reshape(len(joined), -1, runs), order).reshape(joined.shape)
+
+
+def _permute(matrix: jax.Array, order: np.ndarray) -> jax.Array:
+    """Returns the columns of ``[rows, n, …]`` in another order. The gradient of a
+    gather would be a scatter; this one is a gather, too."""
+    permute = jax.custom_vjp(lambda matrix: take_columns(matrix, order))
+    permute.defvjp(
+        lambda matrix: (take_columns(matrix, order), None),
+        lambda _, gradient: (take_columns(gradient, np.argsort(order)),),
+    )
+    return permute(matrix)
 
 
 def sum_outputs(

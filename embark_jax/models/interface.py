@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from embark_kernels.packing import unpack
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from embark_jax.plans.tables import PADDING_ID
@@ -55,23 +56,23 @@ class MaskedModel(nnx.Module):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """The embeddings of all features in one array, as they were looked up.
+    """The embeddings of all features in one array.
 
     Attributes:
-      values: ``[batch, room + features, dim]``.
-      names: the features, sorted.
-      room: features before these for values that the model puts beside them.
+      values: ``[batch, room + sum of dims]``.
+      dims: ``(feature, dim)`` pairs, sorted by name.
+      room: width of the values that the model puts before them.
     """
 
     values: jax.Array
-    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    dims: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
     room: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 class JoinedModel(nnx.Module):
     """A Flax module whose embeddings are looked up in its ``compute_dtype``, in which
-    their gradients return. They are ``Joined`` if all features are pooled and have one
-    dim; it takes them by feature, too: see ``layers.side_by_side``.
+    their gradients return. They are ``Joined`` if all features are pooled; it takes
+    them by feature, too: see ``layers.side_by_side``.
 
     Attributes:
       compute_dtype: that dtype.
@@ -161,8 +162,9 @@ def unmasked(
     """Returns the embeddings as float32 arrays, and of each sequence which places hold
     an event."""
     if isinstance(embeddings, Joined):
-        columns = jnp.unstack(embeddings.values[:, embeddings.room :], axis=1)
-        embeddings = dict(zip(embeddings.names, columns, strict=True))
+        names, dims = zip(*embeddings.dims, strict=True)
+        columns = lax.split(embeddings.values[:, embeddings.room :], dims, axis=1)
+        embeddings = dict(zip(names, columns, strict=True))
     arrays, valid = dict(embeddings), {}
     for name, embedding in embeddings.items():
         if isinstance(embedding, Packed):
@@ -233,11 +235,10 @@ def joined(
     """
     if not isinstance(embeddings, Joined):
         return jnp.concatenate(in_order(embeddings, dims), axis=1)
-    values = embeddings.values
-    expected = {name: (dim,) for name, dim in dims}
-    if dict.fromkeys(embeddings.names, values.shape[2:]) != expected:
-        check_embeddings(unmasked(embeddings)[0], expected.items())
-    return values.reshape(values.shape[0], -1)
+    if embeddings.dims != dims:
+        expected = [(name, (dim,)) for name, dim in dims]
+        check_embeddings(unmasked(embeddings)[0], expected)
+    return embeddings.values
 
 
 def check_equal_dims(dims: Sequence[tuple[str, int]], dim: int, reason: str) -> None:

@@ -29,6 +29,7 @@ from embark_jax.models.interface import (
     Packed,
     PackedModel,
     on_devices,
+    pooled_dims,
     unmasked,
 )
 from embark_jax.plans.tables import PADDING_ID
@@ -191,11 +192,9 @@ def model_inputs(
       batch: the samples; sequences are packed.
       mesh: mesh of the devices that the samples lie on; None is this one.
     """
-    joined = lookups.joined()
-    if model.joined and joined is not None:
-        names = tuple(sorted(f.name for f in collection.plan.features))
-        values = joined.reshape(len(joined), collection.room + len(names), -1)
-        return Joined(values, names, collection.room), batch
+    if model.joined and not lookups.sequences:
+        dims = pooled_dims(collection.output_shapes)
+        return Joined(collection.joined(lookups), dims, collection.width_beside), batch
     embeddings: dict[str, Any] = collection.by_feature(lookups)
     longest = {f.name: f.hotness for f in collection.plan.features}
     sequences = {name: embeddings[name] for name in batch.spans}

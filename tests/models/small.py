@@ -71,18 +71,18 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def joined(model: Any, embeddings: dict[str, Any]) -> Any:
     """Returns embeddings in one array, if the model takes one and it can be made."""
-    names = tuple(sorted(embeddings))
-    if (
-        isinstance(model, JoinedModel)
-        and len({embeddings[n].shape for n in names}) == 1
-    ):
-        values = jnp.stack([embeddings[n] for n in names], axis=1)
-        dim = values.shape[2]
-        room = 0 if model.beside % dim else model.beside // dim
-        # What the model does not replace would show.
-        values = jnp.pad(values, ((0, 0), (room, 0), (0, 0)), constant_values=1e6)
-        return Joined(values, names, room)
-    return embeddings
+    names = sorted(embeddings)
+    if not isinstance(model, JoinedModel) or {a.ndim for a in embeddings.values()} != {
+        2
+    }:
+        return embeddings
+    dims = tuple((name, embeddings[name].shape[1]) for name in names)
+    values = jnp.concatenate([embeddings[name] for name in names], axis=1)
+    alone = len({dim for _, dim in dims}) == 1 and model.beside % dims[0][1] == 0
+    room = model.beside if alone else 0
+    # What the model does not replace would show.
+    values = jnp.pad(values, ((0, 0), (room, 0)), constant_values=1e6)
+    return Joined(values, dims, room)
 
 
 def masked(embeddings: dict[str, Any]) -> dict[str, Any]:
