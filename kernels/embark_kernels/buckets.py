@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from embark_kernels.grouping import (
     SortedIds,
@@ -173,6 +175,10 @@ def bucket_sorted(
 
 def _starts(sorted_keys: jax.Array, keys: jax.Array) -> jax.Array:
     """Returns for each of a few keys how many sorted ones are below it."""
-    # Unrolled, the search is one kernel on a GPU; a loop launches some for each step.
-    start = jnp.searchsorted(sorted_keys, keys, method="scan_unrolled")
+    # Unrolled, the search is some kernels on a GPU, of which a loop launches four for
+    # each step; on a CPU it takes longer to compile.
+    search = functools.partial(jnp.searchsorted, sorted_keys, keys)
+    start = lax.platform_dependent(
+        cpu=search, default=functools.partial(search, method="scan_unrolled")
+    )
     return start.astype(jnp.int32)
