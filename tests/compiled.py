@@ -17,7 +17,7 @@ from embark_jax.cache.swaps import Incoming, make_gather, make_scatter, row_word
 from embark_jax.embedding.collection import BATCH
 from embark_jax.planner import plan
 from embark_jax.plans import fleet
-from embark_jax.train.absent import absent_mesh, compile_model, wide_features
+from embark_jax.train.absent import absent_mesh, lower_model, wide_features
 from embark_jax.train.device_batch import (
     abstract_batch,
 )
@@ -54,14 +54,14 @@ def compile_step(
     """The compiled train step of DLRM-DCNv2, from shapes alone."""
     collection = ej.EmbeddingCollection(plan, mesh, implementation=implementation)
     model = dlrm_dcnv2(DENSE_FEATURES, bottom, top, rank, layers=3)
-    return compile_model(
+    lowered, state = lower_model(
         collection,
         FlaxModel(model(collection.output_shapes)),
         Optimizers(optax.adagrad(0.01), optimizer),
         DENSE_FEATURES,
         options=StepOptions(micro_batches, dense, dense_wire=dense_wire),
-        compiler_options=compiler_options,
     )
+    return lowered.compile(compiler_options), state
 
 
 def compile_cached(plan: ej.Plan, mesh: Mesh, optimizer, *, bottom, top, rank):

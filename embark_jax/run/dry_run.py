@@ -31,8 +31,7 @@ from embark_jax.run.planning import hot_row_bytes, machines, read_plan
 from embark_jax.train.absent import (
     absent_mesh,
     allow_absent_gpus,
-    compile_model,
-    wide_features,
+    lower_model,
 )
 from embark_jax.train.collectives import collectives
 from embark_jax.train.gradients import StepOptions
@@ -113,15 +112,15 @@ def _compiled(
         implementation = "xla" if kernels == "auto" else kernels
     embeddings = setup.collection(mesh, implementation)
     loss = build_loss(setup.config)
-    return compile_model(
+    lowered, state = lower_model(
         embeddings,
         step_model(setup.model(embeddings)),
         setup.optimizers(),
         setup.description.dense_features,
         options=StepOptions(train.micro_batches, train.dense, loss, train.dense_wire),
-        wide=wide_features(setup.plan),
         tasks=len(tasks_of(setup.config.model)),
     )
+    return lowered.compile(), state
 
 
 def _memory_text(found: Any, plan: Plan, device_bytes: float) -> str:

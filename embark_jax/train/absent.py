@@ -79,7 +79,7 @@ def wide_features(plan: Plan) -> set[str]:
     return {f.name for f in plan.features if f.table in large}
 
 
-def compile_model(
+def lower_model(
     collection: EmbeddingCollection,
     model: StepModel,
     optimizers: Optimizers,
@@ -88,16 +88,14 @@ def compile_model(
     options: StepOptions | None = None,
     wide: set[str] | None = None,
     tasks: int = 0,
-    compiler_options: dict | None = None,
-) -> tuple[jax.stages.Compiled, TrainState]:
-    """Returns the compiled train step of a model, and the shapes of its state; nothing
-    is allocated.
+) -> tuple[jax.stages.Lowered, TrainState]:
+    """Returns the train step of a model, ready to be compiled, and the shapes of its
+    state; nothing is allocated.
 
     Args:
       collection, model, optimizers, dense_features, options: as for training.
       wide: features with 64-bit ids; None takes those that need them.
       tasks: number of labels, if samples have several.
-      compiler_options: of XLA.
     """
     options = options or StepOptions()
     plan, mesh = collection.plan, collection.mesh
@@ -110,5 +108,4 @@ def compile_model(
         # Routes of cached tables are made outside of the step.
         following = None if collection.cached else batch
         routes = abstract_routes(collection, batch)
-        lowered = step.lower(state, batch, routes, following)
-    return lowered.compile(compiler_options), state
+        return step.lower(state, batch, routes, following), state

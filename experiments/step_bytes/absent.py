@@ -17,7 +17,7 @@ from embark_jax.config.table_lists import (
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.plans.plan import Plan
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
-from embark_jax.train.absent import compile_model
+from embark_jax.train.absent import lower_model
 from embark_jax.train.state import Optimizers, TrainState
 from embark_jax.train.step_model import step_model
 
@@ -54,4 +54,5 @@ def compile_step(
         build_dense_optimizer(dense, steps=1),
         build_embedding_optimizer(rows, steps=1),
     )
-    return compile_model(collection, model, optimizers, features)
+    lowered, state = lower_model(collection, model, optimizers, features)
+    return lowered.compile(), state

@@ -22,7 +22,7 @@ from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from embark_jax.plans.wire import Wire
 from embark_jax.statistics.accesses import FeatureAccess, Statistics
-from embark_jax.train.absent import compile_model
+from embark_jax.train.absent import lower_model
 from embark_jax.train.gradients import StepOptions
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
@@ -161,14 +161,13 @@ def compile_and_predict(
     plan, name, wire, wide = request(seed)
     mesh = mesh or plan.make_mesh()
     collection = EmbeddingCollection(plan, mesh, wire=wire)
-    compiled, state = compile_model(
+    lowered, state = lower_model(
         collection,
         FlaxModel(Flat(collection.output_shapes)),
         Optimizers(optax.sgd(0.1), OPTIMIZERS[name]),
         DENSE_FEATURES,
         options=StepOptions(micro_batches),
         wide=wide,
-        compiler_options=compiler_options,
     )
 
     # The gradients of the dense layers are one operand an array, and the check of those
@@ -185,4 +184,5 @@ def compile_and_predict(
     expected.update(("all_reduce", 4 * size) for size in parameters)
     expected.update([("all_reduce", 4), ("all_reduce", 4)])
     expected.update([("all_reduce", needed)])
+    compiled = lowered.compile(compiler_options)
     return counted(compiled.as_text()), expected

@@ -16,7 +16,7 @@ from embark_jax._base.config import ConfigError
 from embark_jax.config import reading
 from embark_jax.plans.placement import Placement
 from embark_jax.run import experiment
-from embark_jax.train.absent import compile_model
+from embark_jax.train.absent import lower_model
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import FlaxModel
 from tests import runs
@@ -122,8 +122,8 @@ def test_no_sharded_table_is_in_the_program():
         collection = ej.EmbeddingCollection(PLAN, mesh, hot_only=hot)
         optimizers = Optimizers(optax.sgd(0.1), ej.RowwiseAdagrad(0.5))
         model = FlaxModel(WeightedSum())
-        compiled, _ = compile_model(collection, model, optimizers, DENSE)
-        texts[hot] = compiled.as_text()
+        lowered, _ = lower_model(collection, model, optimizers, DENSE)
+        texts[hot] = lowered.compile().as_text()
     kinds = {hot: {kind for kind, _ in counted(text)} for hot, text in texts.items()}
     assert "all_to_all" in kinds[False]
     assert kinds[True] <= {"all_reduce", "all_gather"}
