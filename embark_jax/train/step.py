@@ -45,7 +45,7 @@ LARGEST_GRADIENT = 1e9
 of them, for one row, is 1e17, and its square, 1e34, float32 holds even after thousands
 of steps: so no rule of ours makes a row or a state of float32 infinite, and these need
 no look of their own."""
-LOOKED_AT_TOGETHER = 12
+ARRAYS_A_CHECK = 12
 """Arrays in one check. XLA fuses it with their updates, each of which has up to four
 operands, and fuses up to 96 operands."""
 Refused = Literal["bad ids", "overflow", "not finite"]
@@ -368,8 +368,8 @@ def _all_finite(arrays: Any, alike: bool) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             finite[leaf.shape if alike else number].append(jnp.isfinite(leaf))
     together = (
-        functools.reduce(jnp.logical_and, same[first : first + LOOKED_AT_TOGETHER])
+        functools.reduce(jnp.logical_and, same[first : first + ARRAYS_A_CHECK])
         for same in finite.values()
-        for first in range(0, len(same), LOOKED_AT_TOGETHER)
+        for first in range(0, len(same), ARRAYS_A_CHECK)
     )
     return jnp.stack([each.all() for each in together]).all()

@@ -11,7 +11,7 @@ import pytest
 from embark_kernels import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 
 import embark_jax as ej
-from embark_jax.train.step import LOOKED_AT_TOGETHER, _all_finite
+from embark_jax.train.step import ARRAYS_A_CHECK, _all_finite
 from tests.compiled import bytes_per_device, compile_step
 
 # 4 million rows × 128 × 4 bytes: 2 GB of tables, compiled from shapes alone.
@@ -107,7 +107,7 @@ def test_products_of_float32_are_not_rounded_to_fewer_bits():
 @pytest.mark.parametrize("alike", [True, False])
 def test_one_value_that_is_not_finite_is_found_in_any_array(alike):
     arrays = [
-        *[jnp.zeros((3, 5))] * LOOKED_AT_TOGETHER,
+        *[jnp.zeros((3, 5))] * ARRAYS_A_CHECK,
         jnp.zeros((3, 5), jnp.bfloat16),
         jnp.zeros((5, 3)),
         jnp.zeros(()),
