@@ -21,10 +21,11 @@ CHECKPOINT = (
     "embedding_optimizer",
     "table_optimizers",
     "dense_optimizer",
+    "values",
 )
 """A checkpoint, and the run that loads it: what its arrays stand for, and the seeds, of
 which the order of the data is a function."""
-RESUMED = (*CHECKPOINT, "data", "train")
+RESUMED = (*CHECKPOINT, "compute_dtype", "data", "train")
 """A checkpoint, and the run that goes on from it: a step means the same data."""
 WARM_START = (
     "model",

@@ -26,7 +26,7 @@ FILE = f"embark/{NAME}"
 ORBAX_FILE = f"{ARRAYS}/_METADATA"
 """File by which Orbax knows the arrays:
 https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html."""
-VERSION = 4
+VERSION = 5
 
 
 class CheckpointContents(BaseModel, frozen=True, ser_json_inf_nan="constants"):

@@ -29,7 +29,7 @@ from embark_jax.data.checks import BatchChecker
 from embark_jax.data.columns import Columns
 from embark_jax.data.event_lists import EVENT_RANGES, EVENTS, EventLists
 from embark_jax.data.hashed_file import MEND as MEND
-from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
+from embark_jax.data.hashed_file import ChecksummedFile, HashedFile, checksum_of
 from embark_jax.data.layout import TYPES, Layout
 from embark_jax.data.numbers import FittedNumber
 from embark_jax.data.vocabulary import FIRST_ID, RARE_ID
@@ -230,6 +230,17 @@ class Manifest(ChecksummedFile):
         the files or the vocabularies differ."""
         hashes = "".join(file.xxh3 for file in self.all_files)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
+
+    def meaning(self) -> dict[str, Any]:
+        """Identifies what raw values become: by digests of all columns and their
+        transforms, and of each table's values."""
+        of_samples = {"split", "window", "on_bad_line", "negatives", "unseen"}
+        described = self.model_dump(mode="json", exclude={"columns": of_samples})
+        columns = {name: described[name] for name in ("numbers", "columns")}
+        return {
+            "columns": checksum_of(columns | self.column_names),
+            "tables": {n: checksum_of(t) for n, t in described["tables"].items()},
+        }
 
     @property
     def column_names(self) -> dict[str, list[str]]:

@@ -12,11 +12,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from embark_jax import models
-from embark_jax._base.agreement import CHECKPOINT, parts
+from embark_jax._base.agreement import RESUMED, parts
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.config import (
     ExperimentConfig,
-    ModelConfig,
     RetrievalConfig,
     TrainConfig,
     import_named,
@@ -49,6 +48,7 @@ from embark_jax.run.dataset import (
     source_of,
     with_negatives,
 )
+from embark_jax.run.folder import facts_of_model
 from embark_jax.run.optimizers import build_loss, build_optimizers
 from embark_jax.run.planning import (
     Planned,
@@ -101,31 +101,33 @@ class Experiment:
     @property
     def facts(self) -> dict[str, Any]:
         """What others are compared with, by the tables of ``_base/agreement.py``."""
-        config = self.config
+        config, values = self.config, self.description.values
         train: dict[str, Any] = {"batch_size": config.train.batch_size}
+        if self.first_step:
+            train["first_step"] = self.first_step
         if config.train.hot_batches:
             train["hot_rows"] = hot_rows(self.plan)
             train["window_batches"] = WINDOW_BATCHES
         if self.windows is not None:
             train["epochs"] = config.train.epochs
         return {
-            "seed": config.seed,
             "data_seed": self.description.seed,
             "tables": {t.name: t.shape for t in self.tables},
             "features": {f.name: f.reading for f in self.features},
             "dense_features": self.dataset.dense_features,
-            "model": _saved_model(config.model),
+            **facts_of_model(config),
             "embedding_optimizer": config.embedding.optimizer.kind,
             "table_optimizers": _other_kinds(config),
             "dense_optimizer": config.dense_optimizer.kind,
+            "values": values and values.manifest.meaning(),
             "data": self.description.order,
             "train": train,
         }
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree in to be loaded. Plan and mesh may differ."""
-        return parts(self.facts, CHECKPOINT)
+        """What a checkpoint says of its run, which plan and mesh are no part of."""
+        return parts(self.facts, RESUMED)
 
     @property
     def windows(self) -> WindowsData | None:
@@ -257,17 +259,6 @@ def _other_kinds(config: ExperimentConfig) -> dict[str, Any] | None:
     embedding = config.embedding
     kinds = {name: embedding.optimizer_of(name).kind for name in embedding.tables}
     return {n: k for n, k in kinds.items() if k != embedding.optimizer.kind} or None
-
-
-def _saved_model(config: ModelConfig) -> dict[str, Any]:
-    """Returns the part of a model's config that its variables depend on."""
-    described = config.model_dump(mode="json", exclude={"compute_dtype"})
-    # Nothing is saved for models without these keys, as before there were such keys.
-    return {
-        key: value
-        for key, value in described.items()
-        if value or key not in ("dropout", "batch_norm")
-    }
 
 
 def build(

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -44,6 +45,13 @@ def config_of(files: Path) -> ExperimentConfig:
             f"{path}: was written by another version of embark_jax, which must be "
             f"taken for this run ({first.strip()})"
         ) from None
+
+
+def facts_of_model(config: ExperimentConfig) -> dict[str, Any]:
+    """Returns what a config says of the model that a checkpoint has."""
+    model = config.model.model_dump(mode="json")
+    dtype = model.pop("compute_dtype", None)
+    return {"seed": config.seed, "model": model, "compute_dtype": dtype}
 
 
 class RunFolder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from embark_jax._base.agreement import CHECKPOINT, parts
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.config import reading, trusted
 from embark_jax.launch.processes import make_host_devices
@@ -58,7 +59,9 @@ def load_run(
     first = initial.first_step(config, run.folder, resume=True)
     setup = experiment.build(config, plan, first_step=first)
     trainer = setup.trainer()
-    with Checkpointer(run.checkpoints, setup.identity, keep=None) as checkpoints:
+    agreed = CHECKPOINT if changes else (*CHECKPOINT, "compute_dtype")
+    identity = parts(setup.identity, agreed)
+    with Checkpointer(run.checkpoints, identity, keep=None) as checkpoints:
         trainer.load(checkpoints, run.step)
         factor = Improvement(config.train, checkpoints.evaluations).factor
     if factor < 1:  # the rates that the run had at this step

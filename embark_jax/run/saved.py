@@ -6,13 +6,25 @@ import contextlib
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+from embark_jax._base.agreement import differences, parts
 from embark_jax._base.config import ConfigError
 from embark_jax._base.object_store import file_system_or_bucket
 from embark_jax.checkpoint import CheckpointError
+from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint
-from embark_jax.run.folder import CHECKPOINTS, RunFolder, config_of
+from embark_jax.data.encoding import FOLDER as ENCODING
+from embark_jax.data.encoding import read_encoding
+from embark_jax.data.manifest import FILE_NAME
+from embark_jax.run.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    RunFolder,
+    config_of,
+    facts_of_model,
+)
 from embark_jax.run.logs import LogError, read_metrics
 
 
@@ -56,12 +68,30 @@ class SavedRun:
         """Opens the checkpoint.
 
         Raises:
-          CheckpointError: if there is none, or it is damaged.
+          CheckpointError: if there is none, it is damaged, or the other files of the
+            run are not those that trained it.
         """
         checkpoints = CheckpointFolder(self.checkpoints)
         path = checkpoints.checkpoint(checkpoints.chosen_steps(self.step)[0])
         with undamaged(path):
-            return SavedCheckpoint(path)
+            saved = SavedCheckpoint(path)
+        ours = self._facts()
+        theirs = parts(saved.contents.identity, list(ours))
+        if lines := differences(theirs, ours, "in the checkpoint"):
+            lines.insert(0, f"{path}: was not trained by the files of its run:")
+            raise OtherExperimentError(
+                "\n  ".join(lines)
+                + f"\n{CONFIG} and {ENCODING}/ (whose digests values "
+                "has) must be those that trained it"
+            )
+        return saved
+
+    def _facts(self) -> dict[str, Any]:
+        """What the files say of the model in the checkpoint."""
+        facts = facts_of_model(self.config)
+        if (self.folder / ENCODING / FILE_NAME).exists():
+            facts["values"] = read_encoding(self.folder / ENCODING).manifest.meaning()
+        return facts
 
 
 @contextlib.contextmanager

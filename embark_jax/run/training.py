@@ -18,7 +18,6 @@ import jax
 from embark_kernels import availability
 from rich.console import Console
 
-from embark_jax._base.agreement import RESUMED, parts
 from embark_jax.cache.row_store import StoreError
 from embark_jax.checkpoint import Checkpointer
 from embark_jax.checkpoint.errors import OtherExperimentError
@@ -95,7 +94,7 @@ def train(
         tell("train.retrieval={} measures HR@10 and NDCG@10 over all items, too")
     with Checkpointer(
         folder.checkpoints,
-        parts(setup.facts, RESUMED),
+        setup.identity,
         config.train.keep_checkpoints,
         config.train.checkpoint_memory,
         tell,
