@@ -252,6 +252,9 @@ class Columns(Preparation):
     user: str | None = None
     """The column of the user of each line, for histories and for splits by user; it
     may be a feature, too, or ignored."""
+    user_text: bool | None = None
+    """Whether each text of ``user`` is a user as it is, where it is no feature; see
+    ``text`` of features."""
     decimal: Literal[".", ","] = "."
     """The sign before the fraction of a number of ``dense`` in text."""
     negatives: NegativeColumns | None = None
@@ -295,11 +298,13 @@ class Columns(Preparation):
         if self.history is None:
             return self
         past = {
-            sequence: CategoryColumn(
-                table=self.features[name].table or name,
-                separator=self.history.separator,
-                sequence=True,
-                longest=self.history.longest,
+            sequence: self.features[name].model_copy(
+                update={
+                    "table": self.features[name].table or name,
+                    "separator": self.history.separator,
+                    "sequence": True,
+                    "longest": self.history.longest,
+                }
             )
             for sequence, name in self.history.features.items()
         }

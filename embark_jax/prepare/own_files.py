@@ -156,14 +156,19 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
         for name, column in columns.features.items()
         if column.text is None
     }
-    columns = columns.model_copy(update={"features": {**columns.features, **features}})
+    user_text = columns.user_text
+    if user_text is None:
+        user_text = columns.user in texts
+    columns = columns.model_copy(
+        update={"features": columns.features | features, "user_text": user_text}
+    )
     split_column = columns.split_column
     of_files = None if columns.time or split_column else _splits_of_files(paths)
     ranges = [n for n, c in columns.dense.items() if c.transform == "quantiles"]
     is_given = split_column or of_files is not None
     in_order = None if columns.time else last_share(HELD_OUT_SHARES)
     read = [*label_columns(columns), *input_columns(columns)]
-    read += time_and_user(columns, columns.user in texts)
+    read += time_and_user(columns)
     if split_column:
         read.append(Column(split_column, "split", alias=SPLIT))
     keys = {
@@ -239,19 +244,14 @@ def label_columns(columns: Columns, required: bool = True) -> list[Column]:
     return labels
 
 
-def time_and_user(columns: Columns, has_texts: bool = False) -> list[Column]:
-    """Returns how the columns are read that say when a sample was, and of which user.
-
-    Args:
-      columns: the columns.
-      has_texts: whether a user that is no feature is text as it is.
-    """
+def time_and_user(columns: Columns) -> list[Column]:
+    """Returns how the columns of the time of a sample, and of its user, are read."""
     read = []
     if columns.time:
         read.append(Column(columns.time, "time", required=True, alias=GIVEN_TIME))
     if columns.user:
-        of_texts = CategoryColumn(text=has_texts)
-        described = columns.features.get(columns.user, of_texts)
+        alone = CategoryColumn(text=columns.user_text)
+        described = columns.features.get(columns.user, alone)
         user = _category(columns.user, described, None, columns.missing)
         read.append(dataclasses.replace(user, alias=USER))
     return read

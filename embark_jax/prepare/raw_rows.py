@@ -32,7 +32,8 @@ from embark_jax.prepare import own_files, raw_files, reading, sql
 from embark_jax.prepare.encode import CHUNK_ROWS, SampleEncoder
 from embark_jax.prepare.raw_files import RowsInMemory, check_columns
 from embark_jax.prepare.reading import GOOD
-from embark_jax.prepare.recipe import GIVEN_TIME, IN_FILE, USER
+from embark_jax.prepare.recipe import IN_FILE, USER
+from embark_jax.prepare.samples import time_of_samples
 from embark_jax.prepare.values import define
 
 FEWEST_WARNED = 10
@@ -153,8 +154,8 @@ class RowEncoder:
             made = f"SELECT *, {number} AS file, rowid AS place FROM one"
             into = "INSERT INTO log" if number else "CREATE OR REPLACE TABLE log AS"
             database.run(f"{into} {made}")
-        time, user = sql.name(GIVEN_TIME), sql.name(USER)
-        in_order = f"coalesce({time}.number, {time}.at), {time}.at, file, place"
+        time, _ = time_of_samples(database, ["log"], f"{log}: column {columns.time}")
+        user, in_order = sql.name(USER), f"{time}, file, place"
         lists = ", ".join(
             f"list({sql.name(name)} ORDER BY {in_order})[-{history.longest}:] AS "
             f"{sql.name(past)}"

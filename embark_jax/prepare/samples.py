@@ -90,7 +90,9 @@ def make_samples(work: Work) -> Samples:
     select, seconds = dict(recipe.select), 1
     has_times = any(column.alias == GIVEN_TIME for column in columns)
     if has_times:
-        select[TIME], seconds = _times(database, recipe, files)
+        named = recipe.columns and recipe.columns.time
+        where = f"{recipe.raw[0].path}: column {named}"
+        select[TIME], seconds = time_of_samples(database, files, where)
     elif options.window is not None and TIME not in select:
         raise DataError(
             "window cuts the data by their column of times, must come with one: "
@@ -222,11 +224,15 @@ def _read_side(
     return rows
 
 
-def _times(
-    database: sql.Database, recipe: Recipe, files: Sequence[str]
+def time_of_samples(
+    database: sql.Database, files: Sequence[str], where: str
 ) -> tuple[str, int]:
     """Returns SQL of the time of a sample, a number, and how many units are a second,
-    or 1 if the times are numbers. Dates with a time zone are instants of UTC."""
+    or 1 if the times are numbers. Dates with a time zone are instants of UTC.
+
+    Raises:
+      DataError: if times are of kinds that have no order, with ``where`` they are.
+    """
     time = sql.name(GIVEN_TIME)
     whole = " UNION ALL ".join(f"SELECT {time} AS time FROM {file}" for file in files)
     largest = dict(
@@ -249,11 +255,10 @@ def _times(
         "instant": "dates with a time zone",
         "nanoseconds": "dates in nanoseconds",
     }
-    named = recipe.columns.time if recipe.columns else None
     raise DataError(
-        f"{recipe.raw[0].path}: column {named}: has "
-        f"{' and '.join(words[kind] for kind in largest)}; must be all whole numbers, "
-        "numbers up to 2^53, dates such as 2024-05-31 12:30:00, or all with a time zone"
+        f"{where}: has {' and '.join(words[kind] for kind in largest)}; must be all "
+        "whole numbers, numbers up to 2^53, dates such as 2024-05-31 12:30:00, or all "
+        "with a time zone"
     )
 
 

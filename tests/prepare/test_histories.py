@@ -8,6 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
@@ -60,7 +62,9 @@ def value(text: str) -> str | None:
     return {"": None, "NA": None, "007": "7", "7.0": "7"}.get(text, text)
 
 
-def expected(lines: list[dict[str, str]], positive: bool) -> list[dict[str, list]]:
+def expected(
+    lines: list[dict[str, str]], positive: bool, value=value
+) -> list[dict[str, list]]:
     """The history of each line: the earlier events of its user, and only those."""
     of_user = defaultdict(list)
     times = [line["when"].zfill(9) for line in lines]
@@ -105,12 +109,22 @@ def test_histories_are_those_of_python(tmp_path, monkeypatch, seed):
     check(data, in_order, positive)
 
 
-def test_rows_to_score_have_their_histories_as_lists(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ({}, value),
+        ({"text": True}, lambda text: text or None),
+        ({"missing": ["k 3", ""]}, lambda text: None if text in ("k 3", "") else text),
+    ],
+    ids=["by the rule", "text", "missing texts"],
+)
+def test_rows_to_score_have_their_histories_as_lists(tmp_path, kind, value):
     lines = random_log(1)
     write(tmp_path / "log", lines, 1)
-    data = prepared(tmp_path / "log/0.csv", tmp_path / "out", COLUMNS, split="none")
+    columns = COLUMNS | {"features": {"kind": kind}}
+    data = prepared(tmp_path / "log/0.csv", tmp_path / "out", columns, split="none")
     save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
-    past = expected(lines, positive=False)
+    past = expected(lines, False, value)
     rows = {n: [line[n] for line in lines] for n in ("item", "kind")}
     lists = {n: [history[n] for history in past] for n in past[0]}
     text = {n: [";".join(v or "" for v in bag) for bag in lists[n]] for n in lists}
@@ -165,6 +179,33 @@ def test_rows_to_score_take_their_histories_from_a_log(tmp_path, positive):
             )
     with pytest.raises(DataError, match="has no column 'user'"):
         list(encoder.batches(rows))
+
+
+def test_users_of_a_log_are_those_of_training(tmp_path):
+    """Texts of Parquet, each a user, also where the user is no feature."""
+    columns = {"label": [1, 0, 1], "user": ["007", "7", "007"], "when": [1, 2, 3]}
+    pq.write_table(pa.table(columns | {"item": list("abc")}), tmp_path / "log.parquet")
+    options = {**COLUMNS, "history": {"columns": ["item"], "longest": 2}}
+    data = prepared(tmp_path / "log.parquet", tmp_path / "out", options, split="none")
+    assert [s["past_item"] for s in samples(data, "train")] == [[], [], ["a"]]
+    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
+    encoder = RowEncoder(tmp_path / "run")
+    encoder.read_log(tmp_path / "log.parquet")
+    (tmp_path / "rows.csv").write_text("user,item\n007,a\n7,a\n")
+    for rows in (tmp_path / "rows.csv", {"user": ["007", "7"], "item": ["a", "a"]}):
+        ((batch, _),) = encoder.batches(rows)
+        assert np.asarray(batch.ids["past_item"]).tolist() == [[2, 4], [-1, 3]]
+
+
+def test_times_of_a_log_have_an_order(tmp_path):
+    lines = random_log(0)
+    write(tmp_path / "log", lines, 1)
+    data = prepared(tmp_path / "log/0.csv", tmp_path / "out", COLUMNS, split="none")
+    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
+    write(tmp_path / "more", random_log(1), 1)  # which has dates
+    (tmp_path / "more/0.csv").rename(tmp_path / "log/1.csv")
+    with pytest.raises(DataError, match="log: column when: has dates and whole"):
+        RowEncoder(tmp_path / "run").read_log(tmp_path / "log")
 
 
 def test_a_log_without_labels_has_positives(tmp_path):
