@@ -131,9 +131,9 @@ class ParquetFile(RawFile):
 
     def source(self, path: Path, options: str = "") -> str:
         columns = ", ".join(f"c{i}" for i in range(len(self.names)))
-        return (
-            f"read_parquet({_path(path)}, hive_partitioning = false, "
-            f"file_row_number = true) AS file({columns}, number)"
+        return (  # without can_have_nan, isnan is false wherever a file says a maximum
+            f"read_parquet({_path(path)}, hive_partitioning = false, can_have_nan = "
+            f"true, file_row_number = true) AS file({columns}, number)"
         )
 
 

@@ -138,6 +138,20 @@ def test_a_column_of_unix_times_keeps_its_digits(tmp_path, name, unit):
     assert len(np.unique(batch.ids["t"])) == 32
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_no_numbers_of_parquet_are_missing(tmp_path, kind):
+    """Of these numbers the file says the smallest and the largest, without NaN."""
+    numbers = [np.nan, -1, 2, np.nan, 2]
+    columns = {"price": pa.array(numbers, kind), "code": pa.array(numbers, kind)}
+    table = pa.table({"label": [0, 1, 0, 1, 0], **columns})
+    pq.write_table(table, path := tmp_path / "rows.parquet")
+    data = prepared(path, tmp_path / "out", {"dense": {"price": {}}}, split="none")
+    (batch,) = data.in_file_order("train", 5)
+    assert batch.dense[:, 0].tolist() == [0, -1, 2, 0, 2]
+    assert batch.ids["code"][:, 0].tolist() == [0, 3, 2, 0, 2]
+    assert data.manifest.missing_dense == {"price": 2}
+
+
 def test_a_rating_just_below_the_threshold_is_not_positive(tmp_path):
     rows = [{"label": [3.99999999, 4.0][i % 2], "user": i % 3} for i in range(20)]
     path = write_table(tmp_path / "rows.parquet", rows)
