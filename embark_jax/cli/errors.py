@@ -17,7 +17,7 @@ CTRL_C_STATUS = 128 + signal.SIGINT
 """Exit status of a command that Ctrl-C ended, by the convention of shells."""
 
 
-FIXABLE = UserError, OSError
+FIXABLE = UserError, OSError, MemoryError
 """Errors that a user can fix; all others are errors of this program."""
 
 

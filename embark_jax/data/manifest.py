@@ -235,11 +235,16 @@ class Manifest(ChecksummedFile):
         """Identifies what raw values become: by digests of all columns and their
         transforms, and of each table's values."""
         of_samples = {"split", "window", "on_bad_line", "negatives", "unseen"}
-        described = self.model_dump(mode="json", exclude={"columns": of_samples})
-        columns = {name: described[name] for name in ("numbers", "columns")}
+        described = self.model_dump(
+            mode="json",
+            include={"numbers", "columns", "tables"},
+            exclude={"columns": of_samples},
+            exclude_defaults=True,  # of which another version may have more
+        )
+        tables = described.pop("tables")
         return {
-            "columns": checksum_of(columns | self.column_names),
-            "tables": {n: checksum_of(t) for n, t in described["tables"].items()},
+            "columns": checksum_of(described | self.column_names),
+            "tables": {name: checksum_of(table) for name, table in tables.items()},
         }
 
     @property
