@@ -267,7 +267,8 @@ def check_history(embedding_shapes: Shapes, history: Mapping[str, str]) -> None:
     """
     sequences = {n: shape for n, shape in embedding_shapes.items() if len(shape) == 2}
     problems = [
-        f"feature {name!r} is a sequence, must be in history"
+        f"feature {name!r} is a sequence, must be in history, or be pooled "
+        f"(embedding.features.{name}.pooling=mean)"
         for name in sorted(sequences.keys() - history.keys())
     ]
     for name, candidate in history.items():

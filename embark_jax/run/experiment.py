@@ -190,6 +190,7 @@ class Experiment:
             )
         if isinstance(model, RetrievalModel):
             _check_deciding(config.train)
+            _check_answer(model, self.description)
         if config.train.retrieval is not None:
             _check_retrieval(config.train.retrieval, model, self)
         return model
@@ -237,6 +238,21 @@ def _check_retrieval(config: RetrievalConfig, model: Model, setup: Experiment) -
             f"train.retrieval: must be left out, as table {table!r} is hashed: several "
             "items share a row, so that nobody knows which one was found; prepare the "
             "data without hashing it"
+        )
+
+
+def _check_answer(model: RetrievalModel, data: Description) -> None:
+    """Raises ``ConfigError`` if the vector of a user is made of what histories have of
+    the item that is to be found."""
+    columns = data.values and data.values.manifest.columns
+    if not columns or not columns.history:
+        return
+    if told := [n for n in columns.history.columns if n not in model.item_features]:
+        raise ConfigError(
+            f"model: {', '.join(told)} is of the event whose {model.item} is to be "
+            "found, and would tell it: prepare the data with history.columns="
+            f"[{model.item}] and ignore=[{', '.join(told)}], or take a model that "
+            "ranks, such as din"
         )
 
 
