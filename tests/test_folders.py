@@ -1,13 +1,16 @@
 """Folders and files that two commands write at once."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
 import embark_jax as ej
 from embark_jax._base.bucket_copy import written
+from embark_jax._base.config import ConfigError
 from embark_jax._base.files import new_folder, replacing
-from embark_jax.data import DataError
+from embark_jax.data import DataError, PreparedData
+from embark_jax.run.folder import RunFolder
 from tests.prepare.raw_files import prepared, write_table
 
 
@@ -25,6 +28,27 @@ def test_a_folder_has_one_writer(tmp_path):
     assert [path.name for path in out.iterdir()] == ["first"]
     with pytest.raises(DataError, match="holds files"):
         new_folder(out).__enter__()
+
+
+@pytest.mark.parametrize(
+    "name", ["~a", "-b", "k=v", "[c]*?", "d %41 é", "e\"'f", "g\\h"]
+)
+def test_names_of_folders_are_taken_as_they_are(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    folder = Path(name)
+    folder.mkdir()
+    rows = [{"label": i % 2, "user": f"u{i % 7}"} for i in range(60)]
+    for suffix in ("csv", "parquet"):
+        path = write_table(folder / f"rows.{suffix}", rows)
+        prepared(path, folder / suffix)
+        assert PreparedData(folder / suffix).train_samples == 52
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_run_has_no_backslash_in_its_folder(tmp_path):
+    """TensorStore would write its checkpoints elsewhere."""
+    with pytest.raises(ConfigError, match=r"a backslash in .*choose another --workdir"):
+        RunFolder(tmp_path / "a\\b" / "run").open(resume=False)
 
 
 def test_two_preparations_at_once(tmp_path):

@@ -269,5 +269,6 @@ def shown(text: bytes) -> str:
 
 
 def _path(path: Path) -> str:
-    """Returns a path in SQL, where some characters would stand for several files."""
-    return sql.text(re.sub(r"[*?\[]", r"[\g<0>]", str(path)))
+    """Returns a path in SQL, where some characters would stand for several files, and
+    ~ at the beginning for the user's folder."""
+    return sql.text(re.sub(r"[*?\[]", r"[\g<0>]", str(path.absolute())))

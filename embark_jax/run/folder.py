@@ -87,7 +87,7 @@ class RunFolder:
 
         Raises:
           FileExistsError: if the folder already holds a run and ``resume`` is false.
-          OSError, StorageError: if it cannot be written to.
+          ConfigError, OSError, StorageError: if it cannot be written to.
         """
         if in_bucket(self.path):
             check_writable(self.path)
@@ -164,6 +164,11 @@ class RunFolder:
         """Raises ``OSError`` if nothing can be written to the folder, or to the one
         that it will be made in."""
         path = Path(self.path).absolute()
+        if "\\" in str(path):
+            raise ConfigError(
+                f"{self.path}: a backslash in {path} is a slash to TensorStore, which "
+                "writes checkpoints; choose another --workdir"
+            )
         folder = next(each for each in (path, *path.parents) if each.exists())
         try:
             tempfile.TemporaryFile(dir=folder).close()

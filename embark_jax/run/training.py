@@ -233,8 +233,8 @@ def _resumed(
     except OtherExperimentError as error:
         raise OtherExperimentError(
             f"{error}\n--resume goes on with the model and the data of the run "
-            "(data.files is a digest of prepared data); to train on others, begin a "
-            "run in another --workdir"
+            "(data.files and values are digests of prepared data); to train on others, "
+            "begin a run in another --workdir"
         ) from None
     if main:  # process 0 counts for all
         trainer.check.bad_ids = bad_ids

@@ -129,8 +129,8 @@ def test_a_run_tells_of_missing_values_and_resumes_on_no_other_data(raw, tmp_pat
     runs.assert_refused(
         embark(*train, f"data.path={other}", "--resume"),
         "2: belongs to another experiment:\n  data.files is ",
-        "(data.files is a digest of prepared data); to train on others, begin a run in "
-        "another --workdir",
+        "(data.files and values are digests of prepared data); to train on others, "
+        "begin a run in another --workdir",
     )
 
 
