@@ -1,6 +1,4 @@
-"""Crosses are features of the values of several columns, counted or hashed."""
-
-from collections import Counter
+"""Crosses, features of the values of several columns, that are hashed or refused."""
 
 import numpy as np
 import pytest
@@ -25,33 +23,15 @@ def rows_of(count: int = 200) -> list[dict]:
     ]
 
 
-def test_ids_are_those_of_python(tmp_path):
-    rows = rows_of()
+def test_hashed_ids_are_those_of_rows_that_are_scored(tmp_path):
+    rows, hashed = rows_of(), {"user_hour": 50}
     path = write_table(tmp_path / "rows.csv", rows)
-    data = prepared(path, tmp_path / "out", CROSS, split="none")
-    (batch,) = data.in_file_order("train", 999)
-    pairs = [
-        (row["user"], str(int(row["hour"]))) if row["user"] else None for row in rows
-    ]
-    counts = Counter(filter(None, pairs))
-    ordered = sorted(counts, key=lambda pair: (-counts[pair], "\x1f".join(pair)))
-    ids = {pair: 2 + place for place, pair in enumerate(ordered)} | {None: 0}
-    assert batch.ids["user_hour"][:, 0].tolist() == [ids[pair] for pair in pairs]
-    assert data.table_rows["user_hour"] == 2 + len(counts)
-
-    hashed = prepared(
-        path, tmp_path / "h", CROSS, split="none", hash_columns={"user_hour": 50}
-    )
-    assert hashed.table_rows["user_hour"] == 50
-    for folder, made in ((tmp_path / "a", data), (tmp_path / "b", hashed)):
-        save_encoding(made.folder, made.manifest, folder / "encoding")
-        (known,) = made.in_file_order("train", 999)
-        columns = {name: [row[name] for row in rows] for name in ("user", "hour")}
-        for given in (path, columns):
-            ((scored, _),) = RowEncoder(folder).batches(given)
-            np.testing.assert_array_equal(
-                scored.ids["user_hour"], known.ids["user_hour"]
-            )
+    data = prepared(path, tmp_path / "h", CROSS, split="none", hash_columns=hashed)
+    assert data.table_rows["user_hour"] == 50
+    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
+    (known,) = data.in_file_order("train", 999)
+    ((scored, _),) = RowEncoder(tmp_path / "run").batches(path)
+    np.testing.assert_array_equal(scored.ids["user_hour"], known.ids["user_hour"])
 
 
 @pytest.mark.parametrize(

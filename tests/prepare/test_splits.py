@@ -1,7 +1,5 @@
 """Splits of a log, beside what plain Python makes of the same lines."""
 
-from collections import defaultdict
-
 import numpy as np
 import pytest
 
@@ -38,34 +36,6 @@ def split_lines(data) -> dict[str, list[int]]:
         )
         for name in NAMES
     }
-
-
-def expected_last(lines: list[dict]) -> dict[str, list[int]]:
-    of_user, found = defaultdict(list), {name: [] for name in NAMES}
-    for line in lines:
-        of_user[line["user"] or line["place"]].append((line["when"], line["place"]))
-    for events in of_user.values():
-        places = [place for _, place in sorted(events)]
-        held_out = len(places) >= 3
-        found["train"] += places[:-2] if held_out else places
-        found["validation"] += places[-2:-1] if held_out else []
-        found["test"] += places[-1:] if held_out else []
-    return {name: sorted(places) for name, places in found.items()}
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("files", [1, 3])
-def test_leave_one_out(tmp_path, seed, files):
-    lines = log(seed)
-    (tmp_path / "log.csv").mkdir()
-    cuts = np.array_split(np.arange(len(lines)), files)
-    for number, of_file in enumerate(cuts):
-        part = [lines[place] for place in of_file]
-        write_table(tmp_path / f"log.csv/{number}.csv", part)
-    data = prepared(
-        tmp_path / "log.csv", tmp_path / "out", COLUMNS, split="leave-one-out"
-    )
-    assert split_lines(data) == expected_last(lines)
 
 
 def test_dates_and_shares_of_time(tmp_path):

@@ -5,63 +5,13 @@ import csv
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from embark_jax.data.encoding import save_encoding
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.prepare.raw_files import everything, prepared, samples, write_table
+from tests.prepare.raw_files import prepared, samples
 from tests.runs import done
 
 TEXTS = ["007", "7", "1.10", "1.1", "NA", "", " a", "a", "True", "true", "-", "1e-05"]
-
-
-def rows_of(seed: int) -> list[dict[str, str]]:
-    rng = np.random.default_rng(seed)
-    return [
-        {
-            "label": str(rng.integers(2)),
-            "code": str(rng.choice(TEXTS)),
-            "tags": "|".join(rng.choice(TEXTS, rng.integers(4))),
-            "price": str(rng.choice(["1", "-", ""])),
-        }
-        for _ in range(60)
-    ]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_each_text_is_a_value(tmp_path, seed):
-    rows = rows_of(seed)
-    columns = {
-        "missing": ["", "-"],
-        "dense": {"price": "none"},
-        "features": {
-            "code": {"text": True},
-            "tags": {"separator": "|", "text": True, "missing": [""]},
-        },
-    }
-    path = write_table(tmp_path / "rows.csv", rows)
-    data = prepared(path, tmp_path / "out", columns, split="none")
-    for sample, row in zip(samples(data, "train"), rows, strict=True):
-        assert sample["code"] == (None if row["code"] in ("", "-") else row["code"])
-        tags = [tag for tag in row["tags"].split("|") if tag]
-        bag = sample["tags"] if isinstance(sample["tags"], list) else [sample["tags"]]
-        assert bag == tags
-        assert sample["dense price"] == (1 if row["price"] == "1" else 0)
-
-    # The same in Parquet, and in rows that are scored.
-    lists = {n: [row[n] for row in rows] for n in ("code", "price")}
-    lists["tags"] = [[t for t in row["tags"].split("|") if t] for row in rows]
-    pq.write_table(
-        pa.table(lists | {"label": [int(row["label"]) for row in rows]}),
-        tmp_path / "rows.parquet",
-    )
-    other = prepared(tmp_path / "rows.parquet", tmp_path / "o", columns, split="none")
-    assert everything(other) == everything(data)
-    save_encoding(data.folder, data.manifest, tmp_path / "run/encoding")
-    (batch,) = data.in_file_order("train", 99)
-    ((scored, _),) = RowEncoder(tmp_path / "run").batches(lists)
-    for name in ("code", "tags"):
-        np.testing.assert_array_equal(scored.ids[name], batch.ids[name])
 
 
 def test_merged_texts_are_told(tmp_path):

@@ -3,7 +3,6 @@
 Rows of missing and of rare values are no items and no users.
 """
 
-import math
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from tests import runs
 from tests.prepare.raw_files import write_rows
 
 HEADER = ("label", "user", "shop", "item", "part")
-CUTOFFS = (1, 3)
 CONFIG = """\
 data: {kind: prepared, path: %s}
 model: {kind: two_tower, items: [item], tower: [4], uniform_negatives: 2}
@@ -60,44 +58,6 @@ def trained(tmp_path_factory):
 def of_part(part: str) -> dict[str, np.ndarray]:
     columns = zip(*(row for row in raw_rows() if row[-1] == part), strict=True)
     return dict(zip(HEADER, map(np.array, columns), strict=True))
-
-
-@pytest.mark.slow
-def test_hit_rates_are_over_the_values_of_items(trained):
-    run, trainer = ej.load_run(trained)
-    known = read_arrow(trained.parent / "data" / "vocabulary" / "item.arrow")
-    catalog = known["key"].to_pylist()
-    assert all(name.startswith("i") for name in catalog)  # tails have no rows
-    vectors = of_items(run.features, trainer, len(catalog))
-    vectors = dict(zip(catalog, vectors, strict=True))
-    users = [
-        np.asarray(found)
-        for _, found in trainer.predict(run.dataset.test_batches(32), method="users")
-    ]
-    raw, users = of_part("test"), np.concatenate(users)
-    hits, gains = [], []
-    for label, item, user in zip(raw["label"], raw["item"], users, strict=True):
-        if label:
-            scores = {name: float(vector @ user) for name, vector in vectors.items()}
-            own = scores.get(item, -math.inf)
-            place = sum(score > own for score in scores.values())
-            place = place if item in scores else math.inf
-            hits.append([place < k for k in CUTOFFS])
-            gains.append([1 / math.log2(place + 2) * (place < k) for k in CUTOFFS])
-    record = runs.final(trained)
-    for i, k in enumerate(CUTOFFS):
-        assert record[f"test_hr@{k}"] == pytest.approx(np.mean(hits, axis=0)[i])
-        assert record[f"test_ndcg@{k}"] == pytest.approx(np.mean(gains, axis=0)[i])
-
-
-def of_items(features, trainer: ej.Trainer, count: int) -> np.ndarray:
-    """The vectors of the first items that have a row, which are behind those of missing
-    and of rare values."""
-    ids = {f.name: np.full((count, 1), -1) for f in features}
-    ids["item"] = np.arange(2, 2 + count)[:, None]
-    batch = ej.Batch(np.zeros((count, 0), np.float32), ids, np.ones(count, np.float32))
-    ((_, vectors),) = trainer.predict([batch], method="items")
-    return np.asarray(vectors)
 
 
 @pytest.mark.slow
