@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from embark_jax.checkpoint import Checkpointer as Checkpointer
     from embark_jax.config import ExperimentConfig as ExperimentConfig
     from embark_jax.config.reading import load as load_config
-    from embark_jax.config.table_lists import load_table_list as load_table_list
+    from embark_jax.config.reading import load_table_list as load_table_list
     from embark_jax.config.table_lists import read_table_list as read_table_list
     from embark_jax.data import Batch as Batch
     from embark_jax.data import BatchChecker as BatchChecker

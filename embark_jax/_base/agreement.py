@@ -24,9 +24,8 @@ CHECKPOINT = (
     "values",
 )
 """A checkpoint, and the run that loads it: what its arrays stand for, and the seeds, of
-which the order of the data is a function."""
-RESUMED = (*CHECKPOINT, "compute_dtype", "data", "train")
-"""A checkpoint, and the run that goes on from it: a step means the same data."""
+which the order of the data is a function. A run that goes on from it must agree in all
+that it says."""
 WARM_START = (
     "model",
     "dense_features",

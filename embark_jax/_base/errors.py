@@ -15,5 +15,10 @@ class UserError(Exception):
     may_pass = False
 
 
+def may_pass(error: Exception) -> bool:
+    """Whether what an error has ended may succeed later, with nothing changed."""
+    return not isinstance(error, UserError) or error.may_pass
+
+
 class DataError(UserError, ValueError):
     """Data that break a rule; the message says where, which value, and what to do."""

@@ -24,6 +24,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from embark_jax._base.agreement import differences, parts
+from embark_jax._base.errors import may_pass
 from embark_jax._base.memory import bytes_text
 from embark_jax._base.object_store import key_value_store
 from embark_jax.cache.stored_rows import StoredArray, StoredRows
@@ -46,7 +47,7 @@ from embark_jax.checkpoint.errors import (
 from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.checkpoint.reading import SavedCheckpoint
 from embark_jax.checkpoint.restoring import fill
-from embark_jax.checkpoint.writing import NonFiniteError, start_writing
+from embark_jax.checkpoint.writing import start_writing
 from embark_jax.embedding.collection import EmbeddingCollection
 from embark_jax.embedding.logical import dynamic_blocks, table_shards
 from embark_jax.launch.agreement import from_process_0
@@ -309,7 +310,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         return CheckpointError(
             f"{self._folder.checkpoint(step)}: the checkpoint could not be written "
             f"({reason(error)}); {newest}",
-            may_pass=not isinstance(error, NonFiniteError),
+            may_pass=may_pass(error),
         )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from embark_jax._base.errors import UserError
+from embark_jax._base.errors import UserError, may_pass
 from embark_jax.launch.agreement import tell_all
 from embark_jax.train.state import StateLostError
 
@@ -63,8 +63,7 @@ def run_on_all(function: Callable[[], Result], topic: str = "checkpoint") -> Res
     # An error without words is one, too.
     problem = None
     if error is not None:
-        may_pass = not isinstance(error, UserError) or error.may_pass
-        problem = reason(error) or type(error).__name__, may_pass
+        problem = reason(error) or type(error).__name__, may_pass(error)
     problems = [each for each in tell_all(problem, topic) if each]
     if error is not None:
         raise error

@@ -15,7 +15,7 @@ from embark_jax.checkpoint.arrays import open_array
 from embark_jax.checkpoint.contents import ARRAYS, FILE, NAME, CheckpointContents
 from embark_jax.checkpoint.digests import digest, read_digests
 from embark_jax.checkpoint.errors import CheckpointError, reason
-from embark_jax.data.pipeline import in_order
+from embark_jax.data.pipeline import prefetch
 from embark_jax.embedding.logical import pieces
 
 CACHED_BYTES = 64 << 20
@@ -154,7 +154,7 @@ def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[Result]:
     """Yields the function's results in order, and computes a few of them ahead."""
-    return in_order(function, items, workers=READING_THREADS, depth=READING_THREADS + 2)
+    return prefetch(function, items, READING_THREADS + 2, workers=READING_THREADS)
 
 
 def row_chunks(end: int, row_bytes: int) -> Iterator[range]:

@@ -83,7 +83,9 @@ def start_writing(
         try:
             if failures:  # a bucket that is gone is asked for a minute a part
                 raise failures[0]
-            _check_finite(part, values)
+            is_float = jnp.issubdtype(values.dtype, jnp.floating)
+            if is_float and not np.isfinite(values).all():  # nothing goes on from it
+                raise CheckpointError(f"{part.name} has values that are not finite")
             digests[part.name] |= part.digests(values, saved[part.name].chunk)
             # Nobody reads the array: it needs the copy until it is written.
             stores[part.name][part.index].write(
@@ -153,16 +155,6 @@ class Part(NamedTuple):
         copy = buffer[: values.nbytes].view(values.dtype).reshape(values.shape)
         np.copyto(copy, values)
         return copy
-
-
-class NonFiniteError(CheckpointError):
-    """A state with values that no training goes on from."""
-
-
-def _check_finite(part: Part, values: np.ndarray) -> None:
-    """Raises ``NonFiniteError`` if a value is NaN or infinite."""
-    if jnp.issubdtype(values.dtype, jnp.floating) and not np.isfinite(values).all():
-        raise NonFiniteError(f"{part.name} has values that are not finite")
 
 
 def _parts(

@@ -17,8 +17,6 @@ from embark_jax.cli.errors import printable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from embark_jax.config import ExperimentConfig
-
 T = TypeVar("T")
 PIPED_COLUMNS = 120
 """Width of what is shown where no terminal, and no COLUMNS, says another."""
@@ -131,13 +129,6 @@ def show_table(
             *(escape(x) if isinstance(x, str) else format(x, spec) for x, spec in cells)
         )
     console.print(table)
-
-
-def load(config_file: Path, overrides: Sequence[str] | None) -> ExperimentConfig:
-    """Reads a config as ``reading.load`` does."""
-    from embark_jax.config import reading
-
-    return reading.load(config_file, overrides or ())
 
 
 def end_like_ctrl_c(context: typer.Context) -> None:

@@ -15,7 +15,6 @@ from embark_jax.cli.arguments import (
     Overrides,
     Rounds,
     console,
-    load,
     say,
 )
 from embark_jax.cli.jax_setup import set_up_jax
@@ -35,7 +34,9 @@ def step(
     as_json: AsJson = False,
 ) -> None:
     """Time the train step of an experiment, and its lookups and updates alone."""
-    config = load(config_file, overrides)
+    from embark_jax.config import reading
+
+    config = reading.load(config_file, overrides or ())
     set_up_jax(say)
     from embark_jax.bench.step import draw_batches, measure_step
     from embark_jax.launch.processes import make_host_devices

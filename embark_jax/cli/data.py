@@ -13,7 +13,6 @@ from embark_jax.cli.arguments import (
     Overrides,
     check_outputs,
     end_like_ctrl_c,
-    load,
     say,
     show_table,
     tracked,
@@ -60,14 +59,14 @@ def stats(
     """Show how often rows are looked up, how long bags are, and how many samples need
     hot rows alone."""
     check_outputs([config_file], out=out, plot=plot)
-    from embark_jax.config import ExperimentConfig, PreparedConfig
+    from embark_jax.config import ExperimentConfig, PreparedConfig, reading
 
     if config_file.is_dir():
         if overrides:
             raise typer.BadParameter("a folder of prepared data takes no KEY=VALUE")
         config = ExperimentConfig(data=PreparedConfig(path=config_file))
     else:
-        config = load(config_file, overrides)
+        config = reading.load(config_file, overrides or ())
     from embark_jax.run.accesses import sample_accesses
 
     statistics = sample_accesses(config, samples, tracked("reading"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from embark_jax.cli.arguments import ConfigFile, Overrides, console, load, say
+from embark_jax.cli.arguments import ConfigFile, Overrides, console, say
 from embark_jax.cli.jax_setup import set_up_jax
 
 
@@ -43,7 +43,9 @@ def search(
     List values in the config or as KEY=VALUE, search.seed=[0,1,2], or give a range:
     search: {dense_optimizer.learning_rate: {low: 1e-4, high: 0.1, log: true}}
     """
-    config = load(config_file, overrides)
+    from embark_jax.config import reading
+
+    config = reading.load(config_file, overrides or ())
     workdir = workdir or Path("runs") / f"{config.name}-search"
     set_up_jax(say)
     from embark_jax.run import search as searching

@@ -15,7 +15,6 @@ from embark_jax.cli.arguments import (
     Step,
     TrustCode,
     console,
-    load,
     say,
 )
 from embark_jax.cli.errors import show
@@ -95,9 +94,10 @@ def train(
             else "--distributed needs a --workdir, the same for all processes"
         )
     from embark_jax._base.config import ConfigError
+    from embark_jax.config import reading
 
     profile_steps = None if profile is None else _steps_of(profile)
-    config = load(config_file, overrides)
+    config = reading.load(config_file, overrides or ())
     if config.search:
         raise ConfigError(
             f"search has values of {', '.join(config.search)}: run embark search, or "

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from gin import config_parser
 
-from embark_jax._base.config import ConfigError, nearest
+from embark_jax._base.config import ConfigError, nearest, read_text
 from embark_jax._base.validation import with_key
 from embark_jax.config.schema import ExperimentConfig
 
@@ -30,8 +30,8 @@ def read(path: Path) -> Any:
 
     Raises:
       ConfigError: if the file breaks gin's syntax, is empty, refers to itself, has an
-        import, a reference or a scope, or a macro that nothing names.
-      OSError: if it or an included file cannot be read.
+        import, a reference or a scope, or a macro that nothing names; or it or an
+        included file cannot be read.
     """
     bindings = _Bindings()
     data: Any = {}
@@ -82,7 +82,7 @@ class _Bindings(config_parser.ParserDelegate):
     def read(self, path: Path) -> None:
         """Reads one file, and those that it includes."""
         try:
-            for statement in config_parser.ConfigParser(path.read_text("utf-8"), self):
+            for statement in config_parser.ConfigParser(read_text(path), self):
                 self._add(path, statement)
         except SyntaxError as error:
             message = error.msg.splitlines()[-1].strip()  # the rest are internals

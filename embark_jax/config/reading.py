@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax._base import yaml_text
-from embark_jax._base.config import ConfigError, nearest
+from embark_jax._base.config import ConfigError, nearest, read_text
 from embark_jax._base.object_store import local
 from embark_jax._base.validation import listed, short, validated
 from embark_jax.config import ExperimentConfig, gin_files
-from embark_jax.config.table_lists import experiment_of, read_table_list
+from embark_jax.config.table_lists import TableList, experiment_of, read_table_list
 
 SHIPPED = Path(__file__).parents[1] / "config_files"
 """``configs``: a link in a checkout, a folder in a built package."""
@@ -50,13 +50,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         right by itself.
     """
     path = _file(path)
-    try:
-        data = _read(path)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
-
+    data = _read(path)
     source = f"{path} with {', '.join(overrides)}" if overrides else str(path)
     scales = [change for change in overrides if change.startswith("scale=")]
     others = [change for change in overrides if change not in scales]
@@ -73,6 +67,22 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         except ConfigError as error:
             raise listed(source, {"scale": str(error)}) from None
     return config
+
+
+def load_table_list(source: str | Path) -> TableList:
+    """Reads a table list from a file, or that of a published model by its name.
+
+    Args:
+      source: a path, or a name in ``configs/models`` such as "t180".
+
+    Raises:
+      ConfigError: if it is invalid; the message has the path and every problem.
+    """
+    path = _file(source)
+    try:
+        return read_table_list(read_text(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _file(source: str | Path) -> Path:
@@ -109,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
         return gin_files.read(path)
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"{path}: must end in .yaml, .yml, .json, .gin")
-    text = path.read_text("utf-8")
+    text = read_text(path)
     try:
         data = [] if path.suffix == ".json" else yaml_text.parse(text)
         if isinstance(data, list) or (isinstance(data, dict) and "tables" in data):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from operator import gt
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -29,8 +28,6 @@ from embark_jax._base.config import (
     Config,
     ConfigError,
     config_error_at,
-    nearest,
-    read_text,
 )
 from embark_jax._base.validation import validated
 from embark_jax.config.embedding import EmbeddingConfig, TableConfig
@@ -52,8 +49,6 @@ MOST_TABLES, MOST_LAYERS = 100_000, 1000
 DEFAULT_BATCH = 65_536
 """Samples of a step of a list that does not say how many."""
 ITEM = "table list"
-MODELS = Path(__file__).parents[1] / "config_files" / "models"
-"""``configs/models``, through a link that a built package has as a folder."""
 
 
 class ListedTable(TableConfig):
@@ -192,31 +187,6 @@ def dense_optimizer_of(optimizer: str) -> str:
     there is none of the same name."""
     name = optimizer.removeprefix("rowwise_")
     return name if name in DENSE_OPTIMIZERS else "adagrad"
-
-
-def load_table_list(source: str | Path) -> TableList:
-    """Reads a table list from a file, or that of a published model by its name.
-
-    Args:
-      source: a path, or a name in ``configs/models`` such as "t180".
-
-    Raises:
-      ConfigError: if it is invalid; the message has the path and every problem.
-    """
-    path = Path(source)
-    shipped = {path.stem: path for path in MODELS.glob("*.yaml")}
-    if not path.exists():
-        if str(source) not in shipped:
-            raise ConfigError(
-                f"{source}: no such file, and no published model; "
-                + nearest(path.stem, shipped)
-            )
-        path = shipped[str(source)]
-    text = read_text(path)
-    try:
-        return read_table_list(text)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def read_table_list(text: str) -> TableList:

@@ -93,21 +93,23 @@ class SampleFile(HashedFile):
         return matrices
 
 
-class PreparedFeature(Config):
-    """A feature, like ``FeatureSpec``.
-
-    With ``bags_of_one_id`` the files hold one id per sample, and reading makes the bag
-    from it (``data/prepared.py``).
-    """
+class Feature(Config):
+    """A feature, like ``FeatureSpec``."""
 
     table: str
     hotness: Hotness
     pooling: Pooling
     weighted: bool = False
-    bags_of_one_id: bool = False
 
     def spec(self, name: str) -> FeatureSpec:
         return FeatureSpec(name, self.table, self.hotness, self.pooling, self.weighted)
+
+
+class PreparedFeature(Feature):
+    """A feature of prepared data. With ``bags_of_one_id`` the files hold one id per
+    sample, and reading makes the bag from it (``data/prepared.py``)."""
+
+    bags_of_one_id: bool = False
 
     @property
     def stored_hotness(self) -> int:

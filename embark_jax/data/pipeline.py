@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -13,20 +12,9 @@ T = TypeVar("T")
 
 
 def prefetch(
-    make_batch: Callable[[S], T], items: Iterable[S], depth: int = 2
-) -> Iterator[T]:
-    """Yields ``make_batch(item)`` for the items, such as steps, in order.
-
-    A background thread stays up to ``depth`` batches ahead of the consumer; see
-    ``in_order``.
-    """
-    return in_order(make_batch, items, workers=1, depth=depth)
-
-
-def in_order(
-    function: Callable[[S], T], items: Iterable[S], *, workers: int, depth: int
+    function: Callable[[S], T], items: Iterable[S], depth: int = 2, *, workers: int = 1
 ) -> Generator[T]:
-    """Yields ``function(item)`` for each item, in order.
+    """Yields ``function(item)`` for each item, such as a step, in order.
 
     ``workers`` threads stay up to ``depth`` items ahead of the consumer, and take no
     further item. An exception of ``function`` is raised where its result would have
@@ -53,11 +41,6 @@ def in_order(
             yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def cores() -> int:
-    """Returns the number of cores of this machine."""
-    return os.cpu_count() or 1
 
 
 Progress = Callable[[str, int, int], None]

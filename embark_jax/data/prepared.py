@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,6 @@ from embark_jax.data.batch import Batch, DataError
 from embark_jax.data.dataset import Dataset
 from embark_jax.data.event_lists import EVENTS, Histories
 from embark_jax.data.hashing import GOLDEN_GAMMA, splitmix64
-from embark_jax.data.pipeline import cores
 from embark_jax.data.source import Description
 from embark_jax.data.table_values import TableValues
 
@@ -94,7 +94,7 @@ class PreparedData:
         self._epoch = functools.lru_cache(maxsize=2)(self._order_of_epoch)
         self._group = functools.lru_cache(maxsize=OPEN_GROUPS)(self._order_of_group)
         self._open = functools.cache(self._open_file)
-        self._threads = min(MAX_THREADS, cores())
+        self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, "gather")
         events = self.manifest.events
         self._histories = Histories(self.folder, events) if events else None

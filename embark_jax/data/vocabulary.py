@@ -22,5 +22,7 @@ def vocabulary_file(table: str) -> str:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Says whether values, alone or in lists, are text."""
-    return pa.types.is_string(kind.value_type if pa.types.is_list(kind) else kind)
+    """Says whether values, alone, in lists or in dictionaries, are text."""
+    if pa.types.is_dictionary(kind) or pa.types.is_list(kind):
+        return is_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

@@ -11,8 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from embark_jax._base.config import Config
 from embark_jax._base.errors import DataError
 from embark_jax.data.hashed_file import ChecksummedFile, HashedFile
-from embark_jax.data.manifest import Hotness
-from embark_jax.plans.options import Pooling
+from embark_jax.data.manifest import Feature
 from embark_jax.plans.tables import FeatureSpec
 
 FILE_NAME = "model.json"
@@ -36,15 +35,6 @@ class ExportedTable(Config):
     dim: PositiveInt
 
 
-class ExportedFeature(Config):
-    """A feature, like ``FeatureSpec``."""
-
-    table: str
-    hotness: Hotness
-    pooling: Pooling
-    weighted: bool
-
-
 class ExportedModel(ChecksummedFile):
     """All that is known of an export.
 
@@ -65,16 +55,13 @@ class ExportedModel(ChecksummedFile):
     item: str | None = None
     ranks_items: bool = False
     dense_features: NonNegativeInt
-    features: Mapping[str, ExportedFeature]
+    features: Mapping[str, Feature]
     tables: Mapping[str, ExportedTable]
     files: tuple[HashedFile, ...]
 
     def feature_specs(self) -> tuple[FeatureSpec, ...]:
         """Returns the features in their order."""
-        return tuple(
-            FeatureSpec(name, **feature.model_dump())
-            for name, feature in self.features.items()
-        )
+        return tuple(feature.spec(name) for name, feature in self.features.items())
 
 
 def onnx_file(method: str) -> str:

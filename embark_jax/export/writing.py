@@ -9,10 +9,10 @@ from embark_jax._base.bucket_copy import written
 from embark_jax._base.object_store import file_system_or_bucket
 from embark_jax.data.encoding import copy_encoding
 from embark_jax.data.hashed_file import HashedFile
+from embark_jax.data.manifest import Feature
 from embark_jax.export.exported import (
     DENSE,
     FILE_NAME,
-    ExportedFeature,
     ExportedModel,
     ExportedTable,
     jax_file,
@@ -88,7 +88,7 @@ def export_run(
             item=model.dense.item,
             ranks_items=model.dense.ranks_items,
             dense_features=model.dense_features,
-            features={f.name: ExportedFeature(**f.reading) for f in model.features},
+            features={f.name: Feature(**f.reading) for f in model.features},
             tables={
                 table.name: ExportedTable(
                     rows=None if table.is_dynamic else table.rows, dim=table.dim

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from embark_jax._base.errors import UserError
+from embark_jax._base.errors import may_pass
 
 FAILED = 1
 """Exit status of a process that may do better when it starts again."""
@@ -96,8 +96,8 @@ def run(
 
 def exit_status(error: Exception) -> int:
     """Returns the exit status of a process that an error ends."""
-    is_of_input = isinstance(error, UserError) and not error.may_pass
-    return USER_ERROR if is_of_input or isinstance(error, FileExistsError) else FAILED
+    comes_again = not may_pass(error) or isinstance(error, FileExistsError)
+    return USER_ERROR if comes_again else FAILED
 
 
 def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen]:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from embark_jax._base.errors import DataError
 from embark_jax.data.columns import check_there
+from embark_jax.data.vocabulary import is_text
 from embark_jax.prepare import sql
 
 ATOMIC_FILES = (".inter", ".user", ".item")
@@ -247,12 +248,6 @@ def parquet_names(path: Path) -> list[str]:
 
 def texts_of(path: Path) -> list[str]:
     """Returns the names of a file's columns of text, single or in lists."""
-
-    def is_text(kind: pa.DataType) -> bool:
-        if pa.types.is_dictionary(kind) or pa.types.is_list(kind):
-            return is_text(kind.value_type)
-        return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
     return [field.name for field in pq.read_schema(path) if is_text(field.type)]
 
 

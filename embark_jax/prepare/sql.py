@@ -136,5 +136,5 @@ def _quoted(value: str, quote: str) -> str:
 
 
 def texts(values: tuple[str, ...]) -> str:
-    """Returns a list of texts in SQL."""
-    return f"[{', '.join(map(text, values))}]"
+    """Returns texts in SQL, with commas between them."""
+    return ", ".join(map(text, values))

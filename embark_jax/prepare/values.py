@@ -70,7 +70,7 @@ _DATE = r"[+-]?\d+[-/]\d+[-/]\d+([ T]+\d+:\d+(:\d+(\.\d*)?)?)?"
 _MACROS = rf"""
 CREATE OR REPLACE MACRO present_values(l) AS list_transform(
   list_transform(l, lambda x: trim(x, {sql.text(BLANKS)})),
-  lambda x: CASE WHEN NOT list_contains({sql.texts(MISSING)}, x) THEN x END);
+  lambda x: CASE WHEN NOT list_contains([{sql.texts(MISSING)}], x) THEN x END);
 CREATE OR REPLACE MACRO present(v) AS present_values([v])[1];
 CREATE OR REPLACE MACRO decimal_of(v) AS
   regexp_replace(regexp_replace(regexp_replace(regexp_replace(v,
@@ -90,7 +90,7 @@ CREATE OR REPLACE MACRO one_way(v) AS CASE
   WHEN v IN ('True', 'TRUE') THEN 'true' WHEN v IN ('False', 'FALSE') THEN 'false'
   ELSE v END;
 CREATE OR REPLACE MACRO canonical_values(l) AS list_transform(l, lambda v: CASE
-  WHEN regexp_full_match(v, '{_PLAIN}') AND NOT list_contains({sql.texts(_WORDS)}, v)
+  WHEN regexp_full_match(v, '{_PLAIN}') AND NOT list_contains([{sql.texts(_WORDS)}], v)
   THEN v
   ELSE list_transform(present_values([v]), lambda x: one_way(x))[1] END);
 CREATE OR REPLACE MACRO canonical(v) AS canonical_values([v])[1];
@@ -189,7 +189,7 @@ class Column:
             check += f" AND {self._within(made.value)}"
             rule = "must be from {:g} to {:g}".format(*self.bounds)
         if self.texts:
-            check += f" AND {made.value} IN ({_listed(self.texts)})"
+            check += f" AND {made.value} IN ({sql.texts(self.texts)})"
             rule = f"must be one of {', '.join(self.texts)}"
         if self.required:
             check += f" AND {made.value} IS NOT NULL"
@@ -207,16 +207,15 @@ class Column:
             return f"present({raw})"
         text = raw if self.text else f"trim({raw}, {sql.text(BLANKS)})"
         missing = _EMPTY if self.missing is None else self.missing
-        return f"CASE WHEN {text} NOT IN ({_listed(missing)}) THEN {text} END"
+        return f"CASE WHEN {text} NOT IN ({sql.texts(missing)}) THEN {text} END"
 
     def _integer(self, raw: str, type_: str) -> Typed:
         if type_ in _INTEGERS:
             return Typed(f"({raw})::BIGINT", "true", "must be an integer")
         if type_ != "VARCHAR":
             raise DataError(f"type is {type_}, must be integers")
-        given = (
-            f"CASE WHEN {raw} NOT IN ({_listed(self.missing or _EMPTY)}) THEN {raw} END"
-        )
+        missing = sql.texts(self.missing or _EMPTY)
+        given = f"CASE WHEN {raw} NOT IN ({missing}) THEN {raw} END"
         value = f"TRY_CAST({given} AS BIGINT)"
         # The text of most integers is that of DuckDB; patterns cost more time.
         exact = f"coalesce({value}::VARCHAR = {given}, {given} IS NULL)"
@@ -418,7 +417,3 @@ def split_named(name: str) -> int | None:
     """Returns the number of the split that a name begins with, if there is one."""
     numbers = (n for start, n in _SPLITS.items() if name.lower().startswith(start))
     return next(numbers, None)
-
-
-def _listed(values: tuple[str, ...]) -> str:
-    return ", ".join(map(sql.text, values))

@@ -16,6 +16,7 @@ from rich.table import Table
 from embark_jax._base.devices import has_gpu
 from embark_jax._base.memory import bytes_text
 from embark_jax.config import ExperimentConfig, tasks_of
+from embark_jax.data import Description
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.planner.cost.work import PHASES
 from embark_jax.plans import fleet as fleets
@@ -63,9 +64,8 @@ def dry_run(
     fleet = machines(config)
     is_absent = is_of_gpus and not (has_gpu() and jax.device_count() >= fleet.devices)
     RunFolder(workdir).open(resume=False)
-    planned = experiment.plan_model(config)
-    if planned.without_data:
-        setup = _described(config, planned.plan, plan_file)
+    if (absent := source_of(config).absent()) is not None:
+        setup = _described(config, absent, plan_file)
         tell("the data are not here: tables and features are those of the config")
     else:
         setup = experiment.build(config, plan_file)
@@ -89,14 +89,14 @@ def dry_run(
 
 
 def _described(
-    config: ExperimentConfig, plan: Plan, plan_file: Path | None
+    config: ExperimentConfig, absent: Description, plan_file: Path | None
 ) -> Experiment:
     """Returns the experiment of data that are not here."""
-    absent = source_of(config).absent()
-    assert absent is not None
     description = with_negatives(config, absent)
     tables, features = merged_model(config, description)
-    if plan_file is not None:
+    if plan_file is None:
+        plan = experiment.plan_model(config).plan
+    else:
         plan = read_plan(plan_file, config, tables, features)
     no_data = cast(Any, None)
     return Experiment(config, description, tables, features, plan, no_data)

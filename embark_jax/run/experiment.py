@@ -12,7 +12,6 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from embark_jax import models
-from embark_jax._base.agreement import RESUMED, parts
 from embark_jax._base.config import ConfigError, config_error_at, nearest
 from embark_jax.config import (
     ExperimentConfig,
@@ -99,8 +98,9 @@ class Experiment:
         return self.first_step + max(1, samples // options.batch_size)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What others are compared with, by the tables of ``_base/agreement.py``."""
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint says of its run, and is compared in by the tables of
+        ``_base/agreement.py``; plan and mesh are no part of it."""
         config, values = self.config, self.description.values
         train: dict[str, Any] = {"batch_size": config.train.batch_size}
         if self.first_step:
@@ -123,11 +123,6 @@ class Experiment:
             "data": self.description.order,
             "train": train,
         }
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a checkpoint says of its run, which plan and mesh are no part of."""
-        return parts(self.facts, RESUMED)
 
     @property
     def windows(self) -> WindowsData | None:
@@ -359,18 +354,14 @@ def _checked_dataset(config: ExperimentConfig, first_step: int = 0) -> ModelData
         import_named(own.function)  # now, not at the first evaluation
         if own.groups is not None:
             check_groups(found[3], own.groups, f"train.metrics.{name}.groups:")
-    if config.train.eval_every and not _has_held_out(dataset):
-        raise ConfigError(
-            "train.eval_every: the data have neither a validation nor a test set; "
-            "leave it out"
-        )
+    if config.train.eval_every:
+        held_out = dataset.validation_batches(1) or dataset.test_batches(1)
+        if next(held_out, None) is None:
+            raise ConfigError(
+                "train.eval_every: the data have neither a validation nor a test set; "
+                "leave it out"
+            )
     return found
-
-
-def _has_held_out(dataset: Dataset) -> bool:
-    """Returns whether there are samples that a run can be evaluated on."""
-    batches = dataset.validation_batches(1) or dataset.test_batches(1)
-    return next(batches, None) is not None
 
 
 def _implementation(config: ExperimentConfig) -> str | None:

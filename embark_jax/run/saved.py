@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from embark_jax._base.agreement import differences, parts
 from embark_jax._base.config import ConfigError
@@ -75,7 +74,9 @@ class SavedRun:
         path = checkpoints.checkpoint(checkpoints.chosen_steps(self.step)[0])
         with undamaged(path):
             saved = SavedCheckpoint(path)
-        ours = self._facts()
+        ours = facts_of_model(self.config)
+        if (self.folder / ENCODING / FILE_NAME).exists():
+            ours["values"] = read_encoding(self.folder / ENCODING).manifest.meaning()
         theirs = parts(saved.contents.identity, list(ours))
         if lines := differences(theirs, ours, "in the checkpoint"):
             lines.insert(0, f"{path}: was not trained by the files of its run:")
@@ -85,13 +86,6 @@ class SavedRun:
                 "has) must be those that trained it"
             )
         return saved
-
-    def _facts(self) -> dict[str, Any]:
-        """What the files say of the model in the checkpoint."""
-        facts = facts_of_model(self.config)
-        if (self.folder / ENCODING / FILE_NAME).exists():
-            facts["values"] = read_encoding(self.folder / ENCODING).manifest.meaning()
-        return facts
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 
 from embark_jax import planner, simulator
-from embark_jax.config.table_lists import load_table_list
+from embark_jax.config.reading import load_table_list
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
 from experiments.embark_table1.job import Job, job_of_list

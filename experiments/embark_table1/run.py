@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from embark_jax.config.table_lists import load_table_list
+from embark_jax.config.reading import load_table_list
 from embark_jax.plans import fleet
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.system import simulate_ablation

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embark_jax.config.table_lists import load_table_list
+from embark_jax.config.reading import load_table_list
 
 ZIPF_EXPONENT = 1.1
 TABLE_BYTES = 20 * 2**30  # far beyond any cache

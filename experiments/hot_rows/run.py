@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax import planner
-from embark_jax.config.table_lists import load_table_list
+from embark_jax.config.reading import load_table_list
 from embark_jax.plans import fleet
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.plan import Plan

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from embark_jax.config.table_lists import load_table_list
+from embark_jax.config.reading import load_table_list
 from embark_jax.planner import (
     Workload,
     plan,

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from embark_jax._base.config import ConfigError
-from embark_jax.config.table_lists import load_table_list, read_table_list
+from embark_jax.config.reading import load_table_list
+from embark_jax.config.table_lists import read_table_list
 from embark_jax.planner.request.workload import events_of_device
 from embark_jax.plans import fleet
 from embark_jax.plans.tables import FeatureSpec, TableSpec

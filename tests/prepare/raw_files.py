@@ -1,6 +1,8 @@
 """Raw files as users have them, and what is prepared of them."""
 
 import csv
+import re
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,28 @@ def write_table(path: Path, rows: list[dict]) -> Path:
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+MISSING = {"", "NULL", "null", "NaN", "nan", "None", "\\N", "NA", "N/A", "<NA>"}
+
+
+def value(text: str) -> str | None:
+    """A value as the page on preparation says."""
+    text = text.strip(" \t\r\n\v\f\u00a0")
+    if text in MISSING:
+        return None
+    if text in ("True", "TRUE", "False", "FALSE"):
+        return text.lower()
+    if re.fullmatch(r"-?\d(\.\d+)?e-\d\d\d?", text, re.ASCII):
+        text = f"{Decimal(text):f}"
+    if not (number := re.fullmatch(r"([+-]?)(\d*)\.?(\d*)", text, re.ASCII)):
+        return text
+    sign, whole, part = number.groups()
+    if not whole and not part:
+        return text
+    whole, part = whole.lstrip("0") or "0", part.rstrip("0")
+    digits = f"{whole}.{part}" if part else whole
+    return f"-{digits}" if sign == "-" and digits != "0" else digits
 
 
 def criteo_lines(count: int, seed: int = 0) -> list[str]:

@@ -17,8 +17,7 @@ from embark_jax.data import DataError, PreparedData
 from embark_jax.data.encoding import save_encoding
 from embark_jax.prepare import encode, histories
 from embark_jax.prepare.raw_rows import RowEncoder
-from tests.prepare.raw_files import prepared, write_table
-from tests.prepare.test_oracle import value
+from tests.prepare.raw_files import prepared, value, write_table
 from tests.thorough import thorough
 
 ODD = ["007", "7", "7.0", "é", "e\u0301", "NA", "-5", str(2**63), "a,b", 'q"', " pad"]
@@ -76,13 +75,14 @@ def write(folder: Path, lines: list[dict[str, Any]], files: int) -> Path:
 
 
 class Case(NamedTuple):
-    """What is asked for: of histories, negatives, split, counts and texts."""
+    """What is asked for: of histories, negatives, split, counts, texts and hashes."""
 
     history: dict[str, Any]
     negatives: dict[str, Any] | None
     split: str
     min_count: int
     text: bool
+    hashed: bool
 
     @classmethod
     def of(cls, seed: int) -> "Case":
@@ -95,7 +95,8 @@ class Case(NamedTuple):
         negatives["unseen"] = draw.random() < 0.5
         split = draw.choice(["none", "leave-one-out", "random=0.3"])
         chosen = negatives if draw.random() < 0.5 else None
-        return cls(history, chosen, split, draw.choice([1, 2]), draw.random() < 0.4)
+        text, hashed = draw.random() < 0.4, chosen is None and draw.random() < 0.5
+        return cls(history, chosen, split, draw.choice([1, 2]), text, hashed)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -207,12 +208,22 @@ class Expected:
             )
         return found
 
-    def numbered(self, name: str) -> dict[str | None, int]:
-        """The ids of a table: of missing values, and of the frequent ones in order."""
+    def known(self, name: str) -> list[str]:
+        """The values of a vocabulary: the frequent ones, in order."""
         counts = self.counts[name]
-        known = sorted(counts, key=lambda v: (-counts[v], v.encode()))
-        known = [v for v in known if counts[v] >= self.case.min_count]
-        return {None: 0} | {v: 2 + place for place, v in enumerate(known)}
+        in_order = sorted(counts, key=lambda v: (-counts[v], v.encode()))
+        return [v for v in in_order if counts[v] >= self.case.min_count]
+
+    def ids(self, name: str, values: list[str | None]) -> list[int]:
+        if name == "both" and self.case.hashed:
+            texts = [v and hashlib.md5(v.encode()).digest()[8:] for v in values]
+            numbers = [t and 1 + int.from_bytes(t, "little") % 49 for t in texts]
+            return [number or 0 for number in numbers]
+        table = {v: 2 + place for place, v in enumerate(self.known(name))}
+        return [0 if v is None else table.get(v, 1) for v in values]
+
+    def ids_of(self, name: str, rows: list[int]) -> list[int]:
+        return self.ids(name, [self.values[name][row][0] for row in rows])
 
 
 def bag(ids: Any) -> list[int]:
@@ -221,10 +232,8 @@ def bag(ids: Any) -> list[int]:
 
 def check_samples(data: PreparedData, lines: list, expected: Expected) -> list[dict]:
     """Compares all samples; returns the ids of each line that is one."""
-    numbered = {name: expected.numbered(name) for name in data.table_rows}
-    for name, ids in numbered.items():
-        known = read_arrow(data.folder / "vocabulary" / f"{name}.arrow")["key"]
-        assert known.to_pylist() == [*ids][1:]
+    for file in (data.folder / "vocabulary").iterdir():
+        assert read_arrow(file)["key"].to_pylist() == expected.known(file.stem)
     ids_of: list[dict] = [{} for _ in lines]
     for number, split in enumerate(SPLITS):
         rows = [r for r in range(len(lines)) if expected.split[r] == number]
@@ -238,12 +247,11 @@ def check_samples(data: PreparedData, lines: list, expected: Expected) -> list[d
         for place, (row, of) in enumerate(samples):
             (batch,), item = batches, row if of is None else of
             ids = {name: bag(each[place]) for name, each in batch.ids.items()}
-            for name, table in numbered.items():
+            for name in data.table_rows:
                 values = expected.values[name][item if name in PAST else row]
-                assert ids[name] == [table.get(v, 1) for v in values], (row, name)
+                assert ids[name] == expected.ids(name, values), (row, name)
             for name in PAST:
-                past = [expected.values[name][other][0] for other in expected.past[row]]
-                assert ids[f"past_{name}"] == [numbered[name].get(v, 1) for v in past]
+                assert ids[f"past_{name}"] == expected.ids_of(name, expected.past[row])
             assert batch.labels[place] == (of is None and expected.labels[row])
             scores = [
                 float(score) for score in lines[row]["scores"].split(";") if score
@@ -265,7 +273,8 @@ def test_logs_become_what_python_makes_of_them(tmp_path, monkeypatch, seed):
     log = write(tmp_path / "log.csv", lines, files)
     lines = [line for number in range(files) for line in lines[number::files]]
     expected = Expected(lines, case)
-    options = {"split": case.split, "min_count": case.min_count}
+    options: dict[str, Any] = {"split": case.split, "min_count": case.min_count}
+    options["hash_columns"] = {"both": 50} if case.hashed else {}
     data = prepared(log, tmp_path / "out", case.columns, **options)
     ids = check_samples(data, lines, expected)
 
@@ -287,12 +296,9 @@ def test_logs_become_what_python_makes_of_them(tmp_path, monkeypatch, seed):
     for place, row in enumerate(rows):
         events = sorted(expected.of_user[expected.users[row]])
         for name in PAST:
-            table = expected.numbered(name)
-            past = [expected.values[name][other][0] for _, other in events]
-            last = past[-case.history["longest"] :]
-            assert bag(batch.ids[f"past_{name}"][place]) == [
-                table.get(v, 1) for v in last
-            ]
+            past = [other for _, other in events[-case.history["longest"] :]]
+            found = bag(batch.ids[f"past_{name}"][place])
+            assert found == expected.ids_of(name, past)
 
 
 def test_a_user_who_has_seen_everything_is_refused(tmp_path):
@@ -323,3 +329,16 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, scores, message):
     columns["weights"] = {"tag": "scores"}
     with pytest.raises(DataError, match=r"weights\.tag: is no feature; did you mean"):
         prepared(path, tmp_path / "o", columns, split="none")
+
+
+@pytest.mark.parametrize(
+    ("cross", "message"),
+    [
+        ({"user": ["user", "hour"]}, "column 'user' is there, and a cross, too"),
+        ({"x": ["user", "our"]}, "cross.x: 'our' is no feature of .*did you mean"),
+    ],
+)
+def test_crosses_that_cannot_be(tmp_path, cross, message):
+    path = write_table(tmp_path / "rows.csv", [{"label": 1, "user": "a", "hour": 1}])
+    with pytest.raises(DataError, match=message):
+        prepared(path, tmp_path / "out", {"cross": cross})

@@ -4,20 +4,17 @@ values, ids and numbers."""
 import csv
 import gzip
 import io
-import re
 from collections import Counter
-from decimal import Decimal
 
 import numpy as np
 import pytest
 
 from embark_jax._base.files import read_arrow
-from tests.prepare.raw_files import prepared
+from tests.prepare.raw_files import prepared, value
 from tests.thorough import thorough
 
 HEADER = "label,a,b,price,tags\n"
 COLUMNS = {"dense": {"price": {}}, "features": {"tags": {"separator": "|"}}}
-MISSING = {"", "NULL", "null", "NaN", "nan", "None", "\\N", "NA", "N/A", "<NA>"}
 CASES = {
     "plain": "1,x,y,1.5,p|q\n0,y,x,2,q\n",
     "a separator in quotes": '1,"x,y",z,1,"p|q,r"\n',
@@ -79,25 +76,6 @@ QUICK = [
     for each in CASES_OF_FORMS
     if each[1] != "CRLF, BOM" or each[0] in ENDS_OF_LINES
 ]
-
-
-def value(text: str) -> str | None:
-    """A value as the page on preparation says."""
-    text = text.strip(" \t\r\n\v\f\u00a0")
-    if text in MISSING:
-        return None
-    if text in ("True", "TRUE", "False", "FALSE"):
-        return text.lower()
-    if re.fullmatch(r"-?\d(\.\d+)?e-\d\d\d?", text, re.ASCII):
-        text = f"{Decimal(text):f}"
-    if not (number := re.fullmatch(r"([+-]?)(\d*)\.?(\d*)", text, re.ASCII)):
-        return text
-    sign, whole, part = number.groups()
-    if not whole and not part:
-        return text
-    whole, part = whole.lstrip("0") or "0", part.rstrip("0")
-    digits = f"{whole}.{part}" if part else whole
-    return f"-{digits}" if sign == "-" and digits != "0" else digits
 
 
 def number(text: str) -> float:

@@ -3,7 +3,6 @@
 Rows of missing and of rare values are no items and no users.
 """
 
-
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score

@@ -159,7 +159,7 @@ def test_small_tables_need_no_settings(tmp_path):
     clusters = {p.table.name: (p.cluster, p.hot_rows) for p in placed}
     assert clusters == {"user": ("dp", 0), "item": ("ub", 200), "city": ("dp", 0)}
     hot_rows = {"user": 65536, "items": 200, "city": 20}
-    assert setup.facts["train"]["hot_rows"] == hot_rows
+    assert setup.identity["train"]["hot_rows"] == hot_rows
     path.write_text(text.replace("65536", "65537"))
     with pytest.raises(ConfigError, match=r"1 have no hot rows.*: user; give"):
         experiment.build(reading.load(path, [hot]))
