@@ -57,14 +57,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise DataError(f"{path}: is a file, must be a folder; take another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.part")
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), blocking=False)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise DataError(
-            f"{path}: another command writes it now; wait for its end, or take another "
-            "--out"
-        ) from None
+    told = "another command writes it now; wait for its end, or take another --out"
+    lock = locked(path.with_name(f".{path.name}.lock"), DataError(f"{path}: {told}"))
     try:
         if path.exists():
             if any(path.iterdir()):
@@ -80,6 +74,17 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+
+
+def locked(path: Path, error: Exception) -> filelock.BaseFileLock:
+    """Returns a lock, which keeps others out while it is there; raises ``error`` if one
+    of them has it."""
+    lock = filelock.FileLock(path, blocking=False, thread_local=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise error from None
+    return lock
 
 
 def read_json(path: Path, remedy: str) -> Any:

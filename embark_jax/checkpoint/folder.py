@@ -16,6 +16,7 @@ import filelock
 from etils import epath
 
 from embark_jax._base.bucket_copy import bucket_folder, check_writable
+from embark_jax._base.files import locked
 from embark_jax._base.object_store import file_system_or_bucket, in_bucket, reached
 from embark_jax.checkpoint.contents import ARRAYS
 from embark_jax.checkpoint.errors import CheckpointError
@@ -54,14 +55,9 @@ class CheckpointFolder:
             check_writable(self.path)
         else:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = filelock.FileLock(self.path / ".lock", thread_local=False)
-            try:
-                self._lock.acquire(blocking=False)
-            except filelock.Timeout:
-                raise CheckpointError(
-                    f"{self.path}: another run writes its checkpoints here; stop it, "
-                    "or use another --workdir"
-                ) from None
+            told = "another run writes its checkpoints here; stop it, or use another"
+            error = CheckpointError(f"{self.path}: {told} --workdir")
+            self._lock = locked(Path(self.path / ".lock"), error)
         self.clear()
 
     def release(self) -> None:

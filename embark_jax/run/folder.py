@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from embark_jax._base.agreement import differences
 from embark_jax._base.bucket_copy import (
     WRITTEN,
@@ -20,7 +18,7 @@ from embark_jax._base.bucket_copy import (
     local_copy,
 )
 from embark_jax._base.config import ConfigError
-from embark_jax._base.files import replacing
+from embark_jax._base.files import locked, replacing
 from embark_jax._base.object_store import StorageError, file_system_or_bucket, in_bucket
 from embark_jax.config import ExperimentConfig, reading
 
@@ -124,14 +122,8 @@ class RunFolder:
         goes."""
         self.files.parent.mkdir(parents=True, exist_ok=True)
         path = self.files.with_name(f"{self.files.name}.writer")
-        self._lock = filelock.FileLock(path, blocking=False, thread_local=False)
-        try:
-            self._lock.acquire()
-        except filelock.Timeout:
-            raise StorageError(
-                f"{self.path}: another run writes here; stop it, or use another "
-                "--workdir"
-            ) from None
+        told = "another run writes here; stop it, or use another --workdir"
+        self._lock = locked(path, StorageError(f"{self.path}: {told}"))
 
     def publish(self) -> None:
         """Copies files that have changed to the bucket, if the folder is in one.
