@@ -185,7 +185,6 @@ class Experiment:
             )
         if isinstance(model, RetrievalModel):
             _check_deciding(config.train)
-            _check_answer(model, self.description)
         if config.train.retrieval is not None:
             _check_retrieval(config.train.retrieval, model, self)
         return model
@@ -236,19 +235,14 @@ def _check_retrieval(config: RetrievalConfig, model: Model, setup: Experiment) -
         )
 
 
-def _check_answer(model: RetrievalModel, data: Description) -> None:
-    """Raises ``ConfigError`` if the vector of a user is made of what histories have of
-    the item that is to be found."""
+def of_the_event(model: RetrievalModel, data: Description) -> list[str]:
+    """Returns what a user's vector is made of that is of the event whose item is to be
+    found, as histories have it: it may tell the item."""
     columns = data.values and data.values.manifest.columns
-    if not columns or not columns.history:
-        return
-    if told := [n for n in columns.history.columns if n not in model.item_features]:
-        raise ConfigError(
-            f"model: {', '.join(told)} is of the event whose {model.item} is to be "
-            "found, and would tell it: prepare the data with history.columns="
-            f"[{model.item}] and ignore=[{', '.join(told)}], or take a model that "
-            "ranks, such as din"
-        )
+    history = columns.history if columns else None
+    return (
+        [n for n in history.columns if n not in model.item_features] if history else []
+    )
 
 
 def _check_deciding(config: TrainConfig) -> None:

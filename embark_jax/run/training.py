@@ -90,8 +90,15 @@ def train(
     trainer = setup.trainer()
     if trainer.cached is not None:
         trainer.cached.report = tell
-    if isinstance(trainer.model, RetrievalModel) and config.train.retrieval is None:
-        tell("train.retrieval={} measures HR@10 and NDCG@10 over all items, too")
+    if isinstance(trainer.model, RetrievalModel):
+        if config.train.retrieval is None:
+            tell("train.retrieval={} measures HR@10 and NDCG@10 over all items, too")
+        for name in experiment.of_the_event(trainer.model, setup.description):
+            tell(
+                f"warning: {name} is of the event whose {trainer.model.item} is to be "
+                "found: if it tells of the item, hit rates are too high; prepare the "
+                f"data without it in history.columns, and ignore=[{name}]"
+            )
     with Checkpointer(
         folder.checkpoints,
         setup.identity,
