@@ -133,7 +133,7 @@ def test_vectors_are_those_that_are_compared(trained):
 
 
 def test_seen_items_of_a_file_are_left_out(trained, tmp_path):
-    views = [{"user": "u1", "film": f"f{i:03}"} for i in range(55)]
+    views = [{"user": " u1", "film": f"f{i:03}"} for i in range(55)]
     seen = write_table(tmp_path / "seen.csv", views)
     arguments = "--in", trained.new, "--out", tmp_path / "top.jsonl", "--k", 60
     done("recommend", trained.run, *arguments, "--seen", seen, "--user", "user")

@@ -69,7 +69,7 @@ def predict(
         raise ConfigError(
             f"--keep {taken[0]}: the {what} has this name; rename the column"
         )
-    kept = scorer.kept(rows, keep) if keep else None
+    kept = scorer.rows.kept(rows, keep) if keep else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         probabilities, metrics = scorer.evaluate(rows)
@@ -84,7 +84,7 @@ def predict(
         write_table(table, out)
     for warning in caught:
         say(f"warning: {warning.message}")
-    for name, count in scorer.cut.items():
+    for name, count in scorer.rows.cut.items():
         if count:
             say(
                 f"warning: {name}: left out {count:,} values of lists that are too long"

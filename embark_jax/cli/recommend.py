@@ -88,7 +88,7 @@ def recommend(
     scorer = load_scorer(folder, step, trust_code=trust_code)
     if log is not None:
         scorer.read_log(log)
-    users = None if user is None else scorer.kept(rows, [user])[user].to_pylist()
+    users = None if user is None else scorer.rows.kept(rows, [user])[user].to_pylist()
     hidden: Any = exclude
     if seen is not None:
         hidden = _seen_by(scorer, seen, user, users)
@@ -100,11 +100,17 @@ def recommend(
 
 def _seen_by(scorer: Scorer, path: Path, user: Any, users: Any) -> list[list[Any]]:
     """Returns the items that a file has of the user of each row."""
-    table = scorer.kept(path, [user, scorer.item])
-    items_of_user = defaultdict(list)
-    for name, item in zip(*(each.to_pylist() for each in table.columns), strict=True):
-        items_of_user[str(name)].append(item)
-    return [items_of_user[str(name)] for name in users]
+    table, items_of_user = (
+        scorer.rows.kept(path, [user, scorer.item]),
+        defaultdict(list),
+    )
+    names, items = (
+        scorer.rows.written(user, table[user]),
+        table[scorer.item].to_pylist(),
+    )
+    for name, item in zip(names, items, strict=True):
+        items_of_user[name].append(item)
+    return [items_of_user[name] for name in scorer.rows.written(user, users)]
 
 
 def _table(

@@ -4,13 +4,12 @@ export."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from embark_jax._base.config import ConfigError
 from embark_jax.data import Batch
@@ -36,6 +35,7 @@ class Scorer:
       model: scores batches.
 
     Attributes:
+      rows: as given.
       tasks: names of the model's tasks, if it has several.
       ranks_items: whether scores order items, and are no probabilities.
       step: step of the model.
@@ -44,7 +44,7 @@ class Scorer:
     def __init__(self, rows: RowEncoder, model: IdScorer):
         self.tasks, self.step = rows.labels, model.step
         self.ranks_items = model.ranks_items
-        self._rows, self._model = rows, model
+        self.rows, self._model = rows, model
         model.dense_names = rows.dense
 
     @property
@@ -60,7 +60,7 @@ class Scorer:
           DataError: if the data had no history, or one with pools or ages, or the log
             lacks a column or has a bad line.
         """
-        self._rows.read_log(Path(log))
+        self.rows.read_log(Path(log))
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns probabilities of label 1, float64 ``[rows]`` in the order of the
@@ -120,7 +120,7 @@ class Scorer:
     def _items(self) -> tuple[dict[int, Any], np.ndarray, np.ndarray]:
         """The values of items by id, and the ids and vectors in the same order."""
         ids, vectors = self._model.item_vectors()
-        known_ids, values = self._rows.values(self.item)
+        known_ids, values = self.rows.values(self.item)
         known = np.isin(ids, known_ids)
         value_of = dict(zip(known_ids.tolist(), values, strict=True))
         by_id = {i: value_of[i] for i in ids[known].tolist()}
@@ -182,12 +182,12 @@ class Scorer:
         flat = [value for values in lists for value in values]
         if flat:
             mask = np.arange(ids.shape[1]) < np.array(lengths)[:, None]
-            ids[mask] = self._rows.ids(self.item, flat)
+            ids[mask] = self.rows.ids(self.item, flat)
         return ids
 
     def _users(self, rows: Any) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yields vectors of users, and their batch."""
-        for batch, _ in self._rows.batches(rows, [self.item]):
+        for batch, _ in self.rows.batches(rows, [self.item]):
             yield self._model.score(batch, self._model.towers.users), batch
 
     def vectors(
@@ -207,9 +207,9 @@ class Scorer:
         Raises:
           DataError: if there is no such feature, or a value breaks a rule.
         """
-        ids = self._rows.ids(feature, values)
+        ids = self.rows.ids(feature, values)
         table = self._model.table_of(feature)
-        known = ids >= self._rows.first(feature)
+        known = ids >= self.rows.first(feature)
         if table.keys is not None:
             known &= np.isin(ids, table.keys)
         return table[np.maximum(ids, 0)], known
@@ -217,24 +217,11 @@ class Scorer:
     def _scored(self, rows: Any) -> tuple[np.ndarray, list[tuple[Batch, bool]]]:
         """Returns log odds in float64, batches, and whether these have labels."""
         logits, batches = [np.empty((0, len(self.tasks)) if self.tasks else 0)], []
-        for batch, has_labels in self._rows.batches(rows):
+        for batch, has_labels in self.rows.batches(rows):
             batches.append((batch, has_labels))
             if len(batch):
                 logits.append(self._model.score(batch))
         return np.concatenate(logits), batches
-
-    def kept(self, rows: str | Path, names: Sequence[str]) -> pa.Table:
-        """Returns columns of files, one row for each that ``predict`` scores.
-
-        Raises:
-          DataError: if there is no such column.
-        """
-        return self._rows.kept(Path(rows), names)
-
-    @property
-    def cut(self) -> Mapping[str, int]:
-        """For each feature, how many values of too long lists were left out so far."""
-        return self._rows.cut
 
 
 def load_scorer(

@@ -216,6 +216,15 @@ class RowEncoder:
             return ids, ids.tolist()
         return ids, self._values.keys(of_feature.table).to_pylist()
 
+    def written(self, column: str, values: Any) -> list[str | None]:
+        """Returns values of a column as texts, equal ones alike: 007 and 7 are one,
+        unless the column has texts as they are."""
+        described = self._columns.features.get(column)
+        is_text = described.text if described else self._columns.user_text
+        made = "v::VARCHAR" if is_text else "canonical(v::VARCHAR)"
+        query, given = f"SELECT {made} AS v FROM given", pa.table({"v": values})
+        return self._database.table(query, given=given)["v"].to_pylist()
+
     def first(self, feature: str) -> int:
         """Returns the first id of a feature that stands for a value."""
         return self._encoder.categories[feature][1].first
