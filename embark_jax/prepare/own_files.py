@@ -160,7 +160,10 @@ def _recipe(raw: Path, paths: Sequence[Path], columns: Columns) -> Recipe:
     if user_text is None:
         user_text = columns.user in texts
     columns = columns.model_copy(
-        update={"features": columns.features | features, "user_text": user_text}
+        update={
+            "features": {**columns.features, **features},
+            "user_text": user_text,
+        }
     )
     split_column = columns.split_column
     of_files = None if columns.time or split_column else _splits_of_files(paths)
