@@ -177,9 +177,10 @@ def show(found: Mapping[str, Mapping[str, Times]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
+    cases = parser.parse_args().cases
     allow_absent_gpus()
     found = json.loads(OUT.read_text()) if OUT.exists() else {}
-    for case in parser.parse_args().cases:
+    for case in cases:
         found[case] = compare(*CASES[case])
         OUT.write_text(json.dumps(found, indent=1) + "\n")
     show({case: found[case] for case in CASES if case in found})
