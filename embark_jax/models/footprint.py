@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,7 +14,7 @@ from flax import nnx
 from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
-from embark_jax.models.interface import JoinedModel, Packed, PackedModel
+from embark_jax.models.interface import Joined, JoinedModel, Packed, PackedModel
 from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.products import Product
@@ -29,18 +30,15 @@ class Footprint(NamedTuple):
     Attributes:
       parameters: number of parameters of all layers.
       kept_bytes: bytes per sample that backward needs from forward.
-      peak_bytes: bytes per sample that are there at once, if the layers are of packed
-        sequences or on a single device: XLA makes the gradients of one such layer after
-        the other, where those of others, which are summed over devices, all exist
-        together with what is kept; or if samples are each other's negatives, whose
-        scores count, too.
+      activation_bytes: bytes per sample that are there at once at most, beside the
+        embeddings or their gradients.
       products: matrix products of forward, if they are wanted.
       embedding_dtype: name of the data type in which it takes pooled embeddings.
     """
 
     parameters: int
     kept_bytes: int
-    peak_bytes: int | None = None
+    activation_bytes: float
     products: tuple[Product, ...] = ()
     embedding_dtype: str = "float32"
 
@@ -52,6 +50,7 @@ def footprint(
     events: Mapping[str, float] | None = None,
     samples: int = SAMPLES,
     *,
+    divided: Collection[str] = (),
     multiplied: bool = False,
     alone: bool = False,
 ) -> Footprint:
@@ -63,8 +62,12 @@ def footprint(
         the longest.
       samples: samples that go through the layers together, on all devices: those of
         models with negatives of the batch are compared with each other.
+      divided: pooled features whose gradients are divided by numbers of ids: on several
+        devices both stay until it is known that a step is applied.
       multiplied: whether its products are wanted.
-      alone: whether it is on a single device.
+      alone: whether it is on a single device. On several, gradients of parameters are
+        summed together, and XLA makes them when all others are there; but layers over
+        packed sequences one after the other.
     """
     model = nnx.eval_shape(
         lambda: build(config, embedding_shapes, dense_features, nnx.Rngs(0))
@@ -88,6 +91,16 @@ def footprint(
         ids, spans = (_array(n, dtype=jnp.int32) for n in (total, batch))
         return Packed(_array(total, dim), ids, *[spans] * 3, longest=longest)
 
+    def embeddings_of(batch: int) -> Any:
+        """Returns the embeddings of samples, as a step gives them to the model."""
+        names, different = sorted(embedding_shapes), {*embedding_shapes.values()}
+        (*rows, dim), *others = different
+        if not isinstance(model, JoinedModel) or others or rows:
+            return {name: embedding(name, batch) for name in names}
+        room = 0 if model.beside % dim else model.beside // dim
+        values = _array(batch, room + len(names), dim, dtype=model.compute_dtype)
+        return Joined(values, tuple(names), room)
+
     def gradients(held, *inputs):
         params, state = held
 
@@ -98,37 +111,53 @@ def footprint(
                 return module.loss(embeddings, _batch_of(dense, embeddings))[0].sum()
             return apply(params, state, dense, embeddings).sum()
 
-        return jax.grad(total, (0, 1, 2), allow_int=True)(params, *inputs)
+        loss, (of_params, of_rows) = jax.value_and_grad(total, (0, 2), allow_int=True)(
+            params, *inputs
+        )
+        if isinstance(of_rows, Joined):
+            of_rows = {min(divided, default=""): of_rows}
+        means = {
+            name: jax.tree.map(lambda x: x / 2, of_rows[name])
+            for name in of_rows
+            if name in divided
+        }
+        return loss, of_params, {**of_rows, **means} if alone else (of_rows, means)
 
     def forward(held, dense, embeddings):
         return apply(*held, dense, embeddings)
 
-    def of_samples(
-        found: Callable[..., T], function: Callable[..., Any]
-    ) -> Iterator[T]:
-        """Returns what there is of ``SAMPLES``, of twice as many, and of all."""
+    def of_samples(found: Callable[..., T]) -> Iterator[T]:
+        """Yields what there is of ``SAMPLES``, of twice as many, and of all."""
         for batch in (SAMPLES, 2 * SAMPLES, samples):
-            embeddings = {name: embedding(name, batch) for name in embedding_shapes}
             dense = _array(batch, dense_features)
-            yield found(function, (params, state), dense, embeddings)
+            yield found((params, state), dense, embeddings_of(batch))
 
-    def bytes_of(found: Callable[..., int], function: Callable[..., Any]) -> int:
+    def bytes_of(found: Callable[..., int]) -> int:
         """Returns what there is of a sample; what does not grow with them is small."""
-        few, twice, all_samples = of_samples(found, function)
+        few, twice, all_samples = of_samples(found)
         return (all_samples - (2 * few - twice)) // samples
 
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    kept, peak, made = bytes_of(kept_bytes, backward), None, ()
-    if alone or isinstance(model, PackedModel | RetrievalModel):
-        peak = bytes_of(peak_bytes, gradients)
-        in_turn = alone or isinstance(model, PackedModel)
-        peak = peak if in_turn else max(peak, 2 * kept)
+    late = not (alone or isinstance(model, PackedModel))
+    of_parameters = len(jax.tree.leaves(params))
+    kept = bytes_of(functools.partial(kept_bytes, backward))
+    peak = bytes_of(functools.partial(peak_bytes, gradients, of_parameters, late))
+    made = ()
     if multiplied:
-        few, twice, _ = of_samples(products, forward)
+        few, twice, _ = of_samples(functools.partial(products, forward))
         pairs = zip(few, twice, strict=True)
         made = tuple(one for pair in pairs if (one := _of_sample(*pair)).times)
-    takes = model.compute_dtype if isinstance(model, JoinedModel) else "float32"
-    return Footprint(parameters, kept, peak, made, str(jnp.dtype(takes)))
+    takes = jnp.dtype(
+        model.compute_dtype if isinstance(model, JoinedModel) else "float32"
+    )
+    rows_bytes = sum(
+        (4 if name in divided else takes.itemsize)
+        * math.prod(shape)
+        * (events or {}).get(name, shape[0])
+        / shape[0]
+        for name, shape in embedding_shapes.items()
+    )
+    return Footprint(parameters, kept, max(0.0, peak - rows_bytes), made, str(takes))
 
 
 class _Batch(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from jax.extend.core import Jaxpr, Literal, Var
 PRODUCTS = {"dot_general", "ragged_dot", "conv_general_dilated"}
 ELEMENTWISE = {
     *("abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "copy"),
+    "concatenate",
     *("convert_element_type", "div", "eq", "erf", "erf_inv", "exp", "expand_dims"),
     *("expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log"),
     *("log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
@@ -31,6 +33,7 @@ ELEMENTWISE = {
         "select_n",
         "sign",
         "slice",
+        "split",
         "sqrt",
         "square",
     ),
@@ -56,17 +59,22 @@ class _Program:
     Attributes:
       operations: its operations, in order.
       sizes: bytes of its values, by number.
+      masks: numbers of those that are truth values.
     """
 
     def __init__(self):
         self.operations: list[_Operation] = []
         self.sizes: list[int] = []
+        self.masks: set[int] = set()
 
     def value(self, variable: Any) -> int:
         """Adds a value."""
         shaped = variable.aval
+        number = len(self.sizes)
         self.sizes.append(math.prod(shaped.shape) * shaped.dtype.itemsize)
-        return len(self.sizes) - 1
+        if shaped.dtype == bool:
+            self.masks.add(number)
+        return number
 
     def add(self, jaxpr: Jaxpr, numbers: dict[Var, int]) -> list[int | None]:
         """Adds the operations of a jaxpr, whose inputs have these numbers; those
@@ -92,10 +100,27 @@ class _Program:
                 outputs = [self.value(variable) for variable in equation.outvars]
                 own = [number for number in inputs if number is not None]
                 name = equation.primitive.name
+                if name == "dot_general" and 1 in (sizes := _sizes(equation)[1:]):
+                    # XLA multiplies, and adds, in the kernel that makes the operands.
+                    name = "mul" if sizes[2] == 1 else "reduce_sum"
                 self.operations.append(_Operation(name, own, outputs))  # pyright: ignore
             pairs = zip(equation.outvars, outputs, strict=True)
             numbers |= {v: n for v, n in pairs if n is not None}
         return numbered(jaxpr.outvars)
+
+    def ordered(self, loss: int | None, wanted: Iterable[int]) -> list[_Operation]:
+        """Returns the operations up to that which makes the loss, then those that some
+        values need, in their order, and the others after them."""
+        made = (i for i, each in enumerate(self.operations) if loss in each.outputs)
+        forward = next(made, -1) + 1
+        needed = set(wanted)
+        parts: tuple[list[_Operation], ...] = [], []
+        for operation in reversed(self.operations[forward:]):
+            is_other = needed.isdisjoint(operation.outputs)
+            parts[is_other].append(operation)
+            needed.update(() if is_other else operation.inputs)
+        backward = [operation for part in parts for operation in reversed(part)]
+        return self.operations[:forward] + backward
 
     def operands(self) -> set[int]:
         """Returns the values that products read."""
@@ -108,14 +133,14 @@ class _Program:
 
 def _flat(
     function: Callable[..., Any], held: Any, inputs: tuple[Any, ...]
-) -> tuple[_Program, set[int], set[int]]:
+) -> tuple[_Program, set[int], list[int | None]]:
     """Returns the program of ``(held, *inputs) -> …``, and the numbers of its inputs,
     but for what is held, and of its results."""
     jaxpr = jax.make_jaxpr(function)(held, *inputs).jaxpr
     program, there = _Program(), len(jax.tree.leaves(held))
     of_inputs = {variable: program.value(variable) for variable in jaxpr.invars[there:]}
     results = program.add(jaxpr, dict(of_inputs))
-    return program, set(of_inputs.values()), {n for n in results if n is not None}
+    return program, set(of_inputs.values()), results
 
 
 def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]:
@@ -131,11 +156,8 @@ def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]
         for equation in jaxpr.eqns:
             name, params = equation.primitive.name, equation.params
             if name == "dot_general":
-                (inner, _), (batch, _) = params["dimension_numbers"]
-                left, right = (_shape(variable) for variable in equation.invars)
-                k, b = (math.prod(left[i] for i in of) for of in (inner, batch))
-                sizes = (math.prod(shape) // (k * b) for shape in (left, right))
-                yield times * b, *sizes, k
+                batch, *sizes = _sizes(equation)
+                yield times * batch, *sizes
             length = params.get("length", 1)
             called = [[*found(each, times * length)] for each in _called(params)]
             if name == "cond":
@@ -145,8 +167,12 @@ def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]
     return [*found(jax.make_jaxpr(forward)(*inputs).jaxpr, 1)]
 
 
-def _shape(variable: Any) -> tuple[int, ...]:
-    return variable.aval.shape
+def _sizes(product: Any) -> tuple[int, int, int, int]:
+    """Returns the sizes of a product: batch, left, right, inner."""
+    (inner, _), (batch, _) = product.params["dimension_numbers"]
+    left, right = (variable.aval.shape for variable in product.invars)
+    k, b = (math.prod(left[i] for i in of) for of in (inner, batch))
+    return b, math.prod(left) // (k * b), math.prod(right) // (k * b), k
 
 
 def _called(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
@@ -166,7 +192,8 @@ def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
       held: trees of arrays that are there anyway, such as parameters.
       inputs: the other arguments, arrays or shapes.
     """
-    program, of_inputs, needed = _flat(backward, held, inputs)
+    program, of_inputs, results = _flat(backward, held, inputs)
+    needed = {number for number in results if number is not None}
     operands, sizes = program.operands(), program.sizes
     kept = needed & of_inputs
     # For each value the arrays that elementwise operations make it of.
@@ -185,45 +212,69 @@ def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
     return sum(sizes[number] for number in kept)
 
 
-def peak_bytes(gradients: Callable[..., Any], held: Any, *inputs: Any) -> int:
-    """Returns the bytes of the arrays that are there at once at most, besides inputs,
-    where operations run in the order in which they were traced. An elementwise result
-    lies where an operand of its size was that nothing reads any more; one that is
-    smaller than what it is made of, such as a mask, is kept in place of that.
+def peak_bytes(
+    gradients: Callable[..., Any], parameters: int, late: bool, held: Any, *inputs: Any
+) -> int:
+    """Returns the bytes of the arrays that are there at once at most, inputs included.
+
+    Operations run in the order in which they were traced. An elementwise result is made
+    where it is read, but as an array where a product reads it, or where it is smaller
+    than what would have to stay for it and was read anyway, such as a mask; it lies
+    where an operand of its size was that nothing reads any more.
 
     Args:
-      gradients: ``(held, *inputs) -> jax.grad(…)``.
+      gradients: ``(held, *inputs) -> loss, gradients`` of parameters and embeddings.
+      parameters: number of the former.
+      late: whether in backward what these alone need is done last, or what the latter
+        alone need.
       held, inputs: as for ``kept_bytes``.
     """
-    program, of_inputs, outputs = _flat(gradients, held, inputs)
+    program, of_inputs, results = _flat(gradients, held, inputs)
     operands, sizes = program.operands(), program.sizes
+    of_parameters, large = (
+        {number for number in some if number is not None}
+        for some in (results[1 : 1 + parameters], results[1 + parameters :])
+    )
+    operations = program.ordered(results[0], large if late else of_parameters)
+    end = len(operations)
+    made_large = max(
+        (i for i, each in enumerate(operations) if large.intersection(each.outputs)),
+        default=0,
+    )
+    readers = Counter(n for each in operations for n in each.inputs)
     sources = {number: {number} for number in of_inputs}
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
+    begin, last = dict.fromkeys(of_inputs, 0), dict.fromkeys(of_inputs, 0)
     made_here: list[tuple[int, set[int]]] = []
-    for time, (name, of_operation, results) in enumerate(program.operations):
+    shared: set[int] = set()  # made again of what others read, too
+    for time, (name, of_operation, made) in enumerate(operations):
         made_of = set().union(*(sources[number] for number in of_operation))
         last |= dict.fromkeys(made_of, time)
-        for number in results:
-            again = name in ELEMENTWISE and (number not in operands or name in VIEWS)
-            larger = sum(sizes[n] for n in made_of) > sizes[number]
-            if again and not larger:
+        is_shared = any(readers[n] > 1 or n in shared for n in of_operation)
+        for number in made:
+            is_mask = is_shared and number in program.masks
+            is_array = is_mask or number in operands | large
+            is_view = name in VIEWS and len(made_of) == 1
+            is_elementwise = name in ELEMENTWISE
+            if is_elementwise and (is_view or not is_array):
                 sources[number] = made_of
+                shared.update([number] if is_shared else [])
             else:
                 sources[number] = {number}
-                first[number] = last[number] = time
-                if name in ELEMENTWISE:
+                begin[number] = last[number] = time
+                if is_elementwise and number in large:
+                    begin[number] = made_large + 1
+                elif is_elementwise or name == "optimization_barrier":
                     made_here.append((number, made_of))
-    for number in outputs:
-        last |= dict.fromkeys(sources[number], len(program.operations))
+    for number in of_parameters | large:
+        last |= dict.fromkeys(sources[number], end)
     for number, made_of in made_here:
-        time = first[number]
-        for each in made_of & first.keys():
+        time = begin[number]
+        for each in made_of & begin.keys():
             if last[each] == time and sizes[each] == sizes[number]:
                 last[each] = time - 1
                 break
-    changes = [0] * (len(program.operations) + 2)
-    for number, time in first.items():
+    changes = [0] * (end + 2)
+    for number, time in begin.items():
         changes[time] += sizes[number]
         changes[last[number] + 1] -= sizes[number]
     return max(itertools.accumulate(changes))

@@ -26,7 +26,7 @@ from embark_jax.plans.capacities import events_capacity, events_of_cut
 from embark_jax.plans.clusters import REPLICATED
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.forced import FREE, ForcedPlacement, with_small_replicated
-from embark_jax.plans.options import Dtype, Kernels
+from embark_jax.plans.options import Kernels
 from embark_jax.plans.plan import Plan
 from embark_jax.plans.tables import (
     FeatureSpec,
@@ -183,7 +183,7 @@ def _dense_load(
     from embark_jax import models
     from embark_jax.run.optimizers import state_values
 
-    model, peak_bytes = config.model, None
+    model = config.model
     network = network_of(model, tables, features, data.dense_features)
     if not isinstance(model, NoModelConfig):
         shapes = embedding_shapes(tables, features)
@@ -192,24 +192,27 @@ def _dense_load(
             model = models.footprint(
                 *(model, shapes, data.dense_features, events),
                 config.train.batch_size // config.train.micro_batches,
+                divided={f.name for f in features if f.pooling == "mean"},
                 multiplied=not network,
                 alone=config.mesh.devices == 1,
             )
-        peak_bytes = model.peak_bytes
+        kept_bytes = model.activation_bytes
         network = network or DenseNetwork(
             top=model.products, moved_bytes=model.kept_bytes
         )
-    takes: Dtype = getattr(model, "embedding_dtype", "float32")
-    pooled_bytes = VALUE_BYTES[takes] * embedding_width(tables, features)
-    pooled_bytes = min(pooled_bytes, model.kept_bytes)
+    else:
+        pooled_bytes = min(
+            WORD_BYTES * embedding_width(tables, features), model.kept_bytes
+        )
+        kept_bytes = activation_bytes(model.kept_bytes, pooled_bytes)
     return DenseLoad(
         model.parameters,
         state_values(config.dense_optimizer),
-        peak_bytes or activation_bytes(model.kept_bytes, pooled_bytes),
+        kept_bytes,
         config.train.dense,
         getattr(config.model, "compute_dtype", "float32"),
         network,
-        takes,
+        getattr(model, "embedding_dtype", "float32"),
     )
 
 

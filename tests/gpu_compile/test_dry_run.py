@@ -3,7 +3,18 @@
 import re
 import subprocess
 
+import pytest
+
 from tests import runs
+
+UNITS = {"MB": 1e6, "GB": 1e9}
+
+
+def planned_over_taken(said: str) -> float:
+    """Memory of a device by the plan, as a share of what XLA takes."""
+    pattern = r"XLA takes ([\d.]+) (.B),.*the plan says ([\d.]+) (.B)"
+    taken, unit, planned, its_unit = re.search(pattern, said).groups()
+    return float(planned) * UNITS[its_unit] / (float(taken) * UNITS[unit])
 
 
 def test_the_step_of_a_fleet_is_compiled_and_its_memory_is_the_plans(tmp_path):
@@ -26,9 +37,28 @@ def test_the_step_of_a_fleet_is_compiled_and_its_memory_is_the_plans(tmp_path):
     said, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert "step compiled for 16 absent GPUs" in said
-    takes, planned = re.search(
-        r"XLA takes ([\d.]+) MB.*the plan says ([\d.]+) MB", said
-    ).groups()
-    assert abs(float(takes) / float(planned) - 1) < 0.1
+    assert planned_over_taken(said) == pytest.approx(1, abs=0.1)
     assert re.search(r"row exchange +│ all-to-all +│ \d+ +│ [\d.]+ MB", said)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("deepfm", 8), ("finalmlp", 1), ("dcn", 8), ("mmoe", 8)]
+)
+def test_memory_of_dense_layers_is_the_plans(tmp_path, model, gpus):
+    """At the size of a GPU, where they take most of it."""
+    process = runs.start(
+        "train",
+        f"configs/experiments/movielens_100k/{model}.yaml",
+        "fleet=dgx-h100",
+        f"mesh.gpus_per_node={gpus}",
+        f"train.batch_size={gpus * 65536}",
+        "embedding.dim=64",
+        f"--workdir={tmp_path}",
+        "--dry-run",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    said, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors
+    assert planned_over_taken(said) == pytest.approx(1, abs=0.1)
