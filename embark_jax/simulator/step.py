@@ -243,11 +243,15 @@ class _Step:
         parameters = load.device_parameters(self.workload.fleet)
         stacks = load.layers.bottom, load.layers.cross, load.layers.top
         kernels = KERNELS_A_PRODUCT * sum(map(len, stacks))
-        # The gradient is read; the parameter and its states are read and written.
-        update_bytes = parameters * traffic.WORD_BYTES * (3 + 2 * load.states)
+        # What is new is made twice, of gradient, parameter and states: to be checked,
+        # and to be written.
+        values = 2 * (2 + load.states) + 1 + load.states
+        update_bytes = parameters * traffic.WORD_BYTES * values
         if load.parallelism == "replicated":
             sums = self._sums()
             names = [task.name for task in sums]
+            if devices > 1:  # gradients are copied into one array, and cut out of it
+                update_bytes += 4 * parameters * traffic.WORD_BYTES
             return [*sums, make.memory(APPLIED, "dense", update_bytes, names, kernels)]
         moved_bytes = parameters * traffic.WORD_BYTES
         share, gather = f"{APPLIED}: share", []

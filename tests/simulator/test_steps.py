@@ -189,6 +189,26 @@ def test_all_hot_batches_exchange_nothing_and_mixed_ones_have_all_cold_ids():
         simulate_hot_batches(hot, FEATURES, workload, 1.0)
 
 
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (2, 4)])
+def test_dense_layers_are_updated_by_passes_over_all_arrays(nodes, gpus):
+    """As compiled steps have them: gradient, parameter and state are read for the check
+    and for the update, which writes the latter two; of several devices gradients also
+    go into one array and out of it."""
+    fleet_ = machines(nodes, gpus)
+    efficiency = dataclasses.replace(fleet_.efficiency, kernel_us=0.0)
+    fleet_ = dataclasses.replace(fleet_, efficiency=efficiency)
+    dense = NETWORK.load(1)
+    owned = [
+        dataclasses.replace(p, devices=(0,) * len(p.devices)) if nodes * gpus == 1 else p
+        for p in PLACEMENTS
+    ]
+    spans, _ = spans_of(changed(fleet=fleet_, dense=dense), owned)
+    passes = 3 + 3 + 2 + 4 * (nodes * gpus > 1)
+    rate = fleet_.device.memory_bytes_per_s * efficiency.memory
+    expected_ms = 1e3 * passes * 4 * NETWORK.parameters / rate
+    np.testing.assert_allclose(spans["update dense"].task.ms, expected_ms)
+
+
 @pytest.mark.parametrize("parallelism", ["replicated", "zero1"])
 def test_dense_layers_have_small_kernels(parallelism):
     fleet_, ms = machines(2, 4), []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from embark_jax.planner.cost.candidates import KINDS, Candidates, Load
@@ -31,6 +33,14 @@ class Loads:
         self.tables = np.zeros(storages, int)
         self.everywhere_ms, self.everywhere_bytes = 0.0, np.zeros(2)
 
+    def copy(self) -> Loads:
+        """Returns an independent copy."""
+        other = copy.copy(self)
+        other.own, other.node_sums = self.own.copy(), self.node_sums.copy()
+        other.tables = self.tables.copy()
+        other.everywhere_bytes = self.everywhere_bytes.copy()
+        return other
+
     def add(self, candidate: int, owners: np.ndarray, times: int = 1) -> None:
         """Adds a table whose shard (j, k) lies on ``owners[j * column_shards + k]``;
         with ``times`` -1 removes it."""
@@ -45,7 +55,9 @@ class Loads:
             return
         if len(set(owners.tolist())) == len(owners):
             columns = candidates.column_shards[candidate]
-            shards = np.repeat(candidates.shard_loads(candidate), columns, axis=1)
+            shards = candidates.shard_loads(candidate)
+            if columns > 1:
+                shards = np.repeat(shards, columns, axis=1)
             self.own[:, s, owners] += times * shards
         else:
             self.own[:, s] += times * self.of_devices(candidate, owners)

@@ -39,8 +39,14 @@ class Assignment:
         self.loads.add(int(self.candidate[table]), self.owners[table], times=-1)
 
     def copy(self) -> Assignment:
-        """Returns an independent copy, whose loads are added up anew, without rounding
-        errors of tables that were taken out."""
+        """Returns an independent copy."""
+        other = Assignment(self.instance, self.candidate)
+        other.owners, other.loads = self.owners.copy(), self.loads.copy()
+        return other
+
+    def anew(self) -> Assignment:
+        """Returns a copy whose loads are added up anew, without rounding errors of
+        tables that were taken out."""
         other = Assignment(self.instance, self.candidate)
         for table, owners in enumerate(self.owners):
             other.put(table, int(self.candidate[table]), owners)

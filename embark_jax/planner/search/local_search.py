@@ -79,8 +79,11 @@ class LocalSearch:
         costs = {c: insertion.best(alone[c])[0] for c in set(chosen.tolist())}
         cost = np.array([costs[c] for c in chosen.tolist()])
         order = np.lexsort((np.arange(len(chosen)), -cost, -together[chosen]))
+        nowhere = np.zeros(0, np.int64)
         for table in order[self.movable[order]].tolist():
-            _, candidate, owners = insertion.best(alone[int(chosen[table])])
+            candidate, owners = int(chosen[table]), nowhere
+            if candidates.shards(candidate):
+                _, candidate, owners = insertion.best(alone[candidate])
             insertion.put(table, candidate, owners)
         return assignment
 
@@ -147,7 +150,7 @@ class LocalSearch:
                         improved = True
                         break
                     self._change(best, table, candidate)
-        return best.copy()
+        return best.anew()
 
     @staticmethod
     def _change(assignment: Assignment, table: int, candidate: int) -> None:

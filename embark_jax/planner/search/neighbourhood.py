@@ -59,7 +59,7 @@ def reinsert(
             current.take(table)
         for table, (candidate, owners) in before.items():
             current.put(table, candidate, owners)
-    return best
+    return best.anew()
 
 
 def _related(

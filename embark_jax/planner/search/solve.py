@@ -23,6 +23,9 @@ from embark_jax.plans.forced import FREE
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.wire import VALUE_BYTES
 
+PRICE_RATIO = 4
+"""By how much the price of memory rises from search to search."""
+
 
 class DoesNotFitError(ValueError):
     """No plan fits; the message says what is short."""
@@ -71,8 +74,10 @@ def solve(instance: Instance, quick: bool = False) -> SearchResult:
     found: list[SearchResult] = []
 
     def search(start: Branch, roundings: int) -> None:
-        """Keeps what is found, the fastest first."""
-        found.extend(_search(start, roundings))
+        """Keeps what is found, the fastest first. The price of memory begins below
+        that of the fastest."""
+        below = found[0].ms_per_byte / PRICE_RATIO if found else 0.0
+        found.extend(_search(start, roundings, below))
         found.sort(key=lambda each: each.step_ms)
 
     groups, tables = len(instance.counts), len(instance.tables)
@@ -144,16 +149,15 @@ def searched(instance: Instance) -> list[np.ndarray]:
     ]
 
 
-def _search(start: Branch, number: int) -> list[SearchResult]:
+def _search(start: Branch, number: int, ms_per_byte: float) -> list[SearchResult]:
     """Returns the best assignment that fits of so many roundings of a relaxation, if
     any is found.
 
-    Where memory is short it gets a price, which rises from nothing until a plan fits,
-    and on while plans get faster: the fullest device counts for all, and only whole
-    plans show how full it is.
+    Where memory is short it gets a price, which rises from the given one until a plan
+    fits, and on while plans get faster: the fullest device counts for all, and only
+    whole plans show how full it is.
     """
     instance, relaxed = start.relaxation.instance, start.solution
-    ms_per_byte = 0.0
     roundings = _roundings(start, number)
     search = LocalSearch(instance, relaxed, params.TRIED)
     first_price = params.MEMORY_PRICE * start.bound_ms / instance.memory.limit_bytes
@@ -175,7 +179,7 @@ def _search(start: Branch, number: int) -> list[SearchResult]:
             best, best_price = least, ms_per_byte
         if best is not None and fastest.fits():
             break
-        ms_per_byte = 4 * ms_per_byte or first_price
+        ms_per_byte = PRICE_RATIO * ms_per_byte or first_price
     if best is None:
         return []
     return [SearchResult(search.fill(best), start.bound_ms, search, best_price)]
