@@ -199,7 +199,9 @@ def test_dense_layers_are_updated_by_passes_over_all_arrays(nodes, gpus):
     fleet_ = dataclasses.replace(fleet_, efficiency=efficiency)
     dense = NETWORK.load(1)
     owned = [
-        dataclasses.replace(p, devices=(0,) * len(p.devices)) if nodes * gpus == 1 else p
+        dataclasses.replace(p, devices=(0,) * len(p.devices))
+        if nodes * gpus == 1
+        else p
         for p in PLACEMENTS
     ]
     spans, _ = spans_of(changed(fleet=fleet_, dense=dense), owned)
