@@ -15,7 +15,7 @@ from embark_jax.config import ModelConfig
 from embark_jax.models.build import build
 from embark_jax.models.function import FunctionModel, Model
 from embark_jax.models.interface import Joined, JoinedModel, Packed, PackedModel
-from embark_jax.models.kept_values import kept_bytes, peak_bytes, products
+from embark_jax.models.kept_values import kept_and_most_bytes, products
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.products import Product
 
@@ -74,14 +74,6 @@ def footprint(
     )
     params, state, apply = _split(model)
 
-    def backward(held, *inputs):  # a pytree of what it needs from forward
-        params, state = held
-
-        def forward(params, dense, embeddings):
-            return apply(params, state, dense, embeddings)
-
-        return jax.vjp(forward, params, *inputs)[1]
-
     def embedding(name: str, batch: int) -> Any:
         shape = embedding_shapes[name]
         if len(shape) == 1 or not isinstance(model, PackedModel):
@@ -132,16 +124,13 @@ def footprint(
             dense = _array(batch, dense_features)
             yield found((params, state), dense, embeddings_of(batch))
 
-    def bytes_of(found: Callable[..., int]) -> int:
-        """Returns what there is of a sample; what does not grow with them is small."""
-        few, twice, all_samples = of_samples(found)
-        return (all_samples - (2 * few - twice)) // samples
-
-    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
     late = not (alone or isinstance(model, PackedModel))
-    of_parameters = len(jax.tree.leaves(params))
-    kept = bytes_of(functools.partial(kept_bytes, backward))
-    peak = bytes_of(functools.partial(peak_bytes, gradients, of_parameters, late))
+    found = functools.partial(kept_and_most_bytes, gradients, len(sizes), late)
+    kept, most = (  # of a sample; what does not grow with them is small
+        (all_samples - (2 * few - twice)) // samples
+        for few, twice, all_samples in zip(*of_samples(found), strict=True)
+    )
     made = ()
     if multiplied:
         few, twice, _ = of_samples(functools.partial(products, forward))
@@ -157,7 +146,7 @@ def footprint(
         / shape[0]
         for name, shape in embedding_shapes.items()
     )
-    return Footprint(parameters, kept, max(0.0, peak - rows_bytes), made, str(takes))
+    return Footprint(sum(sizes), kept, max(0.0, most - rows_bytes), made, str(takes))
 
 
 class _Batch(NamedTuple):

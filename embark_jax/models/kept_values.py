@@ -1,7 +1,7 @@
 """The values of a model that are in memory, as XLA keeps them.
 
-Of what ``jax.vjp`` keeps, XLA makes again what elementwise operations give, in the
-program that reads it. There are arrays of inputs, of results of all other operations
+Of what a gradient reads, XLA makes again what elementwise operations give, in the
+kernel that reads it. There are arrays of inputs, of results of all other operations
 (products, sums, gathers), and of operands of products; and of what is smaller than all
 that it is made of, such as a mask.
 """
@@ -108,9 +108,12 @@ class _Program:
             numbers |= {v: n for v, n in pairs if n is not None}
         return numbered(jaxpr.outvars)
 
-    def ordered(self, loss: int | None, wanted: Iterable[int]) -> list[_Operation]:
+    def ordered(
+        self, loss: int | None, wanted: Iterable[int]
+    ) -> tuple[list[_Operation], int]:
         """Returns the operations up to that which makes the loss, then those that some
-        values need, in their order, and the others after them."""
+        values need, in their order, and the others after them; and how many the first
+        are."""
         made = (i for i, each in enumerate(self.operations) if loss in each.outputs)
         forward = next(made, -1) + 1
         needed = set(wanted)
@@ -120,7 +123,7 @@ class _Program:
             parts[is_other].append(operation)
             needed.update(() if is_other else operation.inputs)
         backward = [operation for part in parts for operation in reversed(part)]
-        return self.operations[:forward] + backward
+        return self.operations[:forward] + backward, forward
 
     def operands(self) -> set[int]:
         """Returns the values that products read."""
@@ -184,38 +187,11 @@ def _called(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
                 yield jaxpr
 
 
-def kept_bytes(backward: Callable[..., Any], held: Any, *inputs: Any) -> int:
-    """Returns the bytes of the arrays that backward needs.
-
-    Args:
-      backward: ``(held, *inputs) -> jax.vjp(forward, …)[1]``.
-      held: trees of arrays that are there anyway, such as parameters.
-      inputs: the other arguments, arrays or shapes.
-    """
-    program, of_inputs, results = _flat(backward, held, inputs)
-    needed = {number for number in results if number is not None}
-    operands, sizes = program.operands(), program.sizes
-    kept = needed & of_inputs
-    # For each value the arrays that elementwise operations make it of.
-    sources = {number: {number} for number in of_inputs}
-    for name, of_operation, results in program.operations:
-        fused = name in ELEMENTWISE
-        made_of = set().union(*(sources[number] for number in of_operation))
-        for number in results:
-            again = fused and (number not in operands or name in VIEWS)
-            sources[number] = made_of if again else {number}
-            if number in needed:
-                missing = sources[number] - kept
-                if sum(sizes[n] for n in missing) > sizes[number]:
-                    sources[number] = missing = {number}
-                kept |= missing
-    return sum(sizes[number] for number in kept)
-
-
-def peak_bytes(
+def kept_and_most_bytes(
     gradients: Callable[..., Any], parameters: int, late: bool, held: Any, *inputs: Any
-) -> int:
-    """Returns the bytes of the arrays that are there at once at most, inputs included.
+) -> tuple[int, int]:
+    """Returns the bytes of the arrays that backward needs from forward, and of those
+    that are there at once at most, inputs included.
 
     Operations run in the order in which they were traced. An elementwise result is made
     where it is read, but as an array where a product reads it, or where it is smaller
@@ -227,7 +203,8 @@ def peak_bytes(
       parameters: number of the former.
       late: whether in backward what these alone need is done last, or what the latter
         alone need.
-      held, inputs: as for ``kept_bytes``.
+      held: trees of arrays that are there anyway, such as parameters.
+      inputs: the other arguments, arrays or shapes.
     """
     program, of_inputs, results = _flat(gradients, held, inputs)
     operands, sizes = program.operands(), program.sizes
@@ -235,7 +212,7 @@ def peak_bytes(
         {number for number in some if number is not None}
         for some in (results[1 : 1 + parameters], results[1 + parameters :])
     )
-    operations = program.ordered(results[0], large if late else of_parameters)
+    operations, forward = program.ordered(results[0], large if late else of_parameters)
     end = len(operations)
     made_large = max(
         (i for i, each in enumerate(operations) if large.intersection(each.outputs)),
@@ -277,4 +254,5 @@ def peak_bytes(
     for number, time in begin.items():
         changes[time] += sizes[number]
         changes[last[number] + 1] -= sizes[number]
-    return max(itertools.accumulate(changes))
+    there = [n for n, time in begin.items() if time < forward <= last[n]]
+    return sum(sizes[n] for n in there), max(itertools.accumulate(changes))

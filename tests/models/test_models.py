@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from embark_jax import models
 from embark_jax.config.models import MODELS, section_of
 from embark_jax.models.interface import PackedModel
-from embark_jax.models.kept_values import kept_bytes, peak_bytes
+from embark_jax.models.kept_values import kept_and_most_bytes
 from embark_jax.planner.request.dense import dlrm_network
 from tests.models import small
 from tests.thorough import thorough
@@ -195,9 +195,9 @@ def test_the_planner_knows_what_backward_needs():
     network = dlrm_network(192, DENSE, (5,), (7, 1), cross_layers=3, cross_rank=6)
     biases = 5 + 7 + 1 + 3 * 197
     assert found.parameters == network.parameters + biases
-    # Beside it dense features, and the mask of the ReLU whose output a product reads;
-    # not the logit, nor the bottom MLP's output, which the joined values have.
-    left_out = 4 * DENSE + 5 - 4 - 4 * 5
+    # Beside it dense features, and masks of ReLUs; not the logit, nor the bottom MLP's
+    # output, which the joined values have.
+    left_out = 4 * DENSE + (5 + 7) - 4 - 4 * 5
     assert found.kept_bytes == 4 * network.kept_values + left_out
 
 
@@ -205,20 +205,19 @@ def test_what_elementwise_operations_make_again_is_not_kept():
     """Of a gate: its input, its two products, and what the last product reads; not
     the sigmoid, the tanh, or what their gradients need."""
 
-    def apply(params, dense, embeddings):
-        x = embeddings["a"]
+    def apply(params, x):
         gate = jax.nn.sigmoid(x @ params["gate"]) * jnp.tanh(x @ params["value"])
-        return (gate @ params["last"])[:, 0] + dense.sum(axis=1)
+        return (gate @ params["last"]).sum()
+
+    def gradients(params, x):
+        loss, gradients = jax.value_and_grad(apply, (0, 1))(params, x)
+        return loss, *gradients
 
     shapes = {"gate": (8, 32), "value": (8, 32), "last": (32, 2)}
     params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
-
-    def backward(params, dense, embeddings):
-        return jax.vjp(apply, params, dense, embeddings)[1]
-
-    inputs = jnp.zeros((10, 3)), {"a": jnp.zeros((10, 8))}
-    values = 8 + 32 + 32 + 32
-    assert kept_bytes(backward, params, *inputs) == 10 * 4 * values
+    for late in (False, True):
+        found = kept_and_most_bytes(gradients, 3, late, params, jnp.zeros((10, 8)))
+        assert found[0] == pytest.approx(10 * 4 * (8 + 32 + 32 + 32), rel=0.01)
 
 
 def gradients(params, x):
@@ -247,7 +246,7 @@ def test_what_is_there_at_once_depends_on_which_gradients_come_last(late, values
     shapes = {"hidden": (8, 32), "one": (32, 2), "other": (32, 2)}
     params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     few, many = (
-        peak_bytes(gradients, len(params), late, params, jnp.zeros((n, 8)))
+        kept_and_most_bytes(gradients, 3, late, params, jnp.zeros((n, 8)))[1]
         for n in (1000, 2000)
     )
     assert many - few == pytest.approx(1000 * 4 * values, rel=0.1)
