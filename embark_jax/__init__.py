@@ -73,6 +73,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str):
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in ("Plan", "plan"):
+            pkgutil.resolve_name("embark_jax.report")  # by which plans show themselves
         globals()[name] = value = pkgutil.resolve_name(_PLACES[name])
         return value
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pydantic
 
@@ -194,24 +194,6 @@ class Plan:
             axis_types=(jax.sharding.AxisType.Auto,) * 2,
             devices=available[: self.devices],
         )
-
-    # A plan shows itself where it is printed; the renderers are above this room, and
-    # are imported when one is asked for.
-
-    def __rich__(self) -> Any:
-        from embark_jax.report.terminal import Report
-
-        return Report(self)
-
-    def __str__(self) -> str:
-        from embark_jax.report.terminal import as_text
-
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        from embark_jax.report.page import plan_html
-
-        return plan_html(self)
 
     def to_json(self) -> str:
         """Returns the plan as a JSON object; ``from_json`` is its inverse."""
