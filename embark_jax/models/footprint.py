@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from embark_jax.models.kept_values import kept_and_most_bytes, products
 from embark_jax.models.retrieval import RetrievalModel
 from embark_jax.plans.products import Product
 
-T = TypeVar("T")
 SAMPLES = 16
 """Samples of which memory is found, so that events of one need be no whole number."""
 
@@ -118,22 +116,24 @@ def footprint(
     def forward(held, dense, embeddings):
         return apply(*held, dense, embeddings)
 
-    def of_samples(found: Callable[..., T]) -> Iterator[T]:
-        """Yields what there is of ``SAMPLES``, of twice as many, and of all."""
-        for batch in (SAMPLES, 2 * SAMPLES, samples):
-            dense = _array(batch, dense_features)
-            yield found((params, state), dense, embeddings_of(batch))
+    def inputs_of(batch: int) -> tuple[Any, ...]:
+        return (params, state), _array(batch, dense_features), embeddings_of(batch)
 
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
     late = not (alone or isinstance(model, PackedModel))
-    found = functools.partial(kept_and_most_bytes, gradients, len(sizes), late)
+    found = (
+        kept_and_most_bytes(gradients, len(sizes), late, *inputs_of(batch))
+        for batch in (SAMPLES, 2 * SAMPLES, samples)
+    )
     kept, most = (  # of a sample; what does not grow with them is small
         (all_samples - (2 * few - twice)) // samples
-        for few, twice, all_samples in zip(*of_samples(found), strict=True)
+        for few, twice, all_samples in zip(*found, strict=True)
     )
     made = ()
     if multiplied:
-        few, twice, _ = of_samples(functools.partial(products, forward))
+        few, twice = (
+            products(forward, *inputs_of(batch)) for batch in (SAMPLES, 2 * SAMPLES)
+        )
         pairs = zip(few, twice, strict=True)
         made = tuple(one for pair in pairs if (one := _of_sample(*pair)).times)
     takes = jnp.dtype(

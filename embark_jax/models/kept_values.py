@@ -18,27 +18,14 @@ import jax
 from jax.extend.core import Jaxpr, Literal, Var
 
 PRODUCTS = {"dot_general", "ragged_dot", "conv_general_dilated"}
-ELEMENTWISE = {
-    *("abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "copy"),
-    "concatenate",
-    *("convert_element_type", "div", "eq", "erf", "erf_inv", "exp", "expand_dims"),
-    *("expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log"),
-    *("log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad"),
-    *(
-        "one_minus_square",
-        "pow",
-        "reshape",
-        "rev",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "slice",
-        "split",
-        "sqrt",
-        "square",
-    ),
-    *("squeeze", "stop_gradient", "sub", "tanh", "transpose", "xor"),
-}
+FUSED = """
+    abs add add_any and broadcast_in_dim ceil clamp concatenate convert_element_type
+    copy div eq erf erf_inv exp expand_dims expm1 floor ge gt integer_pow iota
+    is_finite le log log1p logistic lt max min mul ne neg not one_minus_square or pad
+    pow reshape rev rsqrt select_n sign slice split sqrt square squeeze stop_gradient
+    sub tanh transpose xor
+"""
+ELEMENTWISE = set(FUSED.split())
 """Operations that XLA fuses into those that read their results."""
 
 VIEWS = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose"}

@@ -14,12 +14,7 @@ from embark_jax._base.config import ConfigError, config_error_at, read_text
 from embark_jax._base.memory import bytes_text
 from embark_jax.config import ExperimentConfig, NoModelConfig
 from embark_jax.planner import Workload, plan_for
-from embark_jax.planner.request.dense import (
-    DenseLoad,
-    DenseNetwork,
-    activation_bytes,
-    network_of,
-)
+from embark_jax.planner.request.dense import DenseLoad, DenseNetwork, network_of
 from embark_jax.planner.request.workload import STATE_VALUES
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.capacities import events_capacity, events_of_cut
@@ -201,10 +196,8 @@ def _dense_load(
             top=model.products, moved_bytes=model.kept_bytes
         )
     else:
-        pooled_bytes = min(
-            WORD_BYTES * embedding_width(tables, features), model.kept_bytes
-        )
-        kept_bytes = activation_bytes(model.kept_bytes, pooled_bytes)
+        rows_bytes = WORD_BYTES * embedding_width(tables, features)
+        kept_bytes = model.kept_bytes + max(0, model.kept_bytes - rows_bytes)
     return DenseLoad(
         model.parameters,
         state_values(config.dense_optimizer),

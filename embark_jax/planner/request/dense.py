@@ -93,30 +93,19 @@ class DenseNetwork:
         parallelism: DenseParallelism = "replicated",
         dtype: Dtype = "bfloat16",
     ) -> DenseLoad:
-        """Returns the load of these layers; arguments are those of ``DenseLoad``."""
+        """Returns the load of these layers; arguments are those of ``DenseLoad``. At
+        worst all values and their gradients exist together, but for the joined values'
+        gradients, which count with the tables."""
         kept = WORD_BYTES * self.kept_values
-        joined = VALUE_BYTES[dtype] * self.width
         return DenseLoad(
             self.parameters,
             states,
-            activation_bytes(kept, joined),
+            max(kept, 2 * kept - VALUE_BYTES[dtype] * self.width),
             parallelism,
             dtype,
             self,
             embedding_dtype=dtype,
         )
-
-
-def activation_bytes(kept_bytes: float, pooled_bytes: float) -> float:
-    """Returns the bytes a sample that the dense layers have in memory at once: the
-    values kept of forward and their gradients. At worst all exist together, since XLA
-    makes the gradients of weights late.
-
-    Args:
-      kept_bytes: bytes kept of forward.
-      pooled_bytes: bytes of the joined values, whose gradients count with the tables.
-    """
-    return max(kept_bytes, 2 * kept_bytes - pooled_bytes)
 
 
 @dataclasses.dataclass(frozen=True)

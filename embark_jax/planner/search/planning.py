@@ -3,15 +3,17 @@ plans that were made."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
+from embark_jax.planner.cost.memory import Memory
 from embark_jax.planner.cost.pricing import price
 from embark_jax.planner.request.workload import Workload
 from embark_jax.planner.search.advice import faster, knee, lighter, what_helps
 from embark_jax.planner.search.instance import Forced, Request
-from embark_jax.planner.search.limits import solve_within
-from embark_jax.planner.search.solve import DoesNotFitError, SearchResult
+from embark_jax.planner.search.params import MEMORY_SHARES, SEARCHED_TABLES
+from embark_jax.planner.search.solve import DoesNotFitError, SearchResult, solve
 from embark_jax.plans import fleet as fleets
 from embark_jax.plans.fleet import Fleet
 from embark_jax.plans.options import Kernels
@@ -108,13 +110,13 @@ def plan_for(
     asked = Request(tables, features, forced or {}, workload)
     advice: list[str] = []
     try:
-        results = solve_within(asked)
+        results = _solve_within(asked)
     except DoesNotFitError as error:
         wherever = asked._replace(tables=or_tables or tables)
         try:
             if not or_tables:
                 raise
-            results = solve_within(wherever)
+            results = _solve_within(wherever)
         except DoesNotFitError:
             raise ValueError(f"{error}{what_helps(wherever)}") from None
         pairs = zip(results[0].assignment.tables(), tables, strict=True)
@@ -133,6 +135,49 @@ def plan_for(
             advice.append(knee(by_memory))
         advice.append(faster(best, best.placements(), asked))
     return _plan(results[0], asked, [*filter(None, advice)], by_memory)
+
+
+def _solve_within(asked: Request) -> list[SearchResult]:
+    """Returns the plans within the limit of a request that are faster than every one
+    of less memory, the fastest first.
+
+    A search with less memory may chance on a faster plan. So whatever limit is asked
+    for, the device's whole memory is searched, certain shares of it below, and the
+    limit, so that more memory never makes a plan slower. A share is left out if the
+    plan of the whole memory fits into it; models of many tables are searched once.
+
+    Raises:
+      ValueError: if the request is inconsistent.
+      DoesNotFitError: if the tables do not fit.
+    """
+
+    def found(limit_bytes: float | None) -> SearchResult:
+        memory_gb = limit_bytes and limit_bytes / 1e9
+        return solve(asked.under("", memory_gb=memory_gb).instance())
+
+    limit_bytes = Memory(asked.workload).limit_bytes
+    if asked.workload.fleet.placeholders:  # the memory of their devices says nothing
+        return [found(limit_bytes)]
+    device_bytes = Memory(asked.under("", memory_gb=None).workload).limit_bytes
+    if limit_bytes < device_bytes:  # says at once how far it is short of this limit
+        solve(asked.instance(), quick=True)
+    whole = found(None)
+    results = [whole]
+    if whole.assignment.bytes() > limit_bytes:
+        results = [found(limit_bytes)]
+    bound_ms = max(result.bound_ms for result in (whole, *results))
+    few = len(asked.tables) <= SEARCHED_TABLES
+    for share in MEMORY_SHARES if few else ():
+        share_bytes = share * device_bytes
+        if share_bytes < min(limit_bytes, whole.assignment.bytes()):
+            with contextlib.suppress(DoesNotFitError):
+                results.append(found(share_bytes))
+    results.sort(key=lambda result: result.step_ms)
+    return [
+        result._replace(bound_ms=bound_ms)
+        for i, result in enumerate(results)
+        if all(r.assignment.bytes() > result.assignment.bytes() for r in results[:i])
+    ]
 
 
 def _plan(
