@@ -83,13 +83,13 @@ def footprint(
 
     def embeddings_of(batch: int) -> Any:
         """Returns the embeddings of samples, as a step gives them to the model."""
-        names, different = sorted(embedding_shapes), {*embedding_shapes.values()}
-        (*rows, dim), *others = different
-        if not isinstance(model, JoinedModel) or others or rows:
-            return {name: embedding(name, batch) for name in names}
-        room = 0 if model.beside % dim else model.beside // dim
-        values = _array(batch, room + len(names), dim, dtype=model.compute_dtype)
-        return Joined(values, tuple(names), room)
+        is_pooled = all(len(shape) == 1 for shape in embedding_shapes.values())
+        if not (isinstance(model, JoinedModel) and is_pooled):
+            return {name: embedding(name, batch) for name in embedding_shapes}
+        dims = tuple((name, dim) for name, (dim,) in sorted(embedding_shapes.items()))
+        width = model.beside + sum(dim for _, dim in dims)
+        values = _array(batch, width, dtype=model.compute_dtype)
+        return Joined(values, dims, model.beside)
 
     def gradients(held, *inputs):
         params, state = held
