@@ -18,7 +18,7 @@ from flax import nnx
 import embark_jax as ej
 from embark_jax import models
 from embark_jax.config.models import section_of
-from embark_jax.train.absent import absent_mesh, compile_model
+from embark_jax.train.absent import absent_mesh, lower_model
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import step_model
 from tests.compiled import compile_step, h100_mesh
@@ -132,8 +132,7 @@ def test_sequence_models_add_no_float_by_an_atomic(kind, tmp_path, capfd, monkey
         section_of(kind)(**options), collection.output_shapes, 13, nnx.Rngs(0)
     )
     optimizers = Optimizers(optax.adagrad(0.01), ej.RowwiseAdagrad(0.1))
-    compile_model(
-        collection, step_model(model), optimizers, 13, compiler_options=dump(tmp_path)
-    )
+    lowered, _ = lower_model(collection, step_model(model), optimizers, 13)
+    lowered.compile(dump(tmp_path))
     operations = atomics_of(tmp_path)
     assert not additions_of_floats(operations, capfd.readouterr().out)

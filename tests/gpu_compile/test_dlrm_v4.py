@@ -17,7 +17,7 @@ from embark_jax.planner import Workload, price
 from embark_jax.plans import fleet
 from embark_jax.plans.wire import Wire
 from embark_jax.run.optimizers import build_dense_optimizer, build_embedding_optimizer
-from embark_jax.train.absent import absent_mesh, compile_model
+from embark_jax.train.absent import absent_mesh, lower_model
 from embark_jax.train.state import Optimizers
 from embark_jax.train.step_model import step_model
 from tests.collectives import collectives
@@ -54,8 +54,8 @@ def compiled(plan: ej.Plan, workload: Workload):
         build_embedding_optimizer(ROW_RULES["rowwise_adagrad"](), steps=1),
     )
     with jax.numpy_dtype_promotion("standard"):  # which Adam of Optax needs
-        program, state = compile_model(collection, model, optimizers, DENSE_FEATURES)
-    return program, sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        lowered, state = lower_model(collection, model, optimizers, DENSE_FEATURES)
+    return lowered.compile(), sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 def planned_bytes(plan: ej.Plan, workload: Workload, parameters: int) -> Counter:
