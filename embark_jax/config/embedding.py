@@ -31,11 +31,11 @@ from embark_jax.config.optimizers import (
 )
 from embark_jax.plans.forced import ForcedPlacement
 from embark_jax.plans.options import (
-    Cluster,
+    ClusterName,
     Dtype,
     Evict,
     Evicted,
-    Exchange,
+    ExchangeName,
     Initializer,
     Kernels,
     OnBadId,
@@ -91,7 +91,7 @@ class TableConfig(Config):
     the first number, unless ``slots`` says otherwise, and memory is planned for the
     second: slots up to ``max_slots``, and a row and its key for each in ``evicted``.
     None plans for ``max_slots`` keys."""
-    cluster: Cluster | None = None
+    cluster: ClusterName | None = None
     """Forces the cluster: ``dp``, ``rb`` or ``ub``; None leaves it to the planner, as
     in the next five keys."""
     row_shards: PositiveInt | None = None
@@ -100,7 +100,7 @@ class TableConfig(Config):
     """Forces the number of column shards, which must divide dim."""
     devices: tuple[NonNegativeInt, ...] | None = None
     """Forces the owner of each shard, row shard by row shard."""
-    exchange: Exchange | None = None
+    exchange: ExchangeName | None = None
     """Forces the exchange: ``flat``, directly between all devices, or ``hierarchical``,
     inside nodes first."""
     hot_rows: NonNegativeInt | None = None

@@ -56,7 +56,7 @@ Storages = dict[str, jax.Array]
 dtype; a replicated one is ``[slots_per_device, width]``."""
 OptimizerState = dict[str, dict[str, jax.Array]]
 """Arrays by storage name and state name, shaped like the storage or ``[…, 1]``."""
-CLUSTERS: dict[options.Cluster, Callable[..., Cluster]] = {
+CLUSTERS: dict[options.ClusterName, Callable[..., Cluster]] = {
     "dp": DataParallel,
     "rb": ReductionBased,
     "ub": UniqueBased,

@@ -101,7 +101,7 @@ class HierarchicalExchange:
         return staged.reshape(-1, *staged.shape[2:])
 
 
-EXCHANGES: dict[options.Exchange, Callable[[PartialSums, int, int], Exchange]] = {
+EXCHANGES: dict[options.ExchangeName, Callable[[PartialSums, int, int], Exchange]] = {
     "flat": FlatExchange,
     "hierarchical": HierarchicalExchange,
 }

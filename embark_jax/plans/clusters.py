@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-Cluster = Literal["dp", "rb", "ub"]
+ClusterName = Literal["dp", "rb", "ub"]
 """How a table's rows reach the samples: DP replicates it; RB pools at the owner; UB
 makes ids unique, and pools at the requester."""
-Exchange = Literal["flat", "hierarchical"]
+ExchangeName = Literal["flat", "hierarchical"]
 """How ids, rows and gradients travel: directly between any two devices, or inside
 nodes first."""
 Kernels = Literal["xla", "mosaic_gpu"]
@@ -59,7 +59,7 @@ class ClusterProperties:
     replicated: bool = False
     pools_at_owner: bool = False
     unique_ids: bool = False
-    exchanges: tuple[Exchange, ...] = ("flat", "hierarchical")
+    exchanges: tuple[ExchangeName, ...] = ("flat", "hierarchical")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ExchangeProperties:
 # sum, else a row; plain XLA marks the rows that it touches instead, unless there are
 # far more rows than ids. Values were counted in steps that were compiled for 8 H100s:
 # experiments/planners/README.md.
-CLUSTERS: dict[Cluster, ClusterProperties] = {
+CLUSTERS: dict[ClusterName, ClusterProperties] = {
     "dp": ClusterProperties(
         {"mosaic_gpu": IdTraffic(4, 16, 4, 23), "xla": IdTraffic(0, 14, 0, 44)},
         replicated=True,
@@ -104,18 +104,18 @@ CLUSTERS: dict[Cluster, ClusterProperties] = {
         unique_ids=True,
     ),
 }
-EXCHANGES: dict[Exchange, ExchangeProperties] = {
+EXCHANGES: dict[ExchangeName, ExchangeProperties] = {
     "flat": ExchangeProperties(),
     "hierarchical": ExchangeProperties(staged=True),
 }
-REPLICATED: Cluster = "dp"
+REPLICATED: ClusterName = "dp"
 """The cluster of hot rows, and of tables that all devices hold whole."""
-DIRECT: Exchange = "flat"
+DIRECT: ExchangeName = "flat"
 """The exchange that every cluster has."""
-SHARDED: tuple[Cluster, ...] = tuple(
+SHARDED: tuple[ClusterName, ...] = tuple(
     cluster for cluster, properties in CLUSTERS.items() if not properties.replicated
 )
-FOR_SEQUENCES: tuple[Cluster, ...] = tuple(
+FOR_SEQUENCES: tuple[ClusterName, ...] = tuple(
     cluster for cluster, properties in CLUSTERS.items() if not properties.pools_at_owner
 )
 """The clusters of tables that a sequence reads: owners that pool have nothing to add up

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from embark_jax.plans.clusters import REPLICATED
-from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.options import ClusterName, ExchangeName
 from embark_jax.plans.tables import TableSpec
 
 
@@ -24,11 +24,11 @@ class ForcedPlacement:
       hot_rows: number of rows that are replicated on all devices; 0 forbids them.
     """
 
-    cluster: Cluster | None = None
+    cluster: ClusterName | None = None
     row_shards: int | None = None
     column_shards: int | None = None
     devices: tuple[int, ...] | None = None
-    exchange: Exchange | None = None
+    exchange: ExchangeName | None = None
     hot_rows: int | None = None
 
     @property

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from embark_kernels.optimizers import ROW_OPTIMIZERS
 
-from embark_jax.plans.clusters import Cluster as Cluster
-from embark_jax.plans.clusters import Exchange as Exchange
+from embark_jax.plans.clusters import ClusterName as ClusterName
+from embark_jax.plans.clusters import ExchangeName as ExchangeName
 from embark_jax.plans.clusters import Kernels as Kernels
 
 WireFormat = Literal["float32", "bfloat16"]

@@ -21,7 +21,7 @@ from embark_jax.plans.clusters import (
     ClusterProperties,
     ExchangeProperties,
 )
-from embark_jax.plans.options import Cluster, Dtype, Evict, Exchange, Tier
+from embark_jax.plans.options import ClusterName, Dtype, Evict, ExchangeName, Tier
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 
 
@@ -43,11 +43,11 @@ class StorageKind(NamedTuple):
       dtype: number format of their rows.
     """
 
-    cluster: Cluster
+    cluster: ClusterName
     width: int
     split: bool = False
     weighted: bool = False
-    exchange: Exchange = DIRECT
+    exchange: ExchangeName = DIRECT
     tier: Tier = "device"
     evict: Evict = "lru"
     table: str = ""
@@ -81,9 +81,9 @@ class StorageKind(NamedTuple):
     def of(
         cls,
         table: TableSpec,
-        cluster: Cluster,
+        cluster: ClusterName,
         column_shards: int = 1,
-        exchange: Exchange = DIRECT,
+        exchange: ExchangeName = DIRECT,
         weighted: bool = False,
     ) -> StorageKind:
         """Returns the kind of storage of a table that is laid out so; ``weighted`` says
@@ -120,11 +120,11 @@ class RowRange:
     table: TableSpec
     begin: int
     end: int
-    cluster: Cluster
+    cluster: ClusterName
     row_shards: int = 1
     column_shards: int = 1
     devices: tuple[int, ...] = ()
-    exchange: Exchange = DIRECT
+    exchange: ExchangeName = DIRECT
 
     @property
     def replicated(self) -> bool:
@@ -155,11 +155,11 @@ class Placement:
     """
 
     table: TableSpec
-    cluster: Cluster
+    cluster: ClusterName
     row_shards: int = 1
     column_shards: int = 1
     devices: tuple[int, ...] = ()
-    exchange: Exchange = DIRECT
+    exchange: ExchangeName = DIRECT
     hot_rows: int = 0
 
     @property

@@ -20,7 +20,7 @@ from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.cost.work import STORE
 from embark_jax.plans import traffic
 from embark_jax.plans.clusters import Reach
-from embark_jax.plans.options import Cluster
+from embark_jax.plans.options import ClusterName
 from embark_jax.plans.placement import StorageKind
 from embark_jax.plans.wire import VALUE_BYTES
 from embark_jax.simulator.tasks import (
@@ -51,12 +51,12 @@ ROUTE = (IDS, ID_EXCHANGE, STORE, SLOTS)
 """Stages that depend on ids alone: with overlap they serve the next batch, and nothing
 in the step waits for them. A row store brings the rows of a route that was made before
 the step."""
-FORWARD: dict[Cluster, tuple[str, ...]] = {
+FORWARD: dict[ClusterName, tuple[str, ...]] = {
     "dp": ("lookup",),
     "rb": ("lookup", "row exchange"),
     "ub": ("row exchange", "lookup"),
 }
-BACKWARD: dict[Cluster, tuple[str, ...]] = {
+BACKWARD: dict[ClusterName, tuple[str, ...]] = {
     "dp": ("gradients", "gradient exchange", "update"),
     "rb": ("gradient exchange", "gradients", "square exchange", "update"),
     "ub": ("gradients", "gradient exchange", "square exchange", "update"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
-from embark_jax.plans.options import Cluster
+from embark_jax.plans.options import ClusterName
 from embark_jax.plans.placement import Placement
 from embark_jax.plans.tables import FeatureSpec, TableSpec
 from experiments.embark_table1.step import FLOAT_BYTES
@@ -72,7 +72,9 @@ def table_bytes(table: TableSpec, workload: Workload) -> float:
     return table.rows * table.dim * FLOAT_BYTES * (1 + workload.state_values[0])
 
 
-def thresholds(uses: Sequence[TableUse], replicated: int, unique: int) -> list[Cluster]:
+def thresholds(
+    uses: Sequence[TableUse], replicated: int, unique: int
+) -> list[ClusterName]:
     """The cluster of each table by EMBark's rule: the smallest tables are in DP, of the
     others those with the fewest ids a bag in UB, the rest in RB.
 
@@ -80,7 +82,7 @@ def thresholds(uses: Sequence[TableUse], replicated: int, unique: int) -> list[C
       uses: the tables.
       replicated, unique: numbers of tables in DP and in UB.
     """
-    clusters: list[Cluster] = ["rb"] * len(uses)
+    clusters: list[ClusterName] = ["rb"] * len(uses)
     by_size = sorted(range(len(uses)), key=lambda i: dp_order(uses[i]))
     for i in by_size[:replicated]:
         clusters[i] = "dp"
@@ -102,7 +104,7 @@ def embark(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     workload: Workload,
-    clusters: Sequence[Cluster],
+    clusters: Sequence[ClusterName],
     settings: Settings = BENCHMARK,
 ) -> list[Placement]:
     """EMBark's placements: DP tables on all devices, the rows of UB tables over all

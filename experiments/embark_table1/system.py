@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from embark_jax.planner.cost.rates import Rates
 from embark_jax.planner.request.workload import TableUse, table_uses
-from embark_jax.plans.options import Cluster
+from embark_jax.plans.options import ClusterName
 from embark_jax.plans.placement import Placement
 from embark_jax.simulator import Simulation, Task, schedule, serial
 from experiments.embark_table1.job import Job
@@ -69,7 +69,7 @@ def simulate_ablation(job: Job) -> Iterator[Simulation]:
     yield simulate_embark("baseline", job, placements, serial)
     overlapped = simulate_embark("+ overlap", job, placements)
     yield overlapped
-    reduced: list[Cluster] = ["rb"] * len(job.tables)
+    reduced: list[ClusterName] = ["rb"] * len(job.tables)
     sharded = simulate_embark("", job, plan_embark(job, reduced))
     best = min(overlapped, sharded, key=step_ms)
     yield dataclasses.replace(best, system="+ sharding")
@@ -78,18 +78,18 @@ def simulate_ablation(job: Job) -> Iterator[Simulation]:
     yield dataclasses.replace(best, system="+ clusters")
 
 
-def plan_embark(job: Job, clusters: Sequence[Cluster]) -> list[Placement]:
+def plan_embark(job: Job, clusters: Sequence[ClusterName]) -> list[Placement]:
     """Places a job's tables, each in a cluster, as EMBark does."""
     return embark(job.tables, job.features, job.workload, clusters)
 
 
-def best_clusters(job: Job) -> list[Cluster]:
+def best_clusters(job: Job) -> list[ClusterName]:
     """Returns the clusters with which the step is shortest, of those that EMBark's two
     numbers allow: how many tables are in DP, and how many of the others in UB. Tables
     of the same shape stay together. EMBark sets the numbers by hand."""
     uses = table_uses(job.tables, job.features, job.workload)
 
-    def time_ms(clusters: list[Cluster]) -> float:
+    def time_ms(clusters: list[ClusterName]) -> float:
         return step_ms(simulate_embark("", job, plan_embark(job, clusters)))
 
     choices = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embark_jax.config.table_lists import read_table_list
-from embark_jax.plans.options import Cluster
+from embark_jax.plans.options import ClusterName
 from embark_jax.plans.placement import Placement
 from experiments.embark_table1.job import Job, job_of_list
 from experiments.embark_table1.placements import Settings, embark, table_bytes
@@ -43,7 +43,7 @@ def placements_of(setting: str) -> list[Placement]:
     record = json.loads(setting)
     job = job_of(record, fitted())
     least_bytes = 1e9 * record["dp_threshold_gb"]
-    clusters: list[Cluster] = [
+    clusters: list[ClusterName] = [
         "dp" if table_bytes(table, job.workload) < least_bytes else "rb"
         for table in job.tables
     ]

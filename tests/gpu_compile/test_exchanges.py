@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import embark_jax as ej
-from embark_jax.plans.options import Exchange
+from embark_jax.plans.options import ExchangeName
 from tests.collectives import collectives
 from tests.compiled import compile_step, h100_mesh
 
@@ -20,7 +20,7 @@ FEATURES = (
 
 
 @functools.cache
-def planned(nodes: int, exchange: Exchange) -> ej.Plan:
+def planned(nodes: int, exchange: ExchangeName) -> ej.Plan:
     """A table of each cluster, two of them with a row shard a device."""
     machines = ej.fleets.dgx_h100(nodes)
     devices = machines.devices
@@ -42,7 +42,7 @@ def planned(nodes: int, exchange: Exchange) -> ej.Plan:
 
 
 @functools.cache
-def compiled(nodes: int, exchange: Exchange = "flat"):
+def compiled(nodes: int, exchange: ExchangeName = "flat"):
     """A step of that plan."""
     return compile_step(
         planned(nodes, exchange),

@@ -22,14 +22,14 @@ from embark_jax.planner.cost.program import ProgramModel
 from embark_jax.planner.request.workload import TableUse, Workload, table_uses
 from embark_jax.plans.capacities import capacity_of, rows_of
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, EXCHANGES, REPLICATED
-from embark_jax.plans.options import Cluster, Exchange
+from embark_jax.plans.options import ClusterName, ExchangeName
 from embark_jax.plans.placement import Placement, RowRange, StorageKind, row_ranges
 from embark_jax.plans.tables import FeatureSpec
 from embark_jax.plans.traffic import WORD_BYTES, summed_whole
 from embark_jax.plans.wire import VALUE_BYTES
 
-CLUSTER_NAMES: tuple[Cluster, ...] = tuple(CLUSTERS)
-EXCHANGE_NAMES: tuple[Exchange, ...] = tuple(EXCHANGES)
+CLUSTER_NAMES: tuple[ClusterName, ...] = tuple(CLUSTERS)
+EXCHANGE_NAMES: tuple[ExchangeName, ...] = tuple(EXCHANGES)
 Layout = tuple[int, int, int, int]
 """Cluster and exchange, as numbers, row shards and column shards."""
 HELD_BY_ALL: Layout = (

@@ -9,7 +9,7 @@ from embark_jax._base.config import nearest
 from embark_jax.planner.request.workload import Workload
 from embark_jax.plans.clusters import CLUSTERS, DIRECT, REPLICATED, SHARDED
 from embark_jax.plans.forced import FREE, ForcedPlacement
-from embark_jax.plans.options import Cluster
+from embark_jax.plans.options import ClusterName
 from embark_jax.plans.placement import Placement, sequence_problems
 from embark_jax.plans.tables import (
     MOST_BATCH,
@@ -123,7 +123,7 @@ def _placement_of(table: TableSpec, force: ForcedPlacement) -> Placement:
     columns = 1 if force.column_shards is None else force.column_shards
     rows, owners = force.row_shards, force.devices
     exchange = force.exchange or DIRECT
-    able: list[Cluster] = [
+    able: list[ClusterName] = [
         name for name in SHARDED if exchange in CLUSTERS[name].exchanges
     ]
     cluster = force.cluster or (able or list(SHARDED))[0]

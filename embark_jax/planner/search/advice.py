@@ -24,7 +24,7 @@ from embark_jax.planner.search.assignment import Assignment
 from embark_jax.planner.search.instance import Request
 from embark_jax.planner.search.solve import SearchResult, solve
 from embark_jax.plans.clusters import CLUSTERS
-from embark_jax.plans.options import Exchange
+from embark_jax.plans.options import ExchangeName
 from embark_jax.plans.placement import Placement
 from embark_jax.plans.prediction import HARDLY_LONGER
 
@@ -36,7 +36,7 @@ LEAST_GAIN = 0.02
 """Share of more samples a second from which on a change is worth a word."""
 SHORT_OF_MEMORY = 0.5
 """Share of the memory limit from which on tables in host memory may make room."""
-STAGED: Exchange = "hierarchical"
+STAGED: ExchangeName = "hierarchical"
 
 
 def _planned(requests: Sequence[Request]) -> Iterator[tuple[Request, SearchResult]]:

@@ -33,7 +33,7 @@ from embark_jax.plans.clusters import (
     SHARDED,
 )
 from embark_jax.plans.forced import ForcedPlacement
-from embark_jax.plans.options import Cluster, Tier
+from embark_jax.plans.options import ClusterName, Tier
 from embark_jax.plans.plan import MAX_SLOTS
 from embark_jax.plans.tables import TableSpec
 
@@ -171,10 +171,10 @@ def _layouts(cut: Cut, force: ForcedPlacement, workload: Workload) -> Iterator[L
                     yield *numbers, *split
 
 
-def _clusters(cut: Cut, force: ForcedPlacement, alone: bool) -> Sequence[Cluster]:
+def _clusters(cut: Cut, force: ForcedPlacement, alone: bool) -> Sequence[ClusterName]:
     """Returns the clusters that a cut's cold rows may be in; ``alone`` on one host
     device."""
-    clusters: Sequence[Cluster] = CLUSTER_NAMES
+    clusters: Sequence[ClusterName] = CLUSTER_NAMES
     if cut.cold.sequence:
         clusters = FOR_SEQUENCES
     if force.cluster is not None:
