@@ -40,7 +40,7 @@ DENSE, DENSE_GRADIENTS = "cross backward", "bottom backward"
 APPLIED = "update dense"
 """A step is applied as a whole or not at all: the new dense parameters must be known to
 be finite before rows are written."""
-KERNELS_A_PRODUCT = 13
+KERNELS_A_PRODUCT = 11
 """Kernels for each product of dense layers beside its own three: what is elementwise,
 sums of biases' gradients, checks and updates, which XLA leaves in a kernel for each
 array. As counted in compiled steps (``experiments/step_bytes/timeline``)."""

@@ -105,7 +105,7 @@ def test_what_would_be_faster_is_so_when_it_is_done():
     for change, fields in followed.items():
         other = dataclasses.replace(workload, **fields)
         step_ms = plan_for(other, tables, features).prediction.step_ms
-        assert step_ms <= float(said[change]) * 1.001
+        assert step_ms <= float(said[change]) + 0.0005  # by which it is rounded
     assert not plan_for(workload, tables, features).prediction.advice
 
 

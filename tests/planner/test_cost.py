@@ -144,7 +144,7 @@ def test_each_storage_has_small_kernels(cluster):
     more = (
         model.storage_price(storage)[Peak.USE] - MODEL.storage_price(storage)[Peak.USE]
     )
-    assert more == pytest.approx(36 * 0.002)
+    assert more == pytest.approx(29 * 0.002)
 
 
 def test_owners_read_every_id_in_rb_and_update_unique_rows():

@@ -31,7 +31,7 @@ ID_VALUES = 2
 TOUCHED_ROWS = Work("id exchange", "touched rows", collective="all_reduce")
 ROW_SUM = Work("gradient exchange", "row gradients", collective="all_reduce")
 """What tells devices of replicated rows which are touched, and sums their gradients."""
-KERNELS_A_STORAGE = {"sort": 25, "lookup": 4, "update": 7}
+KERNELS_A_STORAGE = {"sort": 18, "lookup": 4, "update": 7}
 """Kernels for a storage, as counted in compiled steps
 (``experiments/step_bytes/timeline``): most move little."""
 DISK_BLOCK_BYTES = 4096
