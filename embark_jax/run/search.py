@@ -181,12 +181,16 @@ class Trials:
 
     def best(self, name: str) -> float:
         """Returns the best value of the metric in the evaluations of a trial."""
-        value = read_run(self.workdir / name, name).best(self.deciding)
+        run = read_run(self.workdir / name, name)
+        value = run.best(self.deciding)
         if value is None:
+            known = sorted({key for record in run.records for key in record})
+            known = [key for key in known if run.best(key) is not None]
             raise ConfigError(
-                f"{self.workdir / name}: its evaluations have no {self.deciding}: the "
-                "set must have samples, whose labels are 0 and 1, and train.eval_every "
-                "be at most the number of steps"
+                f"{self.workdir / name}: its evaluations have no {self.deciding}, but "
+                f"{', '.join(known) or 'nothing'}: choose another --metric; or the set "
+                "must have samples, whose labels are 0 and 1, and train.eval_every be "
+                "at most the number of steps"
             )
         return value
 
@@ -272,5 +276,7 @@ def _search_all(trials: Trials, points: Sequence[Mapping[str, Any]]) -> None:
             try:
                 if not trials.train(name, point):
                     return
+                if number == 0:
+                    trials.best(name)  # which it must have, before all are trained
             except DIVERGED:
                 continue

@@ -245,6 +245,16 @@ def test_a_folder_of_another_search_is_refused(config, trained, tmp_path):
     assert runs.snapshot(workdir) == before
 
 
+def test_a_grid_by_a_metric_that_its_runs_do_not_have_ends_with_the_first(
+    config, trained, tmp_path
+):
+    """No config is called the best by a metric that none has."""
+    args = "search", config, *GRID, "--metric", "hr@10", "--workdir", tmp_path / "grid"
+    refused = embark(*args)
+    runs.assert_refused(refused, "validation_hr@10", "validation_auc")
+    assert trained == ["trial-0000"]
+
+
 def test_the_test_set_decides_only_where_no_other_is(
     config, trained, tmp_path, monkeypatch
 ):
