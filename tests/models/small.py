@@ -72,9 +72,9 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def joined(model: Any, embeddings: dict[str, Any]) -> Any:
     """Returns embeddings in one array, if the model takes one and it can be made."""
     names = sorted(embeddings)
-    if not isinstance(model, JoinedModel) or {a.ndim for a in embeddings.values()} != {
-        2
-    }:
+    if not isinstance(model, JoinedModel):
+        return embeddings
+    if any(embeddings[name].ndim == 3 for name in names):
         return embeddings
     dims = tuple((name, embeddings[name].shape[1]) for name in names)
     values = jnp.concatenate([embeddings[name] for name in names], axis=1)
