@@ -100,15 +100,10 @@ def recommend(
 
 def _seen_by(scorer: Scorer, path: Path, user: Any, users: Any) -> list[list[Any]]:
     """Returns the items that a file has of the user of each row."""
-    table, items_of_user = (
-        scorer.rows.kept(path, [user, scorer.item]),
-        defaultdict(list),
-    )
-    names, items = (
-        scorer.rows.written(user, table[user]),
-        table[scorer.item].to_pylist(),
-    )
-    for name, item in zip(names, items, strict=True):
+    table = scorer.rows.kept(path, [user, scorer.item])
+    names = scorer.rows.written(user, table[user])
+    items_of_user = defaultdict(list)
+    for name, item in zip(names, table[scorer.item].to_pylist(), strict=True):
         items_of_user[name].append(item)
     return [items_of_user[name] for name in scorer.rows.written(user, users)]
 
