@@ -4,7 +4,6 @@ last of each user."""
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 from embark_jax._base.config import ConfigError
@@ -27,8 +26,6 @@ from embark_jax.prepare.recipe import (
 HELD_OUT = "samples held out"
 """A table of the rows that are held out, and the split of each."""
 _PARTS = 10**6
-_SHARE = re.compile(r"0?\.\d*[1-9]\d*")
-"""A number from 0 to 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Split:
         wrong = by not in SPLITS_BY or (equals and by in ("none", "leave-one-out"))
         if not wrong and not equals:
             return cls(by)
-        if not wrong and _SHARE.fullmatch(value):
+        if not wrong and len(begins) == 1 and _is_share(value):
             return cls(by, float(value))
         if not wrong and by == "time" and all(begins) and len(begins) <= 2:
             return cls(by, None, begins)
@@ -65,6 +62,13 @@ class Split:
             "time take a share from 0 to 1, such as time=0.2; time also takes one time "
             "or two, such as time=2024-05-01,2024-05-08, when validation and test begin"
         )
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 < float(text) < 1
+    except ValueError:
+        return False
 
 
 def split_of(
