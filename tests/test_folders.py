@@ -9,6 +9,7 @@ import embark_jax as ej
 from embark_jax._base.bucket_copy import written
 from embark_jax._base.config import ConfigError
 from embark_jax._base.files import new_folder, replacing
+from embark_jax.checkpoint.folder import CheckpointFolder
 from embark_jax.data import DataError, PreparedData
 from embark_jax.run.folder import RunFolder
 from tests.prepare.raw_files import prepared, write_table
@@ -47,8 +48,10 @@ def test_names_of_folders_are_taken_as_they_are(tmp_path, monkeypatch, name):
 
 def test_a_run_has_no_backslash_in_its_folder(tmp_path):
     """TensorStore would write its checkpoints elsewhere."""
-    with pytest.raises(ConfigError, match=r"a backslash in .*choose another --workdir"):
-        RunFolder(tmp_path / "a\\b" / "run").open(resume=False)
+    path = tmp_path / "a\\b" / "run"
+    for opened in (lambda: RunFolder(path).open(False), lambda: CheckpointFolder(path)):
+        with pytest.raises(ConfigError, match=r"a backslash in .*another --workdir"):
+            opened()
 
 
 def test_two_preparations_at_once(tmp_path):

@@ -14,8 +14,9 @@ from typing import Any
 import filelock
 import pyarrow as pa
 
+from embark_jax._base.config import ConfigError
 from embark_jax._base.errors import DataError
-from embark_jax._base.object_store import local
+from embark_jax._base.object_store import in_bucket, local
 
 
 @contextlib.contextmanager
@@ -74,6 +75,15 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Raises ``ConfigError`` if TensorStore would write to another folder."""
+    if not in_bucket(path) and "\\" in (absolute := str(Path(path).absolute())):
+        raise ConfigError(
+            f"{path}: a backslash in {absolute} is a slash to TensorStore, which "
+            "writes checkpoints; choose another --workdir"
+        )
 
 
 def locked(path: Path, error: Exception) -> filelock.BaseFileLock:

@@ -16,8 +16,12 @@ import filelock
 from etils import epath
 
 from embark_jax._base.bucket_copy import bucket_folder, check_writable
-from embark_jax._base.files import locked
-from embark_jax._base.object_store import file_system_or_bucket, in_bucket, reached
+from embark_jax._base.files import check_path, locked
+from embark_jax._base.object_store import (
+    file_system_or_bucket,
+    in_bucket,
+    reached,
+)
 from embark_jax.checkpoint.contents import ARRAYS
 from embark_jax.checkpoint.errors import CheckpointError
 
@@ -38,6 +42,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        check_path(path)
         self._is_bucket = in_bucket(path)
         path = file_system_or_bucket(path)
         self.path = epath.Path(path if self._is_bucket else Path(path).absolute())

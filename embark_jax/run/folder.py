@@ -18,8 +18,12 @@ from embark_jax._base.bucket_copy import (
     local_copy,
 )
 from embark_jax._base.config import ConfigError
-from embark_jax._base.files import locked, replacing
-from embark_jax._base.object_store import StorageError, file_system_or_bucket, in_bucket
+from embark_jax._base.files import check_path, locked, replacing
+from embark_jax._base.object_store import (
+    StorageError,
+    file_system_or_bucket,
+    in_bucket,
+)
 from embark_jax.config import ExperimentConfig, reading
 
 CHECKPOINTS = "checkpoints"
@@ -156,11 +160,7 @@ class RunFolder:
         """Raises ``OSError`` if nothing can be written to the folder, or to the one
         that it will be made in."""
         path = Path(self.path).absolute()
-        if "\\" in str(path):
-            raise ConfigError(
-                f"{self.path}: a backslash in {path} is a slash to TensorStore, which "
-                "writes checkpoints; choose another --workdir"
-            )
+        check_path(path)
         folder = next(each for each in (path, *path.parents) if each.exists())
         try:
             tempfile.TemporaryFile(dir=folder).close()
