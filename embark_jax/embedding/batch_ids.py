@@ -198,11 +198,9 @@ class BatchIds:
         total = jnp.zeros(len(features), jnp.int32)
         return total.at[np.array(feature_of)].add(jnp.concatenate(counts))
 
-    def mean_factors(
-        self, pooled: Mapping[int, Sequence[FeatureSpec]]
-    ) -> dict[int, jax.Array]:
-        """Returns ``[batch, features]`` for each dim that has a mean: one over the
-        total weight of a bag, zero if that is zero; 1 for features without a mean."""
+    def mean_factors(self, pooled: Sequence[FeatureSpec]) -> jax.Array | None:
+        """Returns ``[batch, features]``, if some have a mean: one over the total weight
+        of a bag, zero if that is zero; 1 for features without a mean."""
 
         def factors(features: list[FeatureSpec]) -> jax.Array:
             names = [feature.name for feature in features]
@@ -214,29 +212,26 @@ class BatchIds:
             total = terms.reshape(len(terms), len(features), -1).sum(axis=2)
             return jnp.where(total == 0, 0.0, 1.0 / jnp.where(total == 0, 1.0, total))
 
-        return {
-            dim: _by_kind(features, factors)
-            for dim, features in pooled.items()
-            if any(feature.pooling == "mean" for feature in features)
-        }
+        if not any(feature.pooling == "mean" for feature in pooled):
+            return None
+        return _by_kind(pooled, factors)
 
-    def largest_weights(
-        self, pooled: Mapping[int, Sequence[FeatureSpec]]
-    ) -> tuple[dict[int, jax.Array], dict[str, jax.Array]]:
-        """Returns ``[batch, features]`` for each dim that has weights: the largest
-        absolute weight of each bag; and for weighted sequences ``[events]``."""
+    def largest_weights(self, pooled: Sequence[FeatureSpec]) -> jax.Array | None:
+        """Returns ``[batch, features]``, if some have weights: the largest absolute
+        weight of each bag."""
 
         def largest(features: list[FeatureSpec]) -> jax.Array:
             weights = jnp.abs(self.weights([feature.name for feature in features]))
             return weights.reshape(len(weights), len(features), -1).max(axis=2)
 
-        of_bags = {
-            dim: _by_kind(features, largest)
-            for dim, features in pooled.items()
-            if any(feature.weighted for feature in features)
-        }
-        of_events = self._event_weights.items()
-        return of_bags, {name: jnp.abs(weights[:, 0]) for name, weights in of_events}
+        if not any(feature.weighted for feature in pooled):
+            return None
+        return _by_kind(pooled, largest)
+
+    def event_weights(self) -> dict[str, jax.Array]:
+        """Returns the absolute weights of weighted sequences, ``[events]``."""
+        weights = self._event_weights.items()
+        return {name: jnp.abs(of_events[:, 0]) for name, of_events in weights}
 
     def _valid(self, features: Sequence[str]) -> jax.Array:
         """Returns where features have an id, ``[rows, columns]``."""
@@ -291,15 +286,14 @@ def add_columns(matrix: jax.Array, places: np.ndarray, count: int) -> jax.Array:
     """Adds up the columns of ``[rows, n, …]`` that have the same place: ``[rows, count,
     …]``, zeros where none has. The order is always the same, as it is not in a scatter
     on a GPU."""
-    sources = [np.flatnonzero(places == place) for place in range(count)]
+    order = np.argsort(places, kind="stable")
+    begin, end = np.searchsorted(
+        places[order], [np.arange(count), np.arange(count) + 1]
+    )
+    order = np.append(order, matrix.shape[1])  # a column that is not there
     terms = []
-    for number in range(max(map(len, sources))):
-        columns = np.array(
-            [
-                of_place[number] if number < len(of_place) else matrix.shape[1]
-                for of_place in sources
-            ]
-        )
+    for number in range(max(end - begin)):
+        columns = order[np.where(begin + number < end, begin + number, -1)]
         if matrix.shape[1] in columns:
             terms.append(matrix.at[:, columns].get(mode="fill", fill_value=0))
         else:

@@ -24,10 +24,9 @@ from embark_jax.embedding.initial import initial_block
 from embark_jax.embedding.joining import check_layout, join_columns
 from embark_jax.embedding.lookups import (
     Lookups,
+    PooledColumns,
     by_outputs,
     by_sums,
-    join,
-    pooled_features,
     split,
     sum_outputs,
 )
@@ -76,12 +75,11 @@ class Routes(NamedTuple):
 
     Attributes:
       storages: route of each storage's cluster, by storage name.
-      mean_factors: for each dim that has features with mean pooling ``[batch,
-        features]``, in the order of ``Lookups``: one over the total weight of a bag; 1
-        for other features.
-      largest_weights: pooled for each dim that has weighted features ``[batch,
-        features]``, and for each weighted sequence ``[total]``: the largest absolute
-        weight of a bag, or of an event.
+      mean_factors: ``[batch, features]`` of pooled features by name, if some have a
+        mean: one over the total weight of a bag; 1 for other features.
+      largest_weights: ``[batch, features]``, likewise, if some have weights: the
+        largest absolute weight of a bag.
+      event_weights: for each weighted sequence ``[total]`` absolute weights.
       needed: for each capacity of the plan the ``[]`` int32 that the batch needs.
       bad_ids: ``[devices, features]`` int32, in the order of the plan's features:
         number of ids in each device's samples that are neither a row of their table nor
@@ -90,8 +88,9 @@ class Routes(NamedTuple):
     """
 
     storages: dict[str, Route]
-    mean_factors: dict[int, jax.Array]
-    largest_weights: Lookups
+    mean_factors: jax.Array | None
+    largest_weights: jax.Array | None
+    event_weights: dict[str, jax.Array]
     needed: dict[str, jax.Array]
     bad_ids: jax.Array
     any_bad: jax.Array
@@ -145,11 +144,8 @@ class EmbeddingCollection:
         self.implementation = implementation
         self.hot_only = hot_only
         self.beside = beside
-        self._pooled = pooled_features(plan)
-        self.room = 0
-        if len(self._pooled) == 1 and not plan.events:
-            (dim,) = self._pooled
-            self.room = 0 if beside % dim else beside // dim
+        self._pooled = PooledColumns.of(plan, beside)
+        self.room = self._pooled.room
         self._storages = {storage.name: storage for storage in plan.storages}
         self.capacities = {
             name: 0 if hot_only and name in self._storages else capacity
@@ -184,6 +180,7 @@ class EmbeddingCollection:
         storages, everywhere = dict.fromkeys(self.clusters, BATCH), PartitionSpec()
         self.route_specs: Any = Routes(
             storages,
+            BATCH,  # pyright: ignore
             BATCH,  # pyright: ignore
             BATCH,  # pyright: ignore
             everywhere,  # pyright: ignore
@@ -331,8 +328,6 @@ class EmbeddingCollection:
                     needed[events_of(name)] = events_needed(
                         of_sequence[:, 1], batch.cuts, self._hotness[name]
                     )
-            mean_factors = ids.mean_factors(self._pooled)
-            largest_weights = Lookups(*ids.largest_weights(self._pooled))
             # One collective for all of them; ids may have 64 bits.
             values = needed, largest_here, bad.sum(dtype=jnp.int32)
             joined, restore = ravel_pytree(values)
@@ -345,8 +340,9 @@ class EmbeddingCollection:
             needed = {n: needed.get(n, jnp.int32(0)) for n in self.plan.capacities}
             return Routes(
                 storages,
-                mean_factors,
-                largest_weights,
+                ids.mean_factors(self._pooled.features),
+                ids.largest_weights(self._pooled.features),
+                ids.event_weights(),
                 needed,
                 bad[None],
                 bad_anywhere > 0,
@@ -392,7 +388,7 @@ class EmbeddingCollection:
                 by_block = cluster.lookup(storages[name], route, dtype)
                 outputs += zip(cluster.index.blocks, by_block, strict=True)
             found = sum_outputs(
-                outputs, self._pooled, routes.mean_factors, batch, dtype, self.room
+                outputs, self._pooled, routes.mean_factors, batch, dtype
             )
             empty = {  # of sequences of which no row lies in these storages
                 name: jnp.zeros((events, self.output_shapes[name][-1]), jnp.float32)
@@ -407,27 +403,20 @@ class EmbeddingCollection:
     def by_feature(self, lookups: Lookups) -> dict[str, jax.Array]:
         """Returns the pooled embedding of each feature, ``[batch, dim]``, or of a
         sequence what ``lookups`` has."""
-        return split(self._pooled, lookups, self.room)
-
-    def joined(self, lookups: Lookups) -> jax.Array:
-        """Returns the pooled embeddings of all features in one array, ``[batch,
-        width_beside + sum of dims]``, by name."""
-        return join(self._pooled, lookups)
+        return split(self._pooled, lookups)
 
     def largest_terms(self, gradients: Lookups, routes: Routes) -> list[jax.Array]:
         """Returns the largest absolute value of what a bag, or event, adds to the
         gradient of a row: its gradient, times factors and weights. On a device."""
-        largest = []
-        for dim, gradient in gradients.pooled.items():
-            term = jnp.abs(gradient[:, self.room * dim :]).astype(jnp.float32)
-            for factors in (routes.mean_factors, routes.largest_weights.pooled):
-                if dim in factors:
-                    of_bags = term.reshape(*factors[dim].shape, -1).max(axis=2)
-                    term = of_bags * factors[dim]
-            largest.append(term)
+        pooled = self._pooled
+        terms = jnp.abs(pooled.in_runs(gradients.pooled)[:, self.room :])
+        largest = [terms.astype(jnp.float32).max(axis=2)]
+        for factors in (routes.mean_factors, routes.largest_weights):
+            if factors is not None:
+                largest[0] *= pooled.by_run(factors)[:, self.room :]
         for name, gradient in gradients.sequences.items():
             term = jnp.abs(gradient).max(axis=1)
-            largest.append(term * routes.largest_weights.sequences.get(name, 1.0))
+            largest.append(term * routes.event_weights.get(name, 1.0))
         return largest
 
     @jax.named_scope("update")
@@ -465,7 +454,7 @@ class EmbeddingCollection:
         def update(storages, state, routes, gradients, late_gradients, step, apply):
             with jax.named_scope("gradients"):
                 gradients, late_gradients = (
-                    by_sums(each, self._pooled, routes.mean_factors, self.room)
+                    by_sums(each, self._pooled, routes.mean_factors)
                     for each in (gradients, late_gradients)
                 )
             by_storage = {
@@ -473,7 +462,6 @@ class EmbeddingCollection:
                     cluster.index,
                     gradients if self._storages[name].replicated else late_gradients,
                     self._pooled,
-                    self.room,
                 )
                 for name, cluster in self.clusters.items()
             }

@@ -15,7 +15,6 @@ requests: pooled, of 1 bag and 2 outputs; in a sequence, of 3 bags and 6 outputs
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -45,18 +44,15 @@ class Requests(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureOutputs:
-    """The position of a feature's outputs among those of its block; features of equal
-    dim are neighbours.
+    """The position of a feature's outputs among those of its block.
 
     Attributes:
       feature: the feature.
-      dim: dim of its table.
       columns: its id columns, among those of the block.
       outputs: its outputs, one for each column shard.
     """
 
     feature: FeatureSpec
-    dim: int
     columns: slice
     outputs: slice
 
@@ -94,16 +90,6 @@ class FeatureBlock:
     def sequence(self) -> bool:
         """Whether its rows are the events of a sequence."""
         return self.features[0].feature.sequence
-
-    @property
-    def by_dim(self) -> dict[int, tuple[list[str], slice]]:
-        """Names and outputs of the features of each dim."""
-        groups = {}
-        for dim, neighbours in itertools.groupby(self.features, lambda f: f.dim):
-            features = list(neighbours)
-            outputs = slice(features[0].outputs.start, features[-1].outputs.stop)
-            groups[dim] = [f.feature.name for f in features], outputs
-        return groups
 
     @property
     def columns(self) -> int:
@@ -298,9 +284,8 @@ def index_storage(
     """
     tables = {table.name for table in storage.tables.values()}
     readers = [feature for feature in features if feature.table in tables]
-    dims = {table.name: table.dim for table in storage.tables.values()}
     pooled = [feature for feature in readers if not feature.sequence]
-    pooled.sort(key=lambda f: (dims[f.table], f.name))
+    pooled.sort(key=lambda feature: feature.name)
     if any(f.table not in tables for f in features if not f.sequence):
         room = 0
     blocks = [_index_block(storage, pooled, devices, batch, room)] if pooled else []
@@ -341,9 +326,7 @@ def _index_block(
             request_output += [len(of_outputs)] * bag
             of_outputs.append(shards[shards["column_shard"] == k])
         outputs = slice(first_output, len(of_outputs))
-        feature_outputs.append(
-            FeatureOutputs(feature, dims[feature.table], columns, outputs)
-        )
+        feature_outputs.append(FeatureOutputs(feature, columns, outputs))
     shards, counts = np.concatenate(of_outputs), [len(each) for each in of_outputs]
     return FeatureBlock(
         storage,

@@ -106,7 +106,7 @@ class Cuts:
         and what ``numbered`` has of the cut."""
 
         def cut(embeddings, sequences, number):
-            pooled = {d: self._own(x, number) for d, x in embeddings.pooled.items()}
+            pooled = self._own(embeddings.pooled, number)
             rows, ids, weights, spans = {}, {}, {}, {}
             for name, packed in embeddings.sequences.items():
                 spans[name], begin = self._events_of(
@@ -142,11 +142,10 @@ class Cuts:
         of its embeddings."""
 
         def replace(embeddings, spans, number, gradients):
-            pooled, sequences = {}, {}
-            for dim, own in gradients.pooled.items():
-                pooled[dim] = lax.dynamic_update_slice_in_dim(
-                    embeddings.pooled[dim], own, number * len(own), axis=0
-                )
+            own, sequences = gradients.pooled, {}
+            pooled = lax.dynamic_update_slice_in_dim(
+                embeddings.pooled, own, number * len(own), axis=0
+            )
             for name, own in gradients.sequences.items():
                 rows = embeddings.sequences[name]
                 of_cut, begin = self._events_of(name, spans[name], number)

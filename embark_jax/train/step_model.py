@@ -194,7 +194,7 @@ def model_inputs(
     """
     if model.joined and not lookups.sequences:
         dims = pooled_dims(collection.output_shapes)
-        return Joined(collection.joined(lookups), dims, collection.width_beside), batch
+        return Joined(lookups.pooled, dims, collection.width_beside), batch
     embeddings: dict[str, Any] = collection.by_feature(lookups)
     longest = {f.name: f.hotness for f in collection.plan.features}
     sequences = {name: embeddings[name] for name in batch.spans}

@@ -97,7 +97,9 @@ def placements(tables: tuple[TableSpec, ...], features, devices: int):
 def problems(draw) -> Problem:
     nodes, gpus = draw(st.sampled_from(MESHES))
     tables = tuple(
-        TableSpec(f"t{i}", draw(st.integers(1, 30)), draw(st.sampled_from([2, 4, 8])))
+        TableSpec(
+            f"t{i}", draw(st.integers(1, 30)), draw(st.sampled_from([2, 4, 8, 12]))
+        )
         for i in range(draw(st.integers(1, 3)))
     )
     extra = draw(st.lists(st.sampled_from(tables), max_size=2))
@@ -211,7 +213,7 @@ def begin(plan: Plan, optimizer, seed: int = 0, **options):
         lookups = padded(collection, lookups, spans)
         fits, number = collection.fits(routes), jnp.int32(number)
         (gradients,) = transposed(packed(collection, gradients, spans))
-        gradients = with_gradients_beside(gradients, collection.room)
+        gradients = with_gradients_beside(gradients, collection.width_beside)
         storages, state, _ = collection.update(
             storages, state, routes, gradients, optimizer, number, fits
         )
@@ -248,12 +250,9 @@ def _map_sequences(collection: EmbeddingCollection, function, columns, spans):
     return {**columns, **collection.map(function, BATCH, BATCH)(*sequences)}
 
 
-def with_gradients_beside(gradients: Lookups, room: int) -> Lookups:
+def with_gradients_beside(gradients: Lookups, width: int) -> Lookups:
     """Gradients by the values that a model puts before embeddings; no row has them."""
-    pooled = {
-        dim: of_dim.at[:, : room * dim].set(1e6)
-        for dim, of_dim in gradients.pooled.items()
-    }
+    pooled = gradients.pooled.at[:, :width].set(1e6)
     return gradients._replace(pooled=pooled)
 
 
