@@ -183,15 +183,22 @@ class RetrievalModel(ModelWithLoss):
                 with wide(negative_ids):
                     is_own = negative_ids[None] == target_ids[:, None]
                     no_negative = is_own | (negative_ids[None] == PADDING_ID)
-                scores = jnp.where(no_negative, _NEVER, scores)
+                scores = scores + _NEVER * no_negative.astype(jnp.float32)
                 total = jnp.logaddexp(total, jax.nn.logsumexp(scores, axis=-1))
             return total
 
-        queries = jax.tree.map(
-            lambda array: jnp.moveaxis(array, 1, 0), (users, target_ids, own)
-        )
         at_once = POSITIONS_AT_ONCE * len(latest) // len(users)
-        total = lax.map(total_at, queries, batch_size=at_once).T
+        positions = users.shape[1]
+        turns = -(-positions // at_once)
+        size = -(-positions // turns)  # equal turns: the scores of a rest are beside
+
+        def by_position(array: jax.Array) -> jax.Array:
+            padding = [(0, turns * size - positions)] + [(0, 0)] * (array.ndim - 1)
+            with wide(array):
+                return jnp.pad(jnp.moveaxis(array, 1, 0), padding)
+
+        queries = jax.tree.map(by_position, (users, target_ids, own))
+        total = lax.map(total_at, queries, batch_size=size)[:positions].T
         logits = jnp.sum(latest * items, axis=1) / self.temperature
         return sample_losses(total - own), logits
 
