@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -20,7 +21,11 @@ COUNTERS = 2**18
 """Number of counters; if there are more items, they share counters by a hash."""
 POSITIONS_AT_ONCE = 8
 """Positions of a sample whose scores are in memory at once: 1 GiB of 2,048 samples of a
-device and 16,384 negatives, where those of 200 positions would be 25 GiB."""
+device and 16,384 negatives, where those of 200 positions would be 25 GiB. Turns are
+equal: of a smaller last one, XLA keeps the scores beside those of another."""
+TURN_TILE = 128
+"""Queries of a turn, where there are several, are a multiple of this: scores of others
+are copied to a whole number of tiles."""
 _GOLDEN = 0x9E3779B1  # 2^32 / φ: Knuth's multiplicative hash
 _NEVER = -1e9
 
@@ -187,13 +192,14 @@ class RetrievalModel(ModelWithLoss):
                 total = jnp.logaddexp(total, jax.nn.logsumexp(scores, axis=-1))
             return total
 
-        at_once = POSITIONS_AT_ONCE * len(latest) // len(users)
-        positions = users.shape[1]
-        turns = -(-positions // at_once)
-        size = -(-positions // turns)  # equal turns: the scores of a rest are beside
+        positions, at_once = users.shape[1], POSITIONS_AT_ONCE * len(latest)
+        turns = math.ceil(positions * len(users) / at_once)
+        size = math.ceil(positions / turns)
+        if turns > 1:
+            size = TURN_TILE * math.ceil(size / TURN_TILE)
 
         def by_position(array: jax.Array) -> jax.Array:
-            padding = [(0, turns * size - positions)] + [(0, 0)] * (array.ndim - 1)
+            padding = [(0, -positions % size)] + [(0, 0)] * (array.ndim - 1)
             with wide(array):
                 return jnp.pad(jnp.moveaxis(array, 1, 0), padding)
 
