@@ -188,7 +188,12 @@ def _called(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
 
 
 def kept_and_most_bytes(
-    gradients: Callable[..., Any], parameters: int, late: bool, held: Any, *inputs: Any
+    gradients: Callable[..., Any],
+    parameters: int,
+    late: bool,
+    held: Any,
+    *inputs: Any,
+    alone: bool = False,
 ) -> tuple[int, int]:
     """Returns the bytes of the arrays that backward needs from forward, and of those
     that are there at once at most, inputs included.
@@ -205,6 +210,8 @@ def kept_and_most_bytes(
         alone need.
       held: trees of arrays that are there anyway, such as parameters.
       inputs: the other arguments, arrays or shapes.
+      alone: whether products that free more than they make are not put off, as on a
+        single device, whose operations XLA orders by memory.
     """
     program, of_inputs, results = _flat(gradients, held, inputs)
     operands, sizes = program.operands(), program.sizes
@@ -212,8 +219,10 @@ def kept_and_most_bytes(
         {number for number in some if number is not None}
         for some in (results[1 : 1 + parameters], results[1 + parameters :])
     )
-    wanted, early = (large, set[str]()) if late else (of_parameters, PRODUCTS)
-    operations, forward = program.ordered(results[0], wanted, early)
+    early = PRODUCTS if alone else ()
+    operations, forward = program.ordered(
+        results[0], large if late else of_parameters, early
+    )
     end = len(operations)
     made_large = max(
         (i for i, each in enumerate(operations) if large.intersection(each.outputs)),

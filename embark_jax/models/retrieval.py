@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -21,11 +20,7 @@ COUNTERS = 2**18
 """Number of counters; if there are more items, they share counters by a hash."""
 POSITIONS_AT_ONCE = 8
 """Positions of a sample whose scores are in memory at once: 1 GiB of 2,048 samples of a
-device and 16,384 negatives, where those of 200 positions would be 25 GiB. Turns are
-equal: of a smaller last one, XLA keeps the scores beside those of another."""
-TURN_TILE = 128
-"""Queries of a turn, where there are several, are a multiple of this: scores of others
-are copied to a whole number of tiles."""
+device and 16,384 negatives, where those of 200 positions would be 25 GiB."""
 _GOLDEN = 0x9E3779B1  # 2^32 / φ: Knuth's multiplicative hash
 _NEVER = -1e9
 
@@ -188,23 +183,16 @@ class RetrievalModel(ModelWithLoss):
                 with wide(negative_ids):
                     is_own = negative_ids[None] == target_ids[:, None]
                     no_negative = is_own | (negative_ids[None] == PADDING_ID)
+                # Of jnp.where's constant there would be an array outside of the loop.
                 scores = scores + _NEVER * no_negative.astype(jnp.float32)
                 total = jnp.logaddexp(total, jax.nn.logsumexp(scores, axis=-1))
             return total
 
-        positions, at_once = users.shape[1], POSITIONS_AT_ONCE * len(latest)
-        turns = math.ceil(positions * len(users) / at_once)
-        size = math.ceil(positions / turns)
-        if turns > 1:
-            size = TURN_TILE * math.ceil(size / TURN_TILE)
-
-        def by_position(array: jax.Array) -> jax.Array:
-            padding = [(0, -positions % size)] + [(0, 0)] * (array.ndim - 1)
-            with wide(array):
-                return jnp.pad(jnp.moveaxis(array, 1, 0), padding)
-
-        queries = jax.tree.map(by_position, (users, target_ids, own))
-        total = lax.map(total_at, queries, batch_size=size)[:positions].T
+        queries = jax.tree.map(
+            lambda array: jnp.moveaxis(array, 1, 0), (users, target_ids, own)
+        )
+        at_once = POSITIONS_AT_ONCE * len(latest) // len(users)
+        total = lax.map(total_at, queries, batch_size=at_once).T
         logits = jnp.sum(latest * items, axis=1) / self.temperature
         return sample_losses(total - own), logits
 

@@ -248,7 +248,6 @@ def test_every_event_is_predicted_by_those_before(
     encoder, in_batch, on_devices, monkeypatch
 ):
     monkeypatch.setattr("embark_jax.models.retrieval.POSITIONS_AT_ONCE", 4)
-    monkeypatch.setattr("embark_jax.models.retrieval.TURN_TILE", 4)
     rng, samples = np.random.default_rng(3), 6
     ids, rows = histories(rng, samples), rng.normal(size=(ITEMS, DIM))
     model = next_item(encoder, temperature=0.5, in_batch=in_batch)
@@ -289,8 +288,8 @@ def shapes_outside_loops(jaxpr):
 
 
 def test_scores_are_in_memory_for_one_turn_alone():
-    """Neither those of all positions, nor, beside the turns, others as large."""
-    samples, length, dim = 512, 64, 4
+    """Neither those of all positions, nor, beside the turns, a constant as large."""
+    samples, length, dim = 512, 63, 4
     shapes = {"item": (dim,), "past": (length, dim)}
     model = ej.models.NextItem(
         shapes, 0, LATEST, "sasrec", 1, every_position=True, rngs=nnx.Rngs(0)
