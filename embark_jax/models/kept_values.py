@@ -123,7 +123,7 @@ class _Program:
 
     def _largest(self, numbers: Iterable[int]) -> int:
         """Returns the bytes of the largest of some values."""
-        return max(self.sizes[number] for number in numbers)
+        return max((self.sizes[number] for number in numbers), default=0)
 
     def operands(self) -> set[int]:
         """Returns the values that products read."""
@@ -201,7 +201,8 @@ def kept_and_most_bytes(
     Operations run in the order in which they were traced. An elementwise result is made
     where it is read, but as an array where a product reads it, or where it is smaller
     than what would have to stay for it and was read anyway, such as a mask; it lies
-    where an operand of its size was that nothing reads any more.
+    where an operand of its size was that nothing reads any more. A product by a vector
+    is made where backward first makes an array of all that it reads.
 
     Args:
       gradients: ``(held, *inputs) -> loss, gradients`` of parameters and embeddings.
