@@ -16,7 +16,7 @@ from embark_jax.models.interface import (
     check_history,
     unmasked,
 )
-from embark_jax.models.layers import BATCH_NORM_MOMENTUM, MLP
+from embark_jax.models.layers import BATCH_NORM_MOMENTUM, MLP, matmul
 from embark_jax.models.options import ComputeDtype, Dropout, History, Widths
 
 
@@ -106,9 +106,17 @@ def interest(
       valid: ``[batch, length]`` which places hold a behaviour.
       candidate: ``[batch, dim]``.
     """
-    candidate = jnp.broadcast_to(candidate[:, None], past.shape)
-    pairs = [past, candidate, past - candidate, past * candidate]
-    inputs = jnp.concatenate(pairs, axis=-1).reshape(-1, 4 * past.shape[-1])
-    weights = unit(inputs).reshape(past.shape[:2])
+    first, (batch, length, dim) = unit.layers[0], past.shape
+    of_past, of_candidate, of_difference, of_product = jnp.split(first.w[...], 4)
+
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        return matmul(x, w, first.compute_dtype)
+
+    hidden = product(past.reshape(-1, dim), of_past + of_difference)
+    related = (past * candidate[:, None]).reshape(-1, dim)
+    hidden = (hidden + product(related, of_product)).reshape(batch, length, -1)
+    hidden += product(candidate, of_candidate - of_difference)[:, None]
+    hidden = hidden.reshape(batch * length, -1) + first.b[...][None]
+    weights = unit.after_first(hidden).reshape(past.shape[:2])
     weights = jnp.where(valid, weights, 0.0)
     return jnp.einsum("bt,btd->bd", weights, past)

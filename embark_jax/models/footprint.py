@@ -122,7 +122,7 @@ def footprint(
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
     late = not (alone or isinstance(model, PackedModel))
     found = (
-        kept_and_most_bytes(gradients, len(sizes), late, *inputs_of(batch))
+        kept_and_most_bytes(gradients, len(sizes), late, *inputs_of(batch), alone=alone)
         for batch in (SAMPLES, 2 * SAMPLES, samples)
     )
     kept, most = (  # of a sample; what does not grow with them is small

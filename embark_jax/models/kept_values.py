@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,9 @@ ELEMENTWISE = set(FUSED.split())
 
 VIEWS = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose"}
 """Those of them that products read through."""
+SUM = "vector_product"
+"""A product by a vector: XLA multiplies, and adds, in the kernel that makes the
+operands, or in one that reads them for another array."""
 
 
 class _Operation(NamedTuple):
@@ -89,28 +92,38 @@ class _Program:
                 name = equation.primitive.name
                 if name == "dot_general" and 1 in (sizes := _sizes(equation)[1:]):
                     # XLA multiplies, and adds, in the kernel that makes the operands.
-                    name = "mul" if sizes[2] == 1 else "reduce_sum"
+                    name = "mul" if sizes[2] == 1 else SUM
                 self.operations.append(_Operation(name, own, outputs))  # pyright: ignore
             pairs = zip(equation.outvars, outputs, strict=True)
             numbers |= {v: n for v, n in pairs if n is not None}
         return numbered(jaxpr.outvars)
 
     def ordered(
-        self, loss: int | None, wanted: Iterable[int]
+        self, loss: int | None, wanted: Iterable[int], early: Collection[str]
     ) -> tuple[list[_Operation], int]:
         """Returns the operations up to that which makes the loss, then those that some
         values need, in their order, and the others after them; and how many the first
-        are."""
+        are. Others of some names, which make less than they read, are not put off."""
         made = (i for i, each in enumerate(self.operations) if loss in each.outputs)
         forward = next(made, -1) + 1
-        needed = set(wanted)
+        backward, needed = self.operations[forward:], set(wanted)
+        for operation in reversed(backward):
+            if not needed.isdisjoint(operation.outputs):
+                needed.update(operation.inputs)
         parts: tuple[list[_Operation], ...] = [], []
-        for operation in reversed(self.operations[forward:]):
-            is_other = needed.isdisjoint(operation.outputs)
-            parts[is_other].append(operation)
-            needed.update(() if is_other else operation.inputs)
-        backward = [operation for part in parts for operation in reversed(part)]
-        return self.operations[:forward] + backward, forward
+        put_off: set[int] = set()
+        for operation in backward:
+            name, inputs, outputs = operation
+            frees = name in early and put_off.isdisjoint(inputs)
+            frees = frees and self._largest(outputs) < self._largest(inputs)
+            is_put_off = needed.isdisjoint(outputs) and not frees
+            put_off.update(outputs if is_put_off else ())
+            parts[is_put_off].append(operation)
+        return [*self.operations[:forward], *parts[0], *parts[1]], forward
+
+    def _largest(self, numbers: Iterable[int]) -> int:
+        """Returns the bytes of the largest of some values."""
+        return max((self.sizes[number] for number in numbers), default=0)
 
     def operands(self) -> set[int]:
         """Returns the values that products read."""
@@ -175,7 +188,12 @@ def _called(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
 
 
 def kept_and_most_bytes(
-    gradients: Callable[..., Any], parameters: int, late: bool, held: Any, *inputs: Any
+    gradients: Callable[..., Any],
+    parameters: int,
+    late: bool,
+    held: Any,
+    *inputs: Any,
+    alone: bool = False,
 ) -> tuple[int, int]:
     """Returns the bytes of the arrays that backward needs from forward, and of those
     that are there at once at most, inputs included.
@@ -183,7 +201,8 @@ def kept_and_most_bytes(
     Operations run in the order in which they were traced. An elementwise result is made
     where it is read, but as an array where a product reads it, or where it is smaller
     than what would have to stay for it and was read anyway, such as a mask; it lies
-    where an operand of its size was that nothing reads any more.
+    where an operand of its size was that nothing reads any more. A product by a vector
+    is made where backward first makes an array of all that it reads.
 
     Args:
       gradients: ``(held, *inputs) -> loss, gradients`` of parameters and embeddings.
@@ -192,6 +211,8 @@ def kept_and_most_bytes(
         alone need.
       held: trees of arrays that are there anyway, such as parameters.
       inputs: the other arguments, arrays or shapes.
+      alone: whether products that free more than they make are not put off, as on a
+        single device, whose operations XLA orders by memory.
     """
     program, of_inputs, results = _flat(gradients, held, inputs)
     operands, sizes = program.operands(), program.sizes
@@ -199,7 +220,10 @@ def kept_and_most_bytes(
         {number for number in some if number is not None}
         for some in (results[1 : 1 + parameters], results[1 + parameters :])
     )
-    operations, forward = program.ordered(results[0], large if late else of_parameters)
+    early = PRODUCTS if alone else ()
+    operations, forward = program.ordered(
+        results[0], large if late else of_parameters, early
+    )
     end = len(operations)
     made_large = max(
         (i for i, each in enumerate(operations) if large.intersection(each.outputs)),
@@ -209,13 +233,19 @@ def kept_and_most_bytes(
     sources = {number: {number} for number in of_inputs}
     begin, last = dict.fromkeys(of_inputs, 0), dict.fromkeys(of_inputs, 0)
     made_here: list[tuple[int, set[int]]] = []
+    kernels: list[tuple[int, set[int]]] = []  # of backward: when, and what they read
+    of_mask: dict[int, set[int]] = {}  # what masks were made of
     shared: set[int] = set()  # made again of what others read, too
     for time, (name, of_operation, made) in enumerate(operations):
         made_of = set().union(*(sources[number] for number in of_operation))
-        last |= dict.fromkeys(made_of, time)
+        done = time
+        if name == SUM:
+            done = next((at for at, read in kernels if made_of <= read), time)
+        last |= {number: max(last[number], done) for number in made_of}
         is_shared = any(readers[n] > 1 or n in shared for n in of_operation)
         for number in made:
             is_mask = is_shared and number in program.masks
+            is_mask &= sizes[number] < sum(sizes[n] for n in made_of)
             is_array = is_mask or number in operands | large
             is_view = name in VIEWS and len(made_of) == 1
             is_elementwise = name in ELEMENTWISE
@@ -229,6 +259,10 @@ def kept_and_most_bytes(
                     begin[number] = made_large + 1
                 elif is_elementwise or name == "optimization_barrier":
                     made_here.append((number, made_of))
+                    of_mask |= {number: made_of} if is_mask else {}
+                    if time >= forward:
+                        of_masks = (of_mask.get(n, set()) for n in made_of)
+                        kernels.append((time, made_of.union(*of_masks)))
     for number in of_parameters | large:
         last |= dict.fromkeys(sources[number], end)
     for number, made_of in made_here:

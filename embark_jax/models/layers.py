@@ -311,8 +311,12 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[batch, inputs]`` to ``[batch, widths[-1]]``, both float32."""
+        return self.after_first(self.layers[0](x)) if self.layers else x
+
+    def after_first(self, x: jax.Array) -> jax.Array:
+        """Returns the same, of what the first layer's product and bias give."""
         for i, layer in enumerate(self.layers):
-            x = layer(x)
+            x = layer(x) if i else x
             if i < self.hidden:
                 x = held(x, layer.compute_dtype)
                 x = self.norms[i](x) if self.norms else x

@@ -183,7 +183,8 @@ class RetrievalModel(ModelWithLoss):
                 with wide(negative_ids):
                     is_own = negative_ids[None] == target_ids[:, None]
                     no_negative = is_own | (negative_ids[None] == PADDING_ID)
-                scores = jnp.where(no_negative, _NEVER, scores)
+                # Of jnp.where's constant there would be an array outside of the loop.
+                scores = scores + _NEVER * no_negative.astype(jnp.float32)
                 total = jnp.logaddexp(total, jax.nn.logsumexp(scores, axis=-1))
             return total
 

@@ -91,7 +91,10 @@ def dry_run(
 def _described(
     config: ExperimentConfig, absent: Description, plan_file: Path | None
 ) -> Experiment:
-    """Returns the experiment of data that are not here."""
+    """Returns the experiment of data that are not here, which would say how many steps
+    an epoch has; the program is the same for any number."""
+    train = config.train.model_copy(update={"epochs": None})
+    config = config.model_copy(update={"train": train})
     description = with_negatives(config, absent)
     tables, features = merged_model(config, description)
     if plan_file is None:

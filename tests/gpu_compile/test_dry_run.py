@@ -42,18 +42,38 @@ def test_the_step_of_a_fleet_is_compiled_and_its_memory_is_the_plans(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
+STEPS = {
+    "movielens_100k/deepfm": (8, 65536, 64),
+    "movielens_100k/finalmlp": (1, 65536, 64),
+    "movielens_100k/dcn": (8, 65536, 64),
+    "movielens_100k/mmoe": (8, 65536, 64),
+    "movielens_100k/din": (1, 65536, 64),
+    "avazu/wide_deep": (8, 65536, 17),
+}
+"""GPUs, samples of each, and dim of the tables."""
+
+
+SCORES = {"movielens_100k/sasrec_leave_one_out": (1, 1024, 64)}
+"""Of a step that takes minutes to compile."""
+
+
 @pytest.mark.parametrize(
-    ("model", "gpus"), [("deepfm", 8), ("finalmlp", 1), ("dcn", 8), ("mmoe", 8)]
+    ("config", "step"),
+    [
+        *STEPS.items(),
+        *(pytest.param(*s, marks=pytest.mark.slow) for s in SCORES.items()),
+    ],
 )
-def test_memory_of_dense_layers_is_the_plans(tmp_path, model, gpus):
+def test_memory_of_dense_layers_is_the_plans(tmp_path, config, step):
     """At the size of a GPU, where they take most of it."""
+    gpus, samples, dim = step
     process = runs.start(
         "train",
-        f"configs/experiments/movielens_100k/{model}.yaml",
+        f"configs/experiments/{config}.yaml",
         "fleet=dgx-h100",
         f"mesh.gpus_per_node={gpus}",
-        f"train.batch_size={gpus * 65536}",
-        "embedding.dim=64",
+        f"train.batch_size={gpus * samples}",
+        f"embedding.dim={dim}",
         f"--workdir={tmp_path}",
         "--dry-run",
         stdout=subprocess.PIPE,

@@ -1,9 +1,11 @@
 """Two towers: their loss against NumPy, and search on a mesh against sorting."""
 
 import functools
+import math
 from types import MappingProxyType
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -276,8 +278,18 @@ def test_every_event_is_predicted_by_those_before(
     assert_slopes(lambda a: formula(a).sum(), arrays, in_float64(*gradients))
 
 
-def test_no_array_of_all_scores_is_in_memory():
-    samples, length, dim = 512, 64, 4
+def shapes_outside_loops(jaxpr):
+    """Shapes of all results of a traced program, but for those of a loop's turns."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.shape for variable in equation.outvars)
+        if equation.primitive.name not in ("scan", "while"):
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                yield from shapes_outside_loops(inner)
+
+
+def test_scores_are_in_memory_for_one_turn_alone():
+    """Neither those of all positions, nor, beside the turns, a constant as large."""
+    samples, length, dim = 512, 63, 4
     shapes = {"item": (dim,), "past": (length, dim)}
     model = ej.models.NextItem(
         shapes, 0, LATEST, "sasrec", 1, every_position=True, rngs=nnx.Rngs(0)
@@ -297,7 +309,11 @@ def test_no_array_of_all_scores_is_in_memory():
         name: jax.ShapeDtypeStruct((samples, n), jnp.int32)
         for name, n in (("item", 1), ("past", length))
     }
-    compiled = jax.jit(jax.grad(loss)).lower(embeddings, ids, state).compile()
+    gradient = jax.jit(jax.grad(loss))
+    traced = gradient.trace(embeddings, ids, state).jaxpr
+    shapes = [s for s in shapes_outside_loops(traced.jaxpr) if s[-1:] == (samples,)]
+    assert max(map(math.prod, shapes)) == samples  # one number for each negative
+    compiled = gradient.lower(embeddings, ids, state).compile()
     memory = compiled.memory_analysis()
     assert memory
     assert memory.temp_size_in_bytes < 4 * samples * (length + 1) * samples

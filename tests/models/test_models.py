@@ -252,6 +252,74 @@ def test_what_is_there_at_once_depends_on_which_gradients_come_last(late, values
     assert many - few == pytest.approx(1000 * 4 * values, rel=0.1)
 
 
+def most_values(apply, params, late, samples):
+    """Float32 values of a sample that are there at once at most, inputs included."""
+
+    def gradients(params, x):
+        loss, (of_params, of_x) = jax.value_and_grad(apply, (0, 1))(params, x)
+        return loss, *jax.tree.leaves(of_params), of_x
+
+    few, many = (
+        kept_and_most_bytes(gradients, len(params), late, params, jnp.zeros((n, 8)))[1]
+        for n in (samples, 2 * samples)
+    )
+    return (many - few) / (4 * samples)
+
+
+def test_a_sum_is_made_with_the_gradient_that_reads_the_same():
+    """Of a logit's weights: in the kernel of the gradient that passes ReLU."""
+
+    def apply(params, x):
+        hidden = jax.nn.relu(x @ params["first"])
+        return (jax.nn.relu(hidden @ params["second"]) @ params["logit"]).sum()
+
+    shapes = {"first": (8, 64), "second": (64, 32), "logit": (32, 1)}
+    params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    # Input, hidden layer with its mask, gradients of both layers; not the second one.
+    values = 8 + 64 + 64 / 4 + 64 + 32
+    assert most_values(apply, params, True, 1000) == pytest.approx(values, rel=0.05)
+
+
+def test_a_mask_larger_than_what_it_is_made_of_is_made_again():
+    """Of which samples have the same number, where all are compared with each other."""
+
+    def apply(params, x):
+        scores = (x @ params) @ x.T
+        scores = jnp.where(x[:, :1] == x[:, 0][None], 0.0, scores)
+        return jax.nn.logsumexp(scores, axis=1).sum()
+
+    def gradients(params, x):
+        loss, gradients = jax.value_and_grad(apply, (0, 1))(params, x)
+        return loss, *gradients
+
+    n = 1000
+    params, x = jnp.zeros((8, 8)), jnp.zeros((n, 8))
+    kept, _ = kept_and_most_bytes(gradients, 1, False, params, x)
+    assert kept == pytest.approx(4 * n**2, rel=0.1)
+
+
+@pytest.mark.parametrize(("alone", "arrays"), [(True, 1), (False, 2)])
+def test_what_frees_more_than_it_makes_is_put_off_on_several_devices(alone, arrays):
+    """The gradients of two halves of the scores: of what they give comes last, they
+    are there together."""
+
+    def apply(params, x, y):
+        @jax.checkpoint
+        def total(users):
+            return jax.nn.logsumexp(users @ y.T, axis=1).sum()
+
+        return sum(total(users) for users in jnp.split(x @ params, 2))
+
+    def gradients(params, x, y):
+        loss, (of_params, *of_rows) = jax.value_and_grad(apply, (0, 1, 2))(params, x, y)
+        return loss, of_params, *of_rows
+
+    n = 1000
+    arguments = jnp.zeros((8, 8)), jnp.zeros((n, 8)), jnp.zeros((n, 8))
+    _, most = kept_and_most_bytes(gradients, 1, False, *arguments, alone=alone)
+    assert most / (4 * n**2 / 2) == pytest.approx(arrays, rel=0.1)
+
+
 def test_a_product_by_a_vector_is_a_sum():
     """XLA reads what elementwise operations give where it adds, as cross layers of
     rank 1 do; the layers are made again of their input and three numbers."""
@@ -260,6 +328,20 @@ def test_a_product_by_a_vector_is_a_sum():
     width = 4 * (192 + DENSE)
     assert width < found.kept_bytes < 1.2 * width
     assert width < found.activation_bytes < 1.2 * width  # beside the embeddings
+
+
+def test_din_joins_no_pairs():
+    """Of behaviour and candidate, which would be four times a history; its products are
+    of the behaviours, of them times the candidate, and of the candidate alone."""
+    shapes = {"past": (10, 8), "item": (8,)}
+    config = section_of("din")(history={"past": "item"}, activation=(5,), deep=(7,))
+    found = models.footprint(config, shapes, DENSE, multiplied=True, alone=True)
+    first = [made.times for made in found.products if made[:2] == (8, 5)]
+    assert sorted(first) == [1, 10, 10]
+    history = 4 * 10 * 8
+    assert found.kept_bytes < 2.5 * history + 4 * 10 * (2 * 5 + 2) + 4 * (
+        8 + DENSE + 30
+    )
 
 
 def test_scores_of_negatives_are_counted():

@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import pytest
 
 from tests import runs
@@ -50,3 +51,12 @@ def test_rows_elsewhere_need_no_more_than_their_slots(tmp_path):
     assert "step compiled for 8 devices" in said
     assert re.search(r"row exchange +│ all-to-all", said)
     assert not re.search("id exchange +│", said)
+
+
+def test_epochs_need_no_data(tmp_path):
+    config = "configs/experiments/movielens_100k/two_tower.yaml"
+    options = f"data.path={tmp_path / 'absent'}", "train.epochs=2"
+    with jax.numpy_dtype_promotion("standard"):  # which Adam needs
+        said = done("train", config, "--dry-run", *options, "--workdir", tmp_path / "a")
+    assert "the data are not here" in said.out
+    assert "step compiled for 1 devices" in said.out
