@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from embark_jax.launch.one_host import FAILED, USER_ERROR, free_port
+from embark_jax.launch.one_host import FAILED, LOST, USER_ERROR, free_port
 from embark_jax.launch.processes import HEARTBEAT_S
 from tests.processes import outputs_of_two
 
@@ -18,6 +18,7 @@ import jax
 from embark_jax._base.config import ConfigError
 from embark_jax.config import ExperimentConfig
 from embark_jax.launch import processes
+from embark_jax.launch.agreement import tell_all
 from jax.experimental import multihost_utils
 
 port, index, end = sys.argv[1:]
@@ -34,7 +35,11 @@ with processes.ending_at_once(lambda error: print(type(error).__name__, error)):
             raise KeyError("a bug")
         if end == "user error":
             raise ConfigError("a key")
+        if end == "the first":
+            tell_all("something")
         os.kill(os.getpid(), getattr(signal, end))
+    if end == "the first":
+        raise ConfigError("a folder")
     multihost_utils.sync_global_devices("never")
 """
 
@@ -92,6 +97,15 @@ def test_one_that_fails_ends_the_other_at_once(end, status, said):
     assert first != 0
     assert second == status
     assert texts[1].endswith(f"joined\n{said}")
+    assert seconds < HEARTBEAT_S
+
+
+@pytest.mark.slow
+def test_one_that_waits_for_a_message_ends_with_the_first():
+    statuses, (first, second), seconds = outcome("the first")
+    assert statuses == [USER_ERROR, LOST]
+    assert first.endswith("ConfigError a folder\n")
+    assert "LostError another process is gone: " in second
     assert seconds < HEARTBEAT_S
 
 
