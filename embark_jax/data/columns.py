@@ -427,7 +427,10 @@ def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None
         if name not in names:
             hint = nearest(name, names)
             if len(names) == 1:
-                hint = f"its only one is {names[0]!r}; separator=... says what else is between columns"
+                hint = (
+                    f"its only one is {names[0]!r}; separator=... says what else is "
+                    "between columns"
+                )
             elif name.startswith(PAST):
                 hint = (
                     "it has the earlier events of the row's user, the latest last, "

@@ -143,8 +143,8 @@ def _row_counts(
     if problems:
         lines = "\n  ".join(["train.init_from: rows do not match:", *problems])
         raise ConfigError(
-            f"{lines}\nembark data prepare --extend FOLDER, which names the data of the "
-            "run before, lets values keep their rows"
+            f"{lines}\n`embark data prepare --extend` with the data of the run before "
+            "lets values keep their rows"
         )
     return counts
 
