@@ -291,7 +291,7 @@ def _about(setup: Experiment) -> str:
         f"{config.seed}; "
     )
     times = (
-        "a measured step lasts batch / samples per s, with dense layers, input and "
+        "A measured step lasts batch / samples per s, with dense layers, input and "
         "host; the plan's step is of the embeddings alone, on the plan's fleet"
     )
     link = '<a href="config.yaml">config.yaml</a>'

@@ -109,6 +109,13 @@ def test_lines_of_a_search_are_ordered_by_the_mean_of_seeds(most):
     assert by_loss[0][0].name == "b"
 
 
+def test_values_are_written_as_in_a_config():
+    runs = [run("a", None, each=True), run("b", [8, 4], each="x: y")]
+    rows = {head: cells for head, *cells in shown(comparison_table(runs))}
+    assert rows["train.rate"] == ["null", "[8, 4]"]
+    assert rows["train.each"] == ["true", "x: y"]
+
+
 def test_a_page_draws_curves_and_values():
     runs = [run(f"<{i}>", 10.0**-i, auc=0.5 + i / 10) for i in range(4)]
     page = comparison_page(runs, "validation_auc")

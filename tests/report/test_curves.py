@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from embark_jax.report.curves import run_curves
+from embark_jax.report.curves import compared_curves, run_curves
 
 RUN = [
     {"step": 10, "loss": 0.7, "train_auc": None, "samples_per_s": None},
@@ -52,3 +52,11 @@ def test_cached_tables_have_two_plots_more():
     *_, hits, late = run_curves(cached(0.5, 0.9, 0.1)).axes
     assert [values for _, values in drawn(hits)] == [[0.5] * 3, [0.9] * 3]
     assert drawn(late) == [([10, 20, 30], [0.1] * 3)]
+
+
+def test_seeds_of_one_config_are_drawn_in_one_colour():
+    figure = compared_curves({"slow and 1 more": [RUN, RUN[:2]], "fast": [RUN]})
+    loss, *_ = figure.axes
+    assert [line.get_color() for line in loss.lines] == ["C0", "C0", "C1"]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["slow and 1 more", "fast"]
