@@ -8,17 +8,18 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from rich import markup
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
 from embark_jax.metrics.pointwise import Metric
 from embark_jax.report.curves import Records, compared_curves, value_plots
-from embark_jax.report.page import PAGE, UNLIMITED, html_text, image
+from embark_jax.report.page import PAGE, html_text, image
 
 MOST_ACROSS = 5
 """Lines that are the columns of a table; more are its rows."""
@@ -86,6 +87,41 @@ class ComparedRun:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class ComparisonTable:
+    """A table that a console shows in several below each other, each with the first
+    column, where it is too narrow for all of them.
+
+    Attributes:
+      columns: heading and cells of each column.
+    """
+
+    columns: Sequence[Sequence[str]]
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Table]:
+        first, *others = self.columns
+        blocks, room = [], 0
+        for column in others:
+            if room < (width := _width(column)):
+                blocks.append([first])
+                room = options.max_width - _width(first) - 1
+            blocks[-1].append(column)
+            room -= width
+        for block in blocks:
+            heads, *rows = zip(*block, strict=True)
+            table = Table(*map(markup.escape, heads))
+            for row in rows:
+                table.add_row(*map(Text, row))
+            yield table
+
+
+def _width(column: Sequence[str]) -> int:
+    """Returns the characters that a column takes with its border and blanks."""
+    return 3 + max(len(line) for cell in column for line in cell.split("\n"))
+
+
 def _flat(value: Any, key: str = "") -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         return [(key, value)]
@@ -132,7 +168,7 @@ def comparison_table(
     runs: Sequence[ComparedRun],
     deciding: str | None = None,
     most: int | None = None,
-) -> Table:
+) -> ComparisonTable:
     """Returns a table of runs; several seeds of one config share a line, with mean ±
     standard deviation.
 
@@ -166,14 +202,11 @@ def comparison_table(
             ABSENT if x is None else f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"
             for x in means
         ]
-    lines = [[heading, *cells] for heading, cells in columns.items()]
     if len(groups) > MOST_ACROSS:
-        lines = [*map(list, zip(*lines, strict=True))]
-    heads, *rows = lines
-    table = Table(*map(markup.escape, heads))
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+        folded = {key.replace(".", ".\n").replace(" ", "\n"): key for key in columns}
+        return ComparisonTable([[head, *columns[key]] for head, key in folded.items()])
+    lines = [[heading, *cells] for heading, cells in columns.items()]
+    return ComparisonTable([*zip(*lines, strict=True)])
 
 
 def _name(group: Sequence[ComparedRun]) -> str:
@@ -221,7 +254,7 @@ def comparison_page(runs: Sequence[ComparedRun], deciding: str | None) -> str:
     curves = {_name(group): [run.records for run in group] for group in drawn}
     some = f" of the first {len(drawn)} of {len(groups)}" * (len(drawn) < len(groups))
     what = f"Curves{some}"
-    parts = [html_text(comparison_table(runs, deciding), NOTE, columns=UNLIMITED)]
+    parts = [html_text(comparison_table(runs, deciding), NOTE)]
     parts += [
         f"<h2>{escape(what)}</h2>",
         image(compared_curves(curves, deciding), what),
