@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from embark_jax.report.display import TEST_STEP
 
@@ -108,6 +109,9 @@ def value_plots(
             values = [*map(str, values)]
         elif values and 0 < 20 * min(values) < max(values):
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         else:
             axes.locator_params(axis="x", nbins=5)
         axes.plot(values, [y for _, y in known], ls="", marker="o", ms=4)
