@@ -24,6 +24,9 @@ MARKERS = {"validation": "o", "test": "x"}
 
 TITLES = {"loss": "training loss", "samples_per_s": "samples per s"}
 
+MOST_LETTERS = 36
+"""Letters of values that have room side by side below a plot."""
+
 
 def run_curves(records: Records) -> Figure:
     """Draws loss, AUC, throughput and fill of each exchange buffer by step; where
@@ -107,9 +110,12 @@ def value_plots(
         values = [value for value, _ in known]
         if not all(type(value) in (int, float) for value in values):
             values = [*map(str, values)]
+            if sum(map(len, {*values})) > MOST_LETTERS:
+                axes.tick_params(axis="x", labelrotation=30)
         elif values and 0 < 20 * min(values) < max(values):
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            subs = (1, 3) if max(values) < 1000 * min(values) else (1,)
+            axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter(NullFormatter())
         else:

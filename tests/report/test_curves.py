@@ -75,3 +75,10 @@ def test_values_over_an_axis_do_not_overlap(values):
     boxes = sorted((b.x0, b.x1) for b in boxes if left <= (b.x0 + b.x1) / 2 <= right)
     assert len(boxes) > 1
     assert all(a[1] < b[0] for a, b in itertools.pairwise(boxes))
+
+
+def test_long_values_are_slanted():
+    lists = [([64 * i, 32, 16], 0.5) for i in range(1, 5)]
+    figure = value_plots({"deep": lists, "kind": [("dcn", 0.5)]}, "test_auc")
+    angles = [axes.get_xticklabels()[0].get_rotation() for axes in figure.axes[:2]]
+    assert angles == [30, 0]
