@@ -57,6 +57,7 @@ def test_flags_are_for_gpus_and_freed_memory_is_kept_without(
     monkeypatch.setattr(devices, "DEVICES", tmp_path)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "")
     if platforms is not None:
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
     if device is not None:
@@ -66,6 +67,7 @@ def test_flags_are_for_gpus_and_freed_memory_is_kept_without(
     set_up_jax(pytest.fail)
     assert bool(kept) is not gpu
     assert os.environ["XLA_FLAGS"] == (f"{SCHEDULER}=true" if gpu else "")
+    assert os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] == ("" if gpu else "1")
 
 
 def test_programs_are_kept_in_a_folder_that_is_private(home):
