@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from embark_jax.launch.one_host import FAILED, LOST, USER_ERROR, free_port
-from embark_jax.launch.processes import HEARTBEAT_S
+from embark_jax.launch.processes import HEARTBEAT_S, ending_at_once
 from tests.processes import outputs_of_two
 
 PROCESS = """
@@ -18,7 +19,6 @@ import jax
 from embark_jax._base.config import ConfigError
 from embark_jax.config import ExperimentConfig
 from embark_jax.launch import processes
-from embark_jax.launch.agreement import tell_all
 from jax.experimental import multihost_utils
 
 port, index, end = sys.argv[1:]
@@ -35,11 +35,7 @@ with processes.ending_at_once(lambda error: print(type(error).__name__, error)):
             raise KeyError("a bug")
         if end == "user error":
             raise ConfigError("a key")
-        if end == "the first":
-            tell_all("something")
         os.kill(os.getpid(), getattr(signal, end))
-    if end == "the first":
-        raise ConfigError("a folder")
     multihost_utils.sync_global_devices("never")
 """
 
@@ -100,13 +96,17 @@ def test_one_that_fails_ends_the_other_at_once(end, status, said):
     assert seconds < HEARTBEAT_S
 
 
-@pytest.mark.slow
-def test_one_that_waits_for_a_message_ends_with_the_first():
-    statuses, (first, second), seconds = outcome("the first")
-    assert statuses == [USER_ERROR, LOST]
-    assert first.endswith("ConfigError a folder\n")
-    assert "LostError another process is gone: " in second
-    assert seconds < HEARTBEAT_S
+def test_a_message_that_is_cut_off_says_that_another_process_is_gone(monkeypatch):
+    error = jax.errors.JaxRuntimeError(
+        "UNAVAILABLE: recvmsg:Connection reset by peer\nAdditional GRPC error "
+        "information from remote target coordination_service while calling /xla"
+    )
+    statuses, shown = [], []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    with ending_at_once(shown.append):
+        raise error
+    gone = "another process is gone: UNAVAILABLE: recvmsg:Connection reset by peer"
+    assert ([*map(str, shown)], statuses) == ([gone], [LOST])
 
 
 @pytest.mark.slow
