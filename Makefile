@@ -72,7 +72,7 @@ $(VENV)/.installed-test $(VENV)/.installed-dev: $(VENV)/.installed-%: $(VENV)/.i
 
 $(VENV_GPU)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_GPU)
-	$(VENV_GPU)/bin/python $(PIP) -e '.[gpu-compile]'
+	$(VENV_GPU)/bin/python $(PIP) -e '.[gpu-compile,test]'
 	@touch $@
 
 $(VENV_PLAIN)/.installed: pyproject.toml

@@ -1,5 +1,6 @@
 """The documentation: its code runs, its links lead somewhere, nothing is left out."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -104,6 +105,16 @@ def test_commands_are_ours(page):
                 reading.load(file, keys)
             elif name != "evaluate" or file.suffix:  # else the folder of a run
                 assert file.name in PLACEHOLDERS | titles(), words
+
+
+@pytest.mark.slow
+def test_steps_are_as_long_as_the_tutorial_says():
+    page = (DOCS / "tutorials/reading_a_plan.md").read_text()
+    said = re.findall(r"^# (\d+\.\d+) ms.*\nembark plan (.*)$", page, re.M)
+    for step_ms, words in said:
+        plan = runs.done("plan", *words.split(), "--no-advice", "--json").out
+        assert f"{json.loads(plan)['step_ms']:.2f}" == step_ms, words
+    assert len(said) == 3
 
 
 def titles() -> set[str]:

@@ -33,6 +33,10 @@ def load(*overrides: str):
         ("model.width=3", "unexpected keyword argument 'width'; it takes "),
         ("data.smaples=3", "argument 'smaples'; it takes "),
         (
+            "model={kind: my_model:Bilinear, lfet: user, right: item}",
+            "my_model:Bilinear: got an unexpected keyword argument 'lfet'; it takes ",
+        ),
+        (
             "data.kind=my_model:nnx.Module",
             "data.kind: 'my_model:nnx.Module' given, must match patt",
         ),

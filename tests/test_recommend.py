@@ -111,6 +111,12 @@ def test_hits_are_those_of_the_run(trained, tmp_path):
         assert table["item"].to_pylist() == [film for films in found for film in films]
         assert table["rank"].to_pylist() == [*range(1, 11)] * len(found)
         assert table["user"].to_pylist()[::10] == [row["user"] for row in trained.test]
+    printed = done("recommend", trained.run, "--in", short, "--k", 2, *options, *user)
+    rows = [line.split("\t") for line in printed.out.splitlines()]
+    assert [int(rank) for _, rank, _, _ in rows] == [1, 2] * len(found)
+    assert [film for *_, film, _ in rows] == [
+        str(f) for films in found for f in films[:2]
+    ]
 
 
 def test_vectors_are_those_that_are_compared(trained):

@@ -84,7 +84,10 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     takes the stage, how far it is, and where it ends."""
     from rich.progress import Progress
 
-    with Progress(console=console, disable=not console.is_terminal) as bars:
+    if not console.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    with Progress(console=console) as bars:
         tasks = {}
 
         def update(stage: str, done: int, total: int) -> None:
@@ -162,6 +165,18 @@ def check_outputs(inputs: Iterable[str | Path | None], **outputs: Path | None) -
                 raise ConfigError(
                     f"--{name} {out}: is read, as {path}; name another file"
                 )
+
+
+def show_rows(table: pa.Table) -> None:
+    """Prints the rows of a table, with tabs between their values."""
+    for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        print("\t".join(map(_text, row)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return printable(str(value)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def write_table(table: pa.Table, out: Path) -> None:

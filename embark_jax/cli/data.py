@@ -130,5 +130,5 @@ def _show_hot_samples(config: ExperimentConfig, statistics: Statistics) -> None:
             )
         )
     formats = {"hot_budget": "", "hot rows": ",", "accesses of the rarest": ",.1f"}
-    formats |= {"tables without": ",", "all-hot samples": ".1%"}
+    formats |= {"tables with none": ",", "all-hot samples": ".1%"}
     show_table("Samples of hot rows alone, by embedding.hot_budget", formats, rows)

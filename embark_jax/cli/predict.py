@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,12 +15,9 @@ from embark_jax.cli.arguments import (
     check_outputs,
     end_like_ctrl_c,
     say,
+    show_rows,
     write_table,
 )
-from embark_jax.cli.errors import printable
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def predict(
@@ -48,9 +45,11 @@ def predict(
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Score raw rows: print the probability of label 1 (of each label), one line per
-    row; of a two_tower or next_item a score that orders items, for which there is
-    `embark recommend`."""
+    """Score raw rows: a line for each, with the probability of label 1, or of each.
+
+    Of a two_tower or next_item it is a score that orders items; `embark recommend`
+    finds the best of all items.
+    """
     check_outputs([rows, log], out=out)
     end_like_ctrl_c(context)  # it may have files of the machine's temporary folder
     import pyarrow as pa
@@ -79,7 +78,7 @@ def predict(
         scored = {name: kept[name] for name in kept.column_names} | scored
     table = pa.table(scored)
     if out is None:
-        _show(table)
+        show_rows(table)
     else:
         write_table(table, out)
     for warning in caught:
@@ -100,15 +99,3 @@ def predict(
             if task.auc is not None:
                 loss = "" if scorer.ranks_items else f", loss {task.log_loss:.5f}"
                 say(f"compared with {name}: AUC {task.auc:.5f}{loss}")
-
-
-def _show(table: pa.Table) -> None:
-    """Prints the rows of a table."""
-    for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        print("\t".join(map(_text, row)))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return printable(str(value)).replace("\n", "\\n").replace("\t", "\\t")

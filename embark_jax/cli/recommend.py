@@ -16,6 +16,7 @@ from embark_jax.cli.arguments import (
     check_outputs,
     end_like_ctrl_c,
     say,
+    show_rows,
     write_table,
 )
 from embark_jax.cli.jax_setup import set_up_jax
@@ -42,12 +43,12 @@ def recommend(
         ),
     ],
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             help="A .csv or .parquet file, with a line for each item, or a .jsonl "
-            "file, with one for each row."
+            "file, with one for each row; the terminal by default."
         ),
-    ],
+    ] = None,
     k: Annotated[int, typer.Option("--k", min=1, help="Items for each row.")] = 10,
     exclude: Annotated[
         str | None,
@@ -80,7 +81,7 @@ def recommend(
     from embark_jax._base.config import ConfigError
     from embark_jax.export import load_scorer
 
-    if out.suffix not in FORMATS:
+    if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"{out}: must end in {', '.join(FORMATS)}")
     if seen is not None and (user is None or exclude is not None):
         raise ConfigError("--seen: needs --user, and takes the place of --exclude")
@@ -94,8 +95,15 @@ def recommend(
         hidden = _seen_by(scorer, seen, user, users)
     items, scores = scorer.recommend(rows, k, hidden)
     names = range(len(items)) if users is None else users
-    write_table(_table(user or "row", names, items, scores, out.suffix), out)
-    say(f"items for {len(items):,} rows written to {out}, by step {scorer.step}")
+    table = _table(user or "row", names, items, scores)
+    if out is None:
+        show_rows(_one_by_one(table))
+        return
+    write_table(table if out.suffix == ".jsonl" else _one_by_one(table), out)
+    say(
+        f"items for {len(items):,} rows written to {out}, by the model of step "
+        f"{scorer.step}"
+    )
 
 
 def _seen_by(scorer: Scorer, path: Path, user: Any, users: Any) -> list[list[Any]]:
@@ -109,18 +117,22 @@ def _seen_by(scorer: Scorer, path: Path, user: Any, users: Any) -> list[list[Any
 
 
 def _table(
-    name: str, names: Iterable[Any], items: list[list[Any]], scores: Any, suffix: str
+    name: str, names: Iterable[Any], items: list[list[Any]], scores: Any
 ) -> pa.Table:
-    """Returns a table of items and their scores: lists in JSON lines, else one by
-    one."""
+    """Returns a table of lists of items and their scores."""
     import pyarrow as pa
 
     products = [row[: len(of)].tolist() for row, of in zip(scores, items, strict=True)]
-    table = pa.table({name: pa.array([*names]), "item": items, "score": products})
-    if suffix == ".jsonl":
-        return table
-    places = [row for row, row_items in enumerate(items) for _ in row_items]
-    lists = {each: table[each].combine_chunks() for each in ("item", "score")}
-    flat = {each: flattened.flatten() for each, flattened in lists.items()}
-    ranks = [rank for row_items in items for rank in range(1, len(row_items) + 1)]
+    return pa.table({name: pa.array([*names]), "item": items, "score": products})
+
+
+def _one_by_one(table: pa.Table) -> pa.Table:
+    """Returns the items of a table's lists in rows of their own, with their ranks."""
+    import pyarrow as pa
+
+    name, *lists = table.column_names
+    lengths = [len(items) for items in table["item"].to_pylist()]
+    places = [row for row, length in enumerate(lengths) for _ in range(length)]
+    ranks = [rank for length in lengths for rank in range(1, length + 1)]
+    flat = {each: table[each].combine_chunks().flatten() for each in lists}
     return pa.table({name: table[name].take(places), "rank": ranks, **flat})

@@ -99,7 +99,8 @@ def call_named(kind: str, *arguments: Any, **options: Any) -> Any:
     is_class = inspect.isclass(named)
     signature = inspect.signature(named.__init__ if is_class else named)
     try:
-        signature.bind(*[None] * is_class, *arguments, **options)
+        for bind in signature.bind_partial, signature.bind:  # misspelt before missing
+            bind(*[None] * is_class, *arguments, **options)
     except TypeError as error:
         parameters = ", ".join(list(signature.parameters)[is_class:])
         raise ConfigError(f"{kind}: {error}; it takes {parameters}") from None

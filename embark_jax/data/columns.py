@@ -207,7 +207,7 @@ class Preparation(Config):
     count them (``skip``)."""
     history: HistoryColumns | None = None
     """Makes histories of the lines: of each sample the earlier events of its ``user``,
-    earlier by ``time``; those of one time are in the order of the files."""
+    earlier by ``time``; those of one time are in each other's only with ``ties``."""
 
     @field_validator("hash_columns", mode="before")
     @classmethod
@@ -354,7 +354,8 @@ class Columns(Preparation):
           DataError: if a column is missing or is used twice, or none is left for
             features.
         """
-        if not {"label", "labels"} & self.model_fields_set and self.label not in names:
+        unsaid = not {"label", "labels"} & self.model_fields_set
+        if unsaid and self.label not in names and len(names) > 1:
             raise DataError(
                 f"{where}: has no column {self.label!r}; say which is the label, such "
                 f"as label={names[-1]}, or label=null if each line is an event that "
@@ -425,7 +426,12 @@ def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None
     for name in wanted:
         if name not in names:
             hint = nearest(name, names)
-            if name.startswith(PAST):
+            if len(names) == 1:
+                hint = (
+                    f"its only one is {names[0]!r}; separator=... says what else is "
+                    "between columns"
+                )
+            elif name.startswith(PAST):
                 hint = (
                     "it has the earlier events of the row's user, the latest last, "
                     "such as a;b;c, or a list; --log makes it of a log"

@@ -22,7 +22,7 @@ HEARTBEAT_S = 30
 """A process that is silent for this long is lost, and the others end."""
 
 
-LINK = re.compile("Gloo|NCCL|[Cc]oordination service")
+LINK = re.compile("gloo|nccl|coordination.service", re.IGNORECASE)
 """What carries collectives between processes, and is named in its errors."""
 
 

@@ -236,8 +236,8 @@ def label_columns(columns: Columns, required: bool = True) -> list[Column]:
         alone = required and len(columns.marks) == 1
         label = Column(name, "number", alone, alias=f"{LABEL} of {name}")
         if any(mark == (name, None) for mark in columns.marks.values()):
-            rule = "must be from 0 to 1; for ratings, give the lowest positive one: "
-            rule += "positive_from=4"
+            rule = "must be from 0 to 1, such as 1 for yes; for ratings, give the "
+            rule += "lowest positive one: positive_from=4"
             label = dataclasses.replace(label, bounds=(0, 1), rule=rule)
         labels.append(label)
     if columns.weight:

@@ -85,7 +85,9 @@ class RowEncoder:
             if table.kind == "values"
         }
         self._queries: dict[Any, tuple[reading.Selected, str]] = {}
-        self._past = list[str]()  # the histories that a log gives
+        self._past = dict[
+            str, str
+        ]()  # the histories that a log gives, of which features
         self.cut = self._encoder.cut
         self.labels = manifest.labels
         self.dense = [f"column {name}" for name in manifest.dense]
@@ -166,7 +168,7 @@ class RowEncoder:
             f"{lists} FROM log WHERE {is_event} AND {user} IS NOT NULL GROUP BY ALL"
         )
         database.run("DROP TABLE log")
-        self._past = [*history.features]
+        self._past = dict(history.features)
         self._read = [c for c in self._read if c.name not in self._past]
         self._read += [c for c in time_and_user if c.alias == USER]
         self._queries.clear()
@@ -182,6 +184,7 @@ class RowEncoder:
         if feature not in self._encoder.categories:
             known = nearest(feature, self._encoder.categories)
             raise DataError(f"{feature}: is no feature of categories; {known}")
+        feature = self._past.get(feature, feature)
         table = _table({feature: values})
         if self._columns.features[feature].separator:  # each is one value
             single = table[feature].combine_chunks()
@@ -189,7 +192,7 @@ class RowEncoder:
             table = pa.table({feature: pa.ListArray.from_arrays(ends, single)})
         if (weights := self._columns.weights.get(feature)) is not None:
             table = table.append_column(weights, pa.array([[1.0]] * len(table)))
-        others = self._optional.union(self._columns.inputs)
+        others = self._optional.union(column.name for column in self._read)
         ids = [
             np.asarray(self._encoder.batch(samples, self._lookup).ids[feature])
             for _, _, samples in self._of_table(table, others)

@@ -5,25 +5,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from rich import markup
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
 from embark_jax.metrics.pointwise import Metric
 from embark_jax.report.curves import Records, compared_curves, value_plots
-from embark_jax.report.page import PAGE, UNLIMITED, html_text, image
+from embark_jax.report.page import PAGE, html_text, image
 
 MOST_ACROSS = 5
 """Lines that are the columns of a table; more are its rows."""
 MOST_CURVES = 10
-"""Runs whose curves are drawn: the first, which are the best of a search. More cannot
-be told apart."""
+"""Lines of the table whose curves are drawn: the first, which are the best of a search.
+More cannot be told apart."""
 BEST, ABSENT = "*", "–"
 NOTE = f"{BEST}: the best value; ±: standard deviation of seeds"
 SEED, TEST = "seed", "test_"
@@ -85,6 +87,41 @@ class ComparedRun:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class ComparisonTable:
+    """A table that a console shows in several below each other, each with the first
+    column, where it is too narrow for all of them.
+
+    Attributes:
+      columns: heading and cells of each column.
+    """
+
+    columns: Sequence[Sequence[str]]
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Table]:
+        first, *others = self.columns
+        blocks, room = [], 0
+        for column in others:
+            if room < (width := _width(column)):
+                blocks.append([first])
+                room = options.max_width - _width(first) - 1
+            blocks[-1].append(column)
+            room -= width
+        for block in blocks:
+            heads, *rows = zip(*block, strict=True)
+            table = Table(*map(markup.escape, heads))
+            for row in rows:
+                table.add_row(*map(Text, row))
+            yield table
+
+
+def _width(column: Sequence[str]) -> int:
+    """Returns the characters that a column takes with its border and blanks."""
+    return 3 + max(len(line) for cell in column for line in cell.split("\n"))
+
+
 def _flat(value: Any, key: str = "") -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         return [(key, value)]
@@ -131,7 +168,7 @@ def comparison_table(
     runs: Sequence[ComparedRun],
     deciding: str | None = None,
     most: int | None = None,
-) -> Table:
+) -> ComparisonTable:
     """Returns a table of runs; several seeds of one config share a line, with mean ±
     standard deviation.
 
@@ -146,13 +183,11 @@ def comparison_table(
     if deciding is not None:
         groups = ordered(groups, deciding)
     groups = groups[:most]
-    others = [f" and {len(group) - 1} more" * (len(group) > 1) for group in groups]
-    names = [group[0].name + more for group, more in zip(groups, others, strict=True)]
-    columns = {"run": names}
+    columns = {"run": [*map(_name, groups)]}
     for key in differing(runs):
         if key != SEED or not is_grouped:
             values = [group[0].keys.get(key, ABSENT) for group in groups]
-            columns[key] = [f"{v:.4g}" if type(v) is float else str(v) for v in values]
+            columns[key] = [*map(_text, values)]
     if deciding is not None:
         of_groups = [[run.best(deciding) for run in group] for group in groups]
         columns[f"best {deciding}"] = _marked(of_groups, groups[0][0].metric(deciding))
@@ -167,14 +202,23 @@ def comparison_table(
             ABSENT if x is None else f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"
             for x in means
         ]
-    lines = [[heading, *cells] for heading, cells in columns.items()]
     if len(groups) > MOST_ACROSS:
-        lines = [*map(list, zip(*lines, strict=True))]
-    heads, *rows = lines
-    table = Table(*map(markup.escape, heads))
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+        folded = {key.replace(".", ".\n").replace(" ", "\n"): key for key in columns}
+        return ComparisonTable([[head, *columns[key]] for head, key in folded.items()])
+    lines = [[heading, *cells] for heading, cells in columns.items()]
+    return ComparisonTable([*zip(*lines, strict=True)])
+
+
+def _name(group: Sequence[ComparedRun]) -> str:
+    """Returns the name of a line of the table."""
+    return group[0].name + f" and {len(group) - 1} more" * (len(group) > 1)
+
+
+def _text(value: Any) -> str:
+    """Returns a value of a config as YAML has it."""
+    if type(value) is float:
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -203,18 +247,17 @@ def _marked(
 def comparison_page(runs: Sequence[ComparedRun], deciding: str | None) -> str:
     """Returns a whole page: the table, the curves over each other, and of the keys that
     differ the values against the metric."""
-    drawn = runs
+    groups = repeats(runs)
     if deciding is not None:
-        drawn = [
-            run for group in ordered([[r] for r in runs], deciding) for run in group
-        ]
-    records = {run.name: run.records for run in drawn[:MOST_CURVES]}
-    some = f" of {len(records)} of {len(runs)} runs" * (len(records) < len(runs))
+        groups = ordered(groups, deciding)
+    drawn = groups[:MOST_CURVES]
+    curves = {_name(group): [run.records for run in group] for group in drawn}
+    some = f" of the first {len(drawn)} of {len(groups)}" * (len(drawn) < len(groups))
     what = f"Curves{some}"
-    parts = [html_text(comparison_table(runs, deciding), NOTE, columns=UNLIMITED)]
+    parts = [html_text(comparison_table(runs, deciding), NOTE)]
     parts += [
         f"<h2>{escape(what)}</h2>",
-        image(compared_curves(records, deciding), what),
+        image(compared_curves(curves, deciding), what),
     ]
     keys = [key for key in differing(runs) if key != SEED]
     if deciding is not None and keys:

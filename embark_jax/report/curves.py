@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from embark_jax.report.display import TEST_STEP
 
@@ -22,6 +23,9 @@ MARKERS = {"validation": "o", "test": "x"}
 
 
 TITLES = {"loss": "training loss", "samples_per_s": "samples per s"}
+
+MOST_LETTERS = 36
+"""Letters of values that have room side by side below a plot."""
 
 
 def run_curves(records: Records) -> Figure:
@@ -66,11 +70,14 @@ def run_curves(records: Records) -> Figure:
     return figure
 
 
-def compared_curves(runs: Mapping[str, Records], deciding: str | None = None) -> Figure:
-    """Draws the curves of several runs over each other, by name: training loss, two
-    metrics of the validation set, or of the test set where that was evaluated, the
-    deciding one first, and throughput."""
-    found = {key for records in runs.values() for record in records for key in record}
+def compared_curves(
+    groups: Mapping[str, Sequence[Records]], deciding: str | None = None
+) -> Figure:
+    """Draws the curves of several runs over each other, those of a group in one colour:
+    training loss, two metrics of the validation set, or of the test set where that was
+    evaluated, the deciding one first, and throughput."""
+    every_run = [records for group in groups.values() for records in group]
+    found = {key for records in every_run for record in records for key in record}
     metrics = [f"{split}_{m}" for split in STEPS for m in ("auc", "log_loss", "hr@10")]
     shown = [key for key in dict.fromkeys([deciding, *metrics]) if key in found]
     panels = ["loss", *filter(None, shown[:2]), "samples_per_s"]
@@ -78,8 +85,10 @@ def compared_curves(runs: Mapping[str, Records], deciding: str | None = None) ->
     figure = Figure(figsize=(10, 3.5 * rows), layout="constrained")
     every = figure.subplots(rows, 2, squeeze=False).ravel()
     for axes, key in zip(every, panels, strict=False):
-        for name, records in runs.items():
-            _line(axes, records, key, label=name)
+        for number, (name, (first, *others)) in enumerate(groups.items()):
+            _line(axes, first, key, color=f"C{number}", label=name)
+            for records in others:
+                _line(axes, records, key, color=f"C{number}")
         axes.set(title=TITLES.get(key, key.replace("_", " ")), xlabel="step")
     for axes in every[len(panels) :]:
         axes.set_visible(False)
@@ -101,8 +110,14 @@ def value_plots(
         values = [value for value, _ in known]
         if not all(type(value) in (int, float) for value in values):
             values = [*map(str, values)]
+            if sum(map(len, {*values})) > MOST_LETTERS:
+                axes.tick_params(axis="x", labelrotation=30)
         elif values and 0 < 20 * min(values) < max(values):
             axes.set_xscale("log")
+            subs = (1, 3) if max(values) < 1000 * min(values) else (1,)
+            axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         else:
             axes.locator_params(axis="x", nbins=5)
         axes.plot(values, [y for _, y in known], ls="", marker="o", ms=4)

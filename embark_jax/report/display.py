@@ -25,9 +25,10 @@ TEST_STEP = "test_step"
 
 def show_result(record: dict[str, Any], console: Console) -> None:
     """Shows the final record: test metrics, and the ids that were dropped or hashed."""
-    console.print(result_table(record))
     if record.get("test_samples") == 0:
         say(console, "the data have no test set: nothing was measured")
+    else:
+        console.print(result_table(record))
     for reason in undefined(record, "test"):
         say(console, reason)
     for prefix, where in (("bad_ids/", "training"), ("test_bad_ids/", "the test set")):

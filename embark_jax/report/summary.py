@@ -82,7 +82,8 @@ def assumptions(plan: Plan) -> str:
         return text + "nothing overlaps"
     text += "each step makes the routes of the next beside the dense layers"
     hidden_ms = prediction.breakdown.hidden_ms
-    return text + f", where ids travel for {hidden_ms:.3f} ms" * bool(hidden_ms)
+    travel = f"{hidden_ms:.3f}"
+    return text + f", where ids travel for {travel} ms" * (travel != "0.000")
 
 
 def headline(plan: Plan) -> str:

@@ -128,7 +128,7 @@ def _devices(plan: Plan) -> Table:
     if plan.prediction:
         columns = {
             "busy, ms": np.array(plan.prediction.device_ms),
-            "ids a sample": np.array(plan.prediction.breakdown.device_ids),
+            "ids received a sample": np.array(plan.prediction.breakdown.device_ids),
         }
         held["allocated"] = np.array(plan.prediction.device_bytes)
     unit, size = byte_unit(max(values.max() for values in held.values()))

@@ -116,8 +116,6 @@ def _row_counts(
     values, counts, problems = setup.description.values, {}, []
     if before is not None and values is not None:
         problems += before.changes(values, "in the run before")
-        if problems:
-            problems.append("prepare the data with --extend and those of the run")
     elif before is not values:
         known, unknown = ("those", "these") if values is None else ("these", "those")
         problems.append(
@@ -143,8 +141,10 @@ def _row_counts(
         else:
             counts[table.name] = rows
     if problems:
+        lines = "\n  ".join(["train.init_from: rows do not match:", *problems])
         raise ConfigError(
-            "\n  ".join(["train.init_from: rows do not match:", *problems])
+            f"{lines}\n`embark data prepare --extend` with the data of the run before "
+            "lets values keep their rows"
         )
     return counts
 

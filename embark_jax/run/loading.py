@@ -7,6 +7,7 @@ from pathlib import Path
 
 from embark_jax._base.agreement import CHECKPOINT, parts
 from embark_jax.checkpoint import Checkpointer
+from embark_jax.checkpoint.errors import OtherExperimentError
 from embark_jax.config import reading, trusted
 from embark_jax.launch.processes import make_host_devices
 from embark_jax.run import experiment, initial
@@ -62,7 +63,13 @@ def load_run(
     agreed = CHECKPOINT if changes else (*CHECKPOINT, "compute_dtype")
     identity = parts(setup.identity, agreed)
     with Checkpointer(run.checkpoints, identity, keep=None) as checkpoints:
-        trainer.load(checkpoints, run.step)
+        try:
+            trainer.load(checkpoints, run.step)
+        except OtherExperimentError as error:
+            raise OtherExperimentError(
+                f"{error}\n`embark predict` takes rows of other files, and compares "
+                "scores with their labels"
+            ) from None
         factor = Improvement(config.train, checkpoints.evaluations).factor
     if factor < 1:  # the rates that the run had at this step
         trainer.use_optimizers(setup.optimizers(factor))

@@ -143,7 +143,7 @@ class Trials:
     def claim(self, name: str) -> filelock.AcquireReturnProxy | None:
         """Locks the folder of a trial, to release it at the end of a context; None if
         another process trains there."""
-        lock = filelock.FileLock(self.workdir / f"{name}.lock", blocking=False)
+        lock = filelock.FileLock(self.workdir / f".{name}.lock", blocking=False)
         try:
             return lock.acquire()
         except filelock.Timeout:

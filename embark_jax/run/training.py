@@ -241,7 +241,8 @@ def _resumed(
         raise OtherExperimentError(
             f"{error}\n--resume goes on with the model and the data of the run "
             "(data.files and values are digests of prepared data); to train on others, "
-            "begin a run in another --workdir"
+            f"begin a run in another --workdir; train.init_from={folder.path} goes on "
+            "from this model"
         ) from None
     if main:  # process 0 counts for all
         trainer.check.bad_ids = bad_ids
@@ -290,7 +291,7 @@ def _about(setup: Experiment) -> str:
         f"{config.seed}; "
     )
     times = (
-        "a measured step lasts batch / samples per s, with dense layers, input and "
+        "A measured step lasts batch / samples per s, with dense layers, input and "
         "host; the plan's step is of the embeddings alone, on the plan's fleet"
     )
     link = '<a href="config.yaml">config.yaml</a>'

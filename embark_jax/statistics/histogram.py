@@ -27,6 +27,8 @@ MOST_SEEN = 0.9
 MOST_IN_ORDER = 0.75
 """Share of the most frequent rows that must have low numbers for rows to count as
 numbered by frequency."""
+SPECIAL_ROWS = 2
+"""First rows of a vocabulary, which missing and rare values have: often nobody has."""
 MAX_EXPONENT, EXPONENT_TOLERANCE = 4.0, 1e-3
 
 
@@ -103,7 +105,8 @@ class Histogram:
         order at most a quarter of them is; k is an eighth of the rows seen."""
         hottest = self.hottest[: max(1, self.rows_seen // 8)]
         ids = np.array(hottest, np.int64).reshape(-1, 2)[:, 0]
-        return bool((ids < 2 * len(ids)).mean() > MOST_IN_ORDER) if len(ids) else False
+        low = ids < SPECIAL_ROWS + 2 * len(ids)
+        return bool(low.mean() > MOST_IN_ORDER) if len(ids) else False
 
     def share(self, rows: int, begin: int, end: int) -> float:
         """Returns the same as ``Skew.share``."""

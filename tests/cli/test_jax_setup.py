@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from embark_jax import cli
 from embark_jax._base import devices
 from embark_jax.cli import jax_setup
 from embark_jax.cli.jax_setup import program_folder, set_up_jax, xla_flags
@@ -103,3 +104,15 @@ def test_other_cpus_have_other_folders(home, monkeypatch, tmp_path):
         monkeypatch.setattr(jax_setup, "CPU_INFO", info)
         folders.add(program_folder())
     assert len(folders) == 2
+
+
+@pytest.mark.parametrize("device", [None, "nvidia0"])
+def test_cudnn_is_missed_only_where_there_is_a_gpu(monkeypatch, tmp_path, device):
+    monkeypatch.setattr(devices, "DEVICES", tmp_path)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "")
+    if device is not None:
+        (tmp_path / device).touch()
+    cli.options()
+    skips = os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"]
+    assert skips == ("1" if device is None else "")

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
-from embark_jax.launch.one_host import FAILED, USER_ERROR, free_port
-from embark_jax.launch.processes import HEARTBEAT_S
+from embark_jax.launch.one_host import FAILED, LOST, USER_ERROR, free_port
+from embark_jax.launch.processes import HEARTBEAT_S, ending_at_once
 from tests.processes import outputs_of_two
 
 PROCESS = """
@@ -93,6 +94,19 @@ def test_one_that_fails_ends_the_other_at_once(end, status, said):
     assert second == status
     assert texts[1].endswith(f"joined\n{said}")
     assert seconds < HEARTBEAT_S
+
+
+def test_a_message_that_is_cut_off_says_that_another_process_is_gone(monkeypatch):
+    error = jax.errors.JaxRuntimeError(
+        "UNAVAILABLE: recvmsg:Connection reset by peer\nAdditional GRPC error "
+        "information from remote target coordination_service while calling /xla"
+    )
+    statuses, shown = [], []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    with ending_at_once(shown.append):
+        raise error
+    gone = "another process is gone: UNAVAILABLE: recvmsg:Connection reset by peer"
+    assert ([*map(str, shown)], statuses) == ([gone], [LOST])
 
 
 @pytest.mark.slow

@@ -52,6 +52,14 @@ def test_times_of_a_log_have_an_order(tmp_path):
         encoder.read_log(tmp_path / "log.csv")
 
 
+def test_values_have_their_ids_also_after_a_log(tmp_path):
+    encoder = logged(tmp_path)
+    before = [encoder.ids(name, ["i2", "i9"]) for name in ("item", "past_item")]
+    encoder.read_log(tmp_path / "log.csv")
+    after = [encoder.ids(name, ["i2", "i9"]) for name in ("item", "past_item")]
+    assert [x.tolist() for x in after] == [x.tolist() for x in before] == [[3, 1]] * 2
+
+
 def test_missing_texts_are_those_of_the_column(tmp_path):
     encoder = logged(tmp_path, features={"kind": {"missing": ["k1", ""]}})
     past = {"past_item": [["i1", "i2"]], "past_kind": [["k1", "k2"]]}

@@ -130,7 +130,7 @@ def test_a_run_tells_of_missing_values_and_resumes_on_no_other_data(raw, tmp_pat
         embark(*train, f"data.path={other}", "--resume"),
         "2: belongs to another experiment:\n  data.files is ",
         "(data.files and values are digests of prepared data); to train on others, "
-        "begin a run in another --workdir",
+        f"begin a run in another --workdir; train.init_from={run} goes on from this",
     )
 
 

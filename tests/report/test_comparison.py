@@ -30,9 +30,9 @@ def run(name, rate, seed=0, auc=0.5, **changes) -> ComparedRun:
     return ComparedRun(name, config, records, 2_000_000, METRICS)
 
 
-def shown(table) -> list[list[str]]:
+def shown(table, width=200) -> list[list[str]]:
     file = StringIO()
-    Console(file=file, width=200).print(table)
+    Console(file=file, width=width).print(table)
     lines = [
         line for line in file.getvalue().splitlines() if "│" in line or "┃" in line
     ]
@@ -99,14 +99,32 @@ def test_lines_of_a_search_are_ordered_by_the_mean_of_seeds(most):
         run(name, 1 if name in "ab" else ord(name), name == "b", auc)
         for name, auc in aucs.items()
     ]
-    head, *rows = shown(comparison_table(runs, "validation_auc", most))
+    names = ["a and 1 more", "d", "c", "h", "g", "f", "e"][:most]
+    lines = shown(comparison_table(runs, "validation_auc", most))
     if most:  # so few lines are columns
-        head, *rows = map(list, zip(*(head, *rows), strict=True))
-    names = ["a and 1 more", "d", "c", "h", "g", "f", "e"]
-    assert [row[0] for row in rows] == names[:most]
+        lines = [*map(list, zip(*lines, strict=True))]
+    heads, rows = lines[: -len(names)], lines[-len(names) :]  # folded headings
+    head = [" ".join(filter(None, cells)) for cells in zip(*heads, strict=True)]
+    assert [row[0] for row in rows] == names
     assert rows[0][head.index("best validation_auc")] == "0.70000 ± 0.28284 *"
     by_loss = ordered([[each] for each in runs], "validation_log_loss")
     assert by_loss[0][0].name == "b"
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_narrow_terminals_show_each_figure_whole(count):
+    runs = [run(f"a-long-name-{i}", 10.0**-i, auc=0.5 + i / 20) for i in range(count)]
+    cells = {cell for line in shown(comparison_table(runs), 64) for cell in line}
+    assert {each.name for each in runs} < cells
+    assert {f"{0.5 + i / 20:.5f}" for i in range(count - 1)} < cells
+    assert not any("…" in cell for cell in cells)
+
+
+def test_values_are_written_as_in_a_config():
+    runs = [run("a", None, each=True), run("b", [8, 4], each="x: y")]
+    rows = {head: cells for head, *cells in shown(comparison_table(runs))}
+    assert rows["train.rate"] == ["null", "[8, 4]"]
+    assert rows["train.each"] == ["true", "x: y"]
 
 
 def test_a_page_draws_curves_and_values():

@@ -1,10 +1,12 @@
 """What the plots of runs show, read off their axes."""
 
+import itertools
 import math
 
 import numpy as np
+import pytest
 
-from embark_jax.report.curves import run_curves
+from embark_jax.report.curves import compared_curves, run_curves, value_plots
 
 RUN = [
     {"step": 10, "loss": 0.7, "train_auc": None, "samples_per_s": None},
@@ -52,3 +54,31 @@ def test_cached_tables_have_two_plots_more():
     *_, hits, late = run_curves(cached(0.5, 0.9, 0.1)).axes
     assert [values for _, values in drawn(hits)] == [[0.5] * 3, [0.9] * 3]
     assert drawn(late) == [([10, 20, 30], [0.1] * 3)]
+
+
+def test_seeds_of_one_config_are_drawn_in_one_colour():
+    figure = compared_curves({"slow and 1 more": [RUN, RUN[:2]], "fast": [RUN]})
+    loss, *_ = figure.axes
+    assert [line.get_color() for line in loss.lines] == ["C0", "C0", "C1"]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["slow and 1 more", "fast"]
+
+
+@pytest.mark.parametrize("values", [(0.0118, 0.05, 0.274), (1e-6, 1e-3, 2), (1, 5)])
+def test_values_over_an_axis_do_not_overlap(values):
+    figure = value_plots({"rate": [(v, 0.5) for v in values]}, "validation_auc")
+    figure.canvas.draw()
+    axes, *_ = figure.axes
+    labels = axes.get_xticklabels() + axes.get_xticklabels(minor=True)
+    left, right = axes.bbox.intervalx
+    boxes = [label.get_window_extent() for label in labels if label.get_text()]
+    boxes = sorted((b.x0, b.x1) for b in boxes if left <= (b.x0 + b.x1) / 2 <= right)
+    assert len(boxes) > 1
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(boxes))
+
+
+def test_long_values_are_slanted():
+    lists = [([64 * i, 32, 16], 0.5) for i in range(1, 5)]
+    figure = value_plots({"deep": lists, "kind": [("dcn", 0.5)]}, "test_auc")
+    angles = [axes.get_xticklabels()[0].get_rotation() for axes in figure.axes[:2]]
+    assert angles == [30, 0]

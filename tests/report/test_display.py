@@ -43,3 +43,9 @@ def test_metrics_that_labels_do_not_allow_are_named(metrics, notes):
     for name, value in metrics.items():
         (row,) = (line for line in table.splitlines() if f" {name} " in line)
         assert ("undefined" in row) == (value is None)
+
+
+def test_no_table_is_shown_of_a_test_set_that_is_not_there():
+    file = StringIO()
+    show_result({"test_samples": 0, "test_step": 3}, Console(file=file, width=100))
+    assert file.getvalue() == "the data have no test set: nothing was measured\n"

@@ -36,6 +36,12 @@ def test_bins_and_hottest_by_hand():
     assert (histogram.rows_seen, histogram.accesses) == (5, 205)
 
 
+def test_values_of_a_vocabulary_are_in_order_behind_its_special_rows():
+    ids, counts = np.arange(2, 7), np.array([900, 500, 300, 200, 100])
+    assert Histogram.from_counts(ids, counts).in_order
+    assert not Histogram.from_counts(20 * ids[::-1], counts).in_order
+
+
 def test_a_part_of_the_sample_is_expected_to_show_what_subsets_do():
     counts = np.array([4, 2, 1, 1])
     histogram = Histogram.from_counts(np.arange(4), counts)
