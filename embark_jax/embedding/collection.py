@@ -409,11 +409,13 @@ class EmbeddingCollection:
         """Returns the largest absolute value of what a bag, or event, adds to the
         gradient of a row: its gradient, times factors and weights. On a device."""
         pooled = self._pooled
-        terms = jnp.abs(pooled.in_runs(gradients.pooled)[:, self.room :])
-        largest = [terms.astype(jnp.float32).max(axis=2)]
+        terms = jnp.abs(gradients.pooled[:, self.room * pooled.run :])
+        terms = terms.astype(jnp.float32)
         for factors in (routes.mean_factors, routes.largest_weights):
             if factors is not None:
-                largest[0] *= pooled.by_run(factors)[:, self.room :]
+                by_run = pooled.by_run(factors)[:, self.room :]
+                terms = terms.reshape(*by_run.shape, -1).max(axis=2) * by_run
+        largest = [terms]
         for name, gradient in gradients.sequences.items():
             term = jnp.abs(gradient).max(axis=1)
             largest.append(term * routes.event_weights.get(name, 1.0))

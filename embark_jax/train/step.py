@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -174,9 +174,8 @@ def make_train_step(
         with jax.named_scope("checks"):
             finite = _rows_stay_finite(tables, gradients.embeddings, routes, options)
             factors = step_factors(optimizers.rows, step)
-            changed = params, dense_state, gradients.model_state
-            alike = options.dense != "tensor"
-            finite &= _all_finite((gradients.loss, changed, factors), alike)
+            others = dense_state, gradients.model_state, gradients.loss, factors
+            finite &= _all_finite(params, others, alike=options.dense != "tensor")
             finite &= ~state.halted
         fits = tables.fits(routes)
         storages, embedding_state, applied = tables.update(
@@ -358,15 +357,26 @@ def _rows_stay_finite(
     return collection.map(count_others, specs, PartitionSpec())(gradients, routes) == 0
 
 
-def _all_finite(arrays: Any, alike: bool) -> jax.Array:
+def _all_finite(params: Any, others: Any, alike: bool) -> jax.Array:
     """Returns whether all floating-point numbers are; a random key, say, has none.
 
-    Arrays of one shape are looked at together if they lie alike on the devices: a look
-    is two kernels on a GPU, and a model has dozens of small arrays."""
+    A look is two kernels on a GPU, so arrays of one shape are looked at together if
+    they lie alike on the devices. Of matrices these are a parameter and what its
+    optimizer keeps of it: a look at several parameters would hold until then what all
+    their gradients are made of, 2 GB in DLRM-DCNv2 with 65,536 samples on one H200.
+    """
+    parameters_of = Counter(leaf.shape for leaf in jax.tree.leaves(params))
     finite = defaultdict(list)
-    for number, leaf in enumerate(jax.tree.leaves(arrays)):
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            finite[leaf.shape if alike else number].append(jnp.isfinite(leaf))
+    before = Counter[tuple[int, ...]]()
+    for number, leaf in enumerate(jax.tree.leaves((params, others))):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        look = number
+        if alike:
+            same = max(1, parameters_of[leaf.shape]) if leaf.ndim > 1 else 1
+            look = before[leaf.shape] % same
+        before[leaf.shape] += 1
+        finite[leaf.shape, look].append(jnp.isfinite(leaf))
     together = (
         functools.reduce(jnp.logical_and, same[first : first + ARRAYS_A_CHECK])
         for same in finite.values()
