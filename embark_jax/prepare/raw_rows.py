@@ -85,9 +85,8 @@ class RowEncoder:
             if table.kind == "values"
         }
         self._queries: dict[Any, tuple[reading.Selected, str]] = {}
-        self._past = dict[
-            str, str
-        ]()  # the histories that a log gives, of which features
+        # The histories that a log gives, and the features whose values they hold.
+        self._past: dict[str, str] = {}
         self.cut = self._encoder.cut
         self.labels = manifest.labels
         self.dense = [f"column {name}" for name in manifest.dense]
