@@ -216,7 +216,7 @@ def test_rows_without_values_need_as_many(yesterday, tmp_path):
 def test_columns_and_rows_of_another_meaning_are_refused(yesterday, tmp_path):
     _, run = yesterday
     anew = prepare_day(tmp_path, 1)  # with bounds and values of its own
-    message = r"(?s)numbers\.price\.mean is .*prepare the data with --extend"
+    message = r"(?s)numbers\.price\.mean is .*`embark data prepare --extend`"
     with pytest.raises(ConfigError, match=message):
         started(tmp_path, anew, run)
     renamed = {("cost" if k == "price" else k): v for k, v in rows_of_day(0).items()}
