@@ -87,7 +87,7 @@ class ItemIndex:
         users, exclude = self._checked(users, exclude)
         if not 0 < k <= len(self._ids):
             raise ValueError(f"k is {k}, must be from 1 to the {len(self._ids)} items")
-        search = _search(self._mesh, k, len(self._ids))
+        search = _search(self._mesh, k, self._block, len(self._ids))
         indices, scores = self._in_blocks(search, users, self._indices(exclude))
         indices, scores = indices.reshape(-1, k), scores.reshape(-1, k)
         return np.where(np.isneginf(scores), PADDING_ID, self._ids[indices]), scores
@@ -181,10 +181,7 @@ def _rank(mesh: Mesh, block: int, items: int):
     equal [n])``, compiled; targets and seen ones are indices."""
 
     def of_device(users, seen, targets, vectors):
-        count = len(vectors)
-        first = lax.axis_index(MESH_AXES) * count
-        blocks = vectors.reshape(-1, block, vectors.shape[1])
-        starts = first + jnp.arange(0, count, block)
+        blocks = _blocks(vectors, block)
 
         def add_target(total, inputs):
             scores, indices = _scores(users, *inputs)
@@ -201,34 +198,53 @@ def _rank(mesh: Mesh, block: int, items: int):
             return jax.tree.map(jnp.add, totals, tuple(counts)), None
 
         zeros = jnp.zeros(len(users))
-        target, _ = lax.scan(add_target, zeros, (starts, blocks))
+        target, _ = lax.scan(add_target, zeros, blocks)
         target = lax.psum(target, MESH_AXES)
         near = NEAR * jnp.abs(target)
         zeros = jnp.zeros(len(users), jnp.int32)
-        totals, _ = lax.scan(add_others, (zeros, zeros), (starts, blocks))
+        totals, _ = lax.scan(add_others, (zeros, zeros), blocks)
         return lax.psum(totals, MESH_AXES)
 
     return _on_each(mesh, of_device, inputs=3)
 
 
 @functools.lru_cache(maxsize=8)
-def _search(mesh: Mesh, k: int, items: int):
+def _search(mesh: Mesh, k: int, block: int, items: int):
     """Returns ``(users [n, dim], seen [n, s], vectors) -> (places [n, k], scores
     [n, k])``, compiled; seen ones are indices."""
 
     def of_device(users, seen, vectors):
-        count = len(vectors)
-        scores, indices = _scores(users, lax.axis_index(MESH_AXES) * count, vectors)
-        scores = _without(scores, indices, seen, items)
-        best, where = lax.top_k(scores, min(k, count))
-        best, indices = (
-            lax.all_gather(shard_best, MESH_AXES, axis=1, tiled=True)
-            for shard_best in (best, indices[0, where])
+        def add_block(best, inputs):
+            places, best_scores = best
+            scores, indices = _scores(users, *inputs)
+            scores = _without(scores, indices, seen, items)
+            scores, where = lax.top_k(scores, min(k, block))
+            return _best(k, [places, indices[0, where]], [best_scores, scores]), None
+
+        shape = len(users), k
+        none = jnp.zeros(shape, jnp.int32), jnp.full(shape, -jnp.inf)
+        best, _ = lax.scan(add_block, none, _blocks(vectors, block))
+        places, scores = (
+            lax.all_gather(x, MESH_AXES, axis=1, tiled=True) for x in best
         )
-        best, where = lax.top_k(best, k)
-        return jnp.take_along_axis(indices, where, axis=1), best
+        return _best(k, [places], [scores])
 
     return _on_each(mesh, of_device, inputs=2)
+
+
+def _best(k, places, scores):
+    """Returns the ``[n, k]`` places with the best scores of several arrays ``[n, …]``,
+    and their scores; of equal ones the first."""
+    scores, where = lax.top_k(jnp.concatenate(scores, axis=1), k)
+    places = jnp.concatenate(places, axis=1)
+    return jnp.take_along_axis(places, where, axis=1), scores
+
+
+def _blocks(vectors, block):
+    """Returns the indices of the first vectors of a device's blocks, and the blocks."""
+    count = len(vectors)
+    starts = lax.axis_index(MESH_AXES) * count + jnp.arange(0, count, block)
+    return starts, vectors.reshape(-1, block, vectors.shape[1])
 
 
 def _scores(users, start, vectors):

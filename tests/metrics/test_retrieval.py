@@ -33,8 +33,10 @@ def mesh(shape=(2, 4)):
     return jax.make_mesh(shape, ("node", "gpu"))
 
 
+@pytest.mark.parametrize("at_once", [2, 8192])
 @pytest.mark.parametrize("items", [40, 43])
-def test_search_equals_sorting(items):
+def test_search_equals_sorting(items, at_once, monkeypatch):
+    monkeypatch.setattr(retrieval, "ITEMS_AT_ONCE", at_once)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(items, 5)).astype(np.float32)
     vectors[17] = vectors[3]  # equal ones: the first comes first
@@ -50,6 +52,19 @@ def test_search_equals_sorting(items):
         np.testing.assert_allclose(products, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="k is 44, must be from 1 to the"):
         index.search(users, 44)
+
+
+def test_memory_of_a_search_does_not_grow_with_the_items(monkeypatch):
+    monkeypatch.setattr(retrieval, "ITEMS_AT_ONCE", 100)
+
+    def temporary_bytes(items):
+        index = ej.ItemIndex(np.arange(items), np.ones((items, 4)), mesh((1, 1)))
+        search = retrieval._search(index._mesh, 10, index._block, items)
+        users, seen = np.ones((8, 4), np.float32), np.ones((8, 3), np.int32)
+        compiled = search.lower(users, seen, index._vectors).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(10_000) < 2 * temporary_bytes(1_000)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 4)])
