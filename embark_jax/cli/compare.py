@@ -32,13 +32,13 @@ def compare(
 ) -> None:
     """Compare runs: the keys that differ, metrics, steps, time and memory."""
     check_outputs(runs, html=html)
-    from embark_jax.report.comparison import NOTE, comparison_page, comparison_table
+    from embark_jax.report.comparison import comparison_page, comparison_table, legend
     from embark_jax.run.compare import deciding_key, read_runs
 
     compared = read_runs(runs)
     deciding = None if metric is None else deciding_key(compared, metric)
     console.print(comparison_table(compared, deciding))
-    say(NOTE)
+    say(legend(compared))
     if html is not None:
         html.write_text(comparison_page(compared, deciding), "utf-8")
         say(f"page written to {html}")

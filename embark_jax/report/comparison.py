@@ -27,7 +27,6 @@ MOST_CURVES = 10
 """Lines of the table whose curves are drawn: the first, which are the best of a search.
 More cannot be told apart."""
 BEST, ABSENT = "*", "–"
-NOTE = f"{BEST}: the best value; ±: standard deviation of seeds"
 SEED, TEST = "seed", "test_"
 NAMES = "name", "search"
 """Keys that say nothing of how a run was trained, and ``search.KEY`` neither."""
@@ -209,6 +208,18 @@ def comparison_table(
     return ComparisonTable([*zip(*lines, strict=True)])
 
 
+def legend(runs: Sequence[ComparedRun]) -> str:
+    """Returns what the marks of a table mean, and whether its values compare."""
+    marks = f"{BEST}: the best value; ±: standard deviation of seeds"
+    data = [key for key in differing(runs) if key.startswith("data.")]
+    if not data:
+        return marks
+    return (
+        f"{marks}; runs differ in {', '.join(data)}: metrics of other test samples do "
+        "not compare"
+    )
+
+
 def _name(group: Sequence[ComparedRun]) -> str:
     """Returns the name of a line of the table."""
     return group[0].name + f" and {len(group) - 1} more" * (len(group) > 1)
@@ -254,7 +265,7 @@ def comparison_page(runs: Sequence[ComparedRun], deciding: str | None) -> str:
     curves = {_name(group): [run.records for run in group] for group in drawn}
     some = f" of the first {len(drawn)} of {len(groups)}" * (len(drawn) < len(groups))
     what = f"Curves{some}"
-    parts = [html_text(comparison_table(runs, deciding), NOTE)]
+    parts = [html_text(comparison_table(runs, deciding), Text(legend(runs)))]
     parts += [
         f"<h2>{escape(what)}</h2>",
         image(compared_curves(curves, deciding), what),

@@ -13,6 +13,7 @@ from embark_jax.report.comparison import (
     comparison_page,
     comparison_table,
     differing,
+    legend,
     ordered,
     repeats,
 )
@@ -56,6 +57,15 @@ def test_keys_that_differ_and_the_better_values_are_marked():
     begun = dataclasses.replace(runs[0], name="c", records=runs[0].records[:1])
     rows = {head: cells for head, *cells in shown(comparison_table([begun, *runs]))}
     assert rows["test_auc"] == ["–", "0.70000 *", "0.60000"]
+
+
+def test_runs_on_other_data_are_told_beside_the_table():
+    one, other = run("a", 0.1), run("b", 0.01)
+    assert "do not compare" not in legend([one, other])
+    moved = {**other.config, "data": {"path": "weeks/2"}}
+    other = dataclasses.replace(other, config=moved)
+    assert "data.path: metrics of other test samples do not" in legend([one, other])
+    assert "data.path" in comparison_page([one, other], None)
 
 
 def test_a_metric_that_one_run_has_is_shown():
