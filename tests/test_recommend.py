@@ -138,6 +138,21 @@ def test_vectors_are_those_that_are_compared(trained):
     )
 
 
+def test_users_are_searched_in_parts_that_progress_tells(trained, monkeypatch):
+    scorer = ej.load_scorer(trained.run)
+    found, scores = scorer.recommend(trained.new, 3, "past")
+    monkeypatch.setattr("embark_jax.export.scorer.SEARCHED_AT_ONCE", 16)
+    counts = []
+    in_parts = scorer.recommend(trained.new, 3, "past", counts.append)
+    assert in_parts[0] == found
+    np.testing.assert_array_equal(in_parts[1], scores)
+    assert sum(counts) == len(found)
+    assert max(counts) == 16
+    counts.clear()
+    scorer.evaluate(trained.new, counts.append)
+    assert sum(counts) == len(found)
+
+
 def test_seen_items_of_a_file_are_left_out(trained, tmp_path):
     views = [{"user": " u1", "film": f"f{i:03}"} for i in range(55)]
     seen = write_table(tmp_path / "seen.csv", views)

@@ -98,6 +98,19 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
+@contextlib.contextmanager
+def counted_rows() -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many rows are done; the function that it gives adds
+    some."""
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.completed:,} rows"), TimeElapsedColumn()
+    silent = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=silent) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda rows: shown.advance(task, rows)
+
+
 def tracked(text: str) -> Callable[[Sequence[T]], Iterable[T]]:
     """Returns what iterates over some work, with a bar on a terminal if it is long."""
     from rich.progress import track

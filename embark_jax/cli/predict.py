@@ -13,6 +13,7 @@ from embark_jax.cli.arguments import (
     Step,
     TrustCode,
     check_outputs,
+    counted_rows,
     end_like_ctrl_c,
     say,
     show_rows,
@@ -69,9 +70,9 @@ def predict(
             f"--keep {taken[0]}: the {what} has this name; rename the column"
         )
     kept = scorer.rows.kept(rows, keep) if keep else None
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, counted_rows() as progress:
         warnings.simplefilter("always")
-        probabilities, metrics = scorer.evaluate(rows)
+        probabilities, metrics = scorer.evaluate(rows, progress)
     columns = probabilities.reshape(len(probabilities), -1)
     scored = dict(zip(names, columns.T, strict=True))
     if kept is not None:

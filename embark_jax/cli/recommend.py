@@ -14,6 +14,7 @@ from embark_jax.cli.arguments import (
     Step,
     TrustCode,
     check_outputs,
+    counted_rows,
     end_like_ctrl_c,
     say,
     show_rows,
@@ -93,7 +94,8 @@ def recommend(
     hidden: Any = exclude
     if seen is not None:
         hidden = _seen_by(scorer, seen, user, users)
-    items, scores = scorer.recommend(rows, k, hidden)
+    with counted_rows() as progress:
+        items, scores = scorer.recommend(rows, k, hidden, progress)
     names = range(len(items)) if users is None else users
     table = _table(user or "row", names, items, scores)
     if out is None:

@@ -4,7 +4,7 @@ export."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,16 @@ from embark_jax.prepare.raw_rows import RowEncoder
 if TYPE_CHECKING:
     from embark_jax.metrics.pointwise import Metrics
     from embark_jax.metrics.retrieval import ItemIndex
+
+
+SEARCHED_AT_ONCE = 4096
+"""Users whose items are searched between two reports of progress."""
+Progress = Callable[[int], object]
+"""Is told how many rows more are done."""
+
+
+def _silent(rows: int) -> None:
+    """Shows no progress."""
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:
@@ -76,17 +86,20 @@ class Scorer:
         """
         return self._shown(self._scored(rows)[0])
 
-    def evaluate(self, rows: Any) -> tuple[np.ndarray, Metrics | None]:
+    def evaluate(
+        self, rows: Any, progress: Progress = _silent
+    ) -> tuple[np.ndarray, Metrics | None]:
         """Returns what ``predict`` returns, and metrics if all rows have labels."""
         from embark_jax.metrics.pointwise import evaluate
 
-        logits, batches = self._scored(rows)
+        logits, known = self._scored(rows, progress)
         metrics = None
-        if batches and all(has_labels for _, has_labels in batches):
-            labels = np.concatenate([batch.labels for batch, _ in batches])
-            weights = [batch.sample_weights for batch, _ in batches]
+        if known and all(has_labels for *_, has_labels in known):
+            labels, weights, _ = zip(*known, strict=True)
             given = [each for each in weights if each is not None]
-            metrics = evaluate(labels, logits, np.concatenate(given) if given else None)
+            metrics = evaluate(
+                np.concatenate(labels), logits, np.concatenate(given) if given else None
+            )
         return self._shown(logits), metrics
 
     def _shown(self, logits: np.ndarray) -> np.ndarray:
@@ -141,6 +154,7 @@ class Scorer:
         rows: Any,
         k: int,
         exclude: str | Sequence[Sequence[Any]] | None = None,
+        progress: Progress = _silent,
     ) -> tuple[list[list[Any]], np.ndarray]:
         """Finds the K best of all items that training knew, for each row. Needs JAX.
 
@@ -149,6 +163,7 @@ class Scorer:
           k: number of items.
           exclude: items that a user does not get: a feature of the rows that has them,
             such as the history, or the values of the items for each row.
+          progress: told how many rows are done.
 
         Returns:
           for each row the values of its items, the best first, of which fewer than K
@@ -170,9 +185,12 @@ class Scorer:
                 lists = exclude[count : count + len(batch)] if exclude else []
                 seen = self._ids_of_lists(lists, len(batch))
             count += len(batch)
-            ids, products = self._index.search(vectors, k, seen)
-            found += [[values[i] for i in row if i in values] for row in ids.tolist()]
-            scores.append(products)
+            for first in range(0, max(1, len(batch)), SEARCHED_AT_ONCE):
+                some = slice(first, first + SEARCHED_AT_ONCE)
+                ids, products = self._index.search(vectors[some], k, seen[some])
+                found += [[values[i] for i in x if i in values] for x in ids.tolist()]
+                scores.append(products)
+                progress(len(ids))
         return found, np.concatenate(scores)
 
     def _ids_of_lists(self, lists: Sequence[Sequence[Any]], count: int) -> np.ndarray:
@@ -214,14 +232,19 @@ class Scorer:
             known &= np.isin(ids, table.keys)
         return table[np.maximum(ids, 0)], known
 
-    def _scored(self, rows: Any) -> tuple[np.ndarray, list[tuple[Batch, bool]]]:
-        """Returns log odds in float64, batches, and whether these have labels."""
-        logits, batches = [np.empty((0, len(self.tasks)) if self.tasks else 0)], []
+    def _scored(
+        self, rows: Any, progress: Progress = _silent
+    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray | None, bool]]]:
+        """Returns log odds in float64, and of each batch its labels, their weights and
+        whether it has labels."""
+        logits = [np.empty((0, len(self.tasks)) if self.tasks else 0)]
+        known = []  # not the batches: there may be more rows than memory has room for
         for batch, has_labels in self.rows.batches(rows):
-            batches.append((batch, has_labels))
+            known.append((batch.labels, batch.sample_weights, has_labels))
             if len(batch):
                 logits.append(self._model.score(batch))
-        return np.concatenate(logits), batches
+            progress(len(batch))
+        return np.concatenate(logits), known
 
 
 def load_scorer(
