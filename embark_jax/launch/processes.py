@@ -77,7 +77,8 @@ def join(
             f"mesh: has {config.mesh.devices} devices (mesh.nodes {config.mesh.nodes} "
             f"× mesh.gpus_per_node {config.mesh.gpus_per_node}), the "
             f"{jax.process_count()} processes have {jax.device_count()}: a mesh must "
-            "span them all"
+            "span them all, as mesh.nodes=1 mesh.gpus_per_node="
+            f"{jax.device_count()} does"
         )
     own = config.model_dump(mode="json")
     if conflicts := differences(from_process_0(own), own, "for process 0"):
