@@ -28,7 +28,9 @@ def predict(
     ],
     rows: Annotated[
         Path,
-        typer.Option("--in", help="CSV or Parquet file, or a folder of them."),
+        typer.Option(
+            "--in", help="CSV, Parquet or .jsonl file, or a folder of the former."
+        ),
     ],
     out: Annotated[
         Path | None,

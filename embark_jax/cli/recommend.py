@@ -39,7 +39,7 @@ def recommend(
         Path,
         typer.Option(
             "--in",
-            help="CSV or Parquet file with rows of users, or a folder of them; columns "
+            help="CSV, Parquet or .jsonl file with rows of users, or a folder; columns "
             "of the item may be missing.",
         ),
     ],
@@ -62,8 +62,8 @@ def recommend(
     seen: Annotated[
         Path | None,
         typer.Option(
-            help="Leave out the items that this CSV or Parquet file has of a user: it "
-            "has the columns of --user and of the item."
+            help="Leave out the items that this CSV, Parquet or .jsonl file has of a "
+            "user: it has the columns of --user and of the item."
         ),
     ] = None,
     user: Annotated[

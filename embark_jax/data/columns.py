@@ -426,7 +426,7 @@ def check_there(wanted: Sequence[str], names: Sequence[str], where: str) -> None
     for name in wanted:
         if name not in names:
             hint = nearest(name, names)
-            if len(names) == 1:
+            if len(names) == 1 and not names[0].isidentifier():
                 hint = (
                     f"its only one is {names[0]!r}; separator=... says what else is "
                     "between columns"

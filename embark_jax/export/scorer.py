@@ -78,7 +78,8 @@ class Scorer:
         none.
 
         Args:
-          rows: a path, columns, or a data frame, as in ``RowEncoder.batches``.
+          rows: a path, columns, rows by column, or a data frame, as in
+            ``RowEncoder.batches``.
 
         Raises:
           DataError: if a column is missing, a value breaks a rule, or a probability is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from embark_jax.prepare.recipe import IN_FILE, USER
 from embark_jax.prepare.samples import time_of_samples
 from embark_jax.prepare.values import define
 
+JSON_LINES = ".jsonl"
 FEWEST_WARNED = 10
 """A warning needs this many values: a few that training did not have are no sign."""
 
@@ -98,14 +100,15 @@ class RowEncoder:
         labels. At the end it warns of columns most of whose values are unknown.
 
         Args:
-          rows: the path of a CSV or Parquet file, or of a folder of them; or a mapping
-            of columns, an Arrow table or a data frame.
+          rows: the path of a CSV or Parquet file, of a folder of them, or of a file
+            of JSON lines (.jsonl), which is read into memory; or a mapping of columns,
+            a list of rows by column, an Arrow table or a data frame.
           optional: columns that may be missing, as all of their values are then.
 
         Raises:
           DataError: if a column is missing or a value breaks a rule.
         """
-        values, unknown = Counter(), Counter()
+        values, unknown, rows = Counter(), Counter(), _read_json_lines(rows)
         made = self._of_files if isinstance(rows, str | Path) else self._of_table
         for where, first, samples in made(rows, self._optional.union(optional)):
             batch = self._encoder.batch(samples, self._lookup)
@@ -231,13 +234,18 @@ class RowEncoder:
         """Returns the first id of a feature that stands for a value."""
         return self._encoder.categories[feature][1].first
 
-    def kept(self, rows: Path, names: Sequence[str]) -> pa.Table:
-        """Returns columns of the files that ``batches`` reads, of text files as their
+    def kept(self, rows: Any, names: Sequence[str]) -> pa.Table:
+        """Returns columns of the rows that ``batches`` takes, of text files as their
         texts.
 
         Raises:
           DataError: if there is no such column.
         """
+        rows = _read_json_lines(rows)
+        if not isinstance(rows, str | Path):
+            table = _table(rows)
+            check_columns(RowsInMemory(table.column_names, ()), names)
+            return table.select(names)
         files = own_files.files_of_rows(Path(rows), self._columns, names, ())
         tables = []
         for file in files:
@@ -350,14 +358,43 @@ def _warn_of_unknown(values: Counter[str], unknown: Counter[str]) -> None:
             )
 
 
+def _read_json_lines(rows: Any) -> Any:
+    """Returns the rows of a file of JSON lines, and all else as it is."""
+    if not isinstance(rows, str | Path) or Path(rows).suffix != JSON_LINES:
+        return rows
+    found = []
+    with Path(rows).open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                found.append(json.loads(line))
+            except ValueError as error:
+                raise DataError(f"{rows}, line {number}: {error}") from None
+            if not isinstance(found[-1], dict):
+                raise DataError(f"{rows}, line {number}: must be an object of columns")
+    return found
+
+
 def _table(rows: Any) -> pa.Table:
-    """Makes a table of a mapping, an Arrow table or a data frame."""
+    """Makes a table of columns, of rows by column, or of a data frame."""
     try:
+        if isinstance(rows, Sequence):
+            names = dict.fromkeys(name for row in rows for name in row)
+            rows = {name: [row.get(name) for row in rows] for name in names}
         if isinstance(rows, Mapping):
             rows = {name: _column(name, values) for name, values in rows.items()}
         return pa.table(rows)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"rows: are no table ({error})") from None
+    except DataError:
+        raise
+    except (
+        pa.ArrowException,
+        AttributeError,
+        OverflowError,
+        TypeError,
+        ValueError,
+    ) as e:
+        raise DataError(f"rows: are no table ({e})") from None
 
 
 def _plain(table: pa.Table, categories: Collection[str]) -> pa.Table:
@@ -366,7 +403,11 @@ def _plain(table: pa.Table, categories: Collection[str]) -> pa.Table:
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_dictionary(field.type):
-            column = column.cast(field.type.value_type)
+            kind = field.type.value_type
+            if pa.types.is_string_view(kind):  # as polars has them; they have no take
+                kind = pa.large_string()
+            parts = [x.dictionary.cast(kind).take(x.indices) for x in column.chunks]
+            column = pa.chunked_array(parts, kind)
         if pa.types.is_float16(field.type):
             if field.name in categories:
                 raise DataError(

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -83,6 +84,44 @@ def test_the_same_rows_in_a_file_and_in_a_table(folder):
     assert ids(folder, columns) == expected
     pq.write_table(pa.table(columns), folder / "rows.parquet")
     assert ids(folder, folder / "rows.parquet") == expected
+
+
+def test_rows_by_column_and_json_lines(folder):
+    """A key that a row lacks, and one that is null, are missing values."""
+    expected = ids(folder, folder / "raw.csv")
+    rows = pyarrow.csv.read_csv(folder / "raw.csv").to_pylist()
+    few = [{k: v for k, v in row.items() if v is not None} for row in rows]
+    path = folder / "rows.jsonl"
+    for given in (rows, few, tuple(few)):
+        assert ids(folder, given) == expected
+        lines = [*map(json.dumps, given)]
+        path.write_text("\ufeff" + lines[0] + "\r\n\n" + "\n".join(lines[1:]))
+        assert ids(folder, path) == expected
+    encoder = RowEncoder(folder)
+    assert encoder.kept(path, ["zip"]).to_pylist() == [
+        {"zip": row["zip"]} for row in rows
+    ]
+    for text, said in (
+        ('{"zip": 1}\n[1]\n', "line 2: must be an object of columns"),
+        ('{"zip": 1}\n{"zip": \n', "line 2: Expecting value"),
+        ('{"zip": "\\ud800"}', "surrogates not allowed"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=said):
+            ids(folder, path)
+    path.write_bytes(b'{"zip": 1}\n{"zip": "\xff"}\n')
+    with pytest.raises(DataError, match="line 2: 'utf-8' codec can't decode"):
+        ids(folder, path)
+    for bad in ([1, 2], ["zip"]):
+        with pytest.raises(DataError, match="rows: are no table"):
+            ids(folder, bad)
+
+
+def test_frames_with_columns_of_categories(folder):
+    expected = ids(folder, folder / "raw.csv")
+    frame = pl.from_arrow(pyarrow.csv.read_csv(folder / "raw.csv"))
+    for kind in (pl.Categorical, pl.Enum(["ann", "bob", "N/A", ""])):
+        assert ids(folder, frame.with_columns(pl.col("shop").cast(kind))) == expected
 
 
 def test_null_columns_and_columns_of_other_shapes(folder):
