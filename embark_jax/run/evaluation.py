@@ -25,6 +25,7 @@ from embark_jax.run.experiment import Experiment
 from embark_jax.run.own_metrics import own_metrics
 from embark_jax.train.trainer import Trainer
 
+AUC = "auc"
 REPEATS = "repeats"
 """Name of the share of items that their users had seen before."""
 
@@ -105,6 +106,9 @@ def on_split(
     by_task = zip(tasks, metrics.pop("tasks"), strict=True)
     if isinstance(trainer.model, RetrievalModel):  # whose logits are no log odds
         metrics = {n: x for n, x in metrics.items() if n not in OF_PROBABILITIES}
+        deciding = [s.metric for s in (options.early_stopping, options.plateau) if s]
+        if (labels > 0).all() and AUC not in deciding:  # as in data of the next item
+            del metrics[AUC]
     found: dict[str, Any] = dict(metrics)
     for task, values in by_task:
         found |= {f"{name}/{task}": values[name] for name in metrics}

@@ -122,7 +122,10 @@ def test_a_seen_item_is_missed_where_seen_items_are_hidden(tmp_path):
     )
     for exclude, name in (("past", "hidden"), ("null", "all")):
         retrieval = f"train.retrieval={{at: [10, {ITEMS}], exclude: {exclude}}}"
-        runs.done("train", config, *args, retrieval, "--workdir", tmp_path / name)
+        outcome = runs.done(
+            "train", config, *args, retrieval, "--workdir", tmp_path / name
+        )
+        assert "auc" not in outcome.out  # there is nothing but positives
     hidden, both = (runs.final(tmp_path / name) for name in ("hidden", "all"))
     numbers = np.arange(320, 400)
     items = np.random.default_rng(0)
