@@ -10,6 +10,7 @@ import pytest
 
 import embark_jax as ej
 from embark_jax.config import reading
+from embark_jax.data import DataError
 from embark_jax.run.experiment import build, of_the_event
 from tests import runs
 from tests.prepare.raw_files import write_table
@@ -179,7 +180,7 @@ def test_rows_of_values_are_found_without_their_numbers(trained):
         [2 + names.index("u7"), 1, 2 + names.index("u39")]
     ]
     np.testing.assert_array_equal(rows, expected)
-    with pytest.raises(ej.data.DataError, match="usr: is no feature of categories"):
+    with pytest.raises(DataError, match="usr: is no feature of categories"):
         scorer.vectors("usr", ["u7"])
 
 
