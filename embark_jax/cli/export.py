@@ -24,6 +24,8 @@ def export(
     trust_code: TrustCode = False,
 ) -> None:
     """Export a trained model: rows as safetensors, dense layers in ONNX and in JAX."""
+    from embark_jax._base.object_store import file_system_or_bucket
+    from embark_jax.data import encoding
     from embark_jax.export.writing import export_run
 
     exported = export_run(
@@ -34,7 +36,7 @@ def export(
         trust_code=trust_code,
         onnx=onnx,
     )
-    say(
-        f"model of step {exported} written to {out}; score rows with "
-        f"`embark predict {out} --in FILE`"
-    )
+    scores = f"`embark predict {out} --in FILE` scores rows"
+    if not (file_system_or_bucket(out) / encoding.FOLDER).exists():
+        scores = "`ej.load_id_scorer` scores ids"  # raw rows were never encoded
+    say(f"model of step {exported} written to {out}; {scores}")

@@ -170,7 +170,9 @@ def test_what_somebody_wrote_who_knows_the_format(export, damage, message):
 
 def test_layers_in_jax_that_are_none_are_refused(made, tmp_path):
     export = tmp_path / "export"
-    done("export", made / "run", "--out", export, "--trust-code", "--no-onnx")
+    options = "--trust-code", "--no-onnx"
+    said = done("export", made / "run", "--out", export, *options).out
+    assert f"`embark predict {export} --in FILE` scores rows" in said
     layers = (export / "dense.jax").read_bytes()
     for damaged in (b"garbage", layers[: len(layers) // 2]):
         (export / "dense.jax").write_bytes(damaged)

@@ -157,7 +157,8 @@ def test_onnxruntime_and_numpy_are_enough(exported):
 
 def test_without_onnx_jax_scores(exported, tmp_path, monkeypatch):
     folder = tmp_path / "jax"
-    done("export", exported.workdir, "--no-onnx", "--out", folder)
+    said = done("export", exported.workdir, "--no-onnx", "--out", folder).out
+    assert "`ej.load_id_scorer` scores ids" in said  # there are no raw rows
     assert not (folder / "model.onnx").exists()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     batch = exported.batch
