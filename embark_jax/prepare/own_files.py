@@ -69,7 +69,9 @@ def files_of_rows(
     """
     has_parquet = path.is_dir() and any(path.rglob(PARQUET_FILES[0]))
     is_parquet = path.suffix == ".parquet" or has_parquet
-    paths = _find(path, PARQUET_FILES if is_parquet else TEXT_FILES)
+    # Without Parquet files, both are what the error says that there are none of.
+    patterns = PARQUET_FILES if is_parquet else (*TEXT_FILES, *PARQUET_FILES)
+    paths = _find(path, patterns)
     return [_reader(path, each, columns, wanted, optional) for each in paths]
 
 
