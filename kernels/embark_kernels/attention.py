@@ -116,7 +116,7 @@ def attend_packed(
     )
     unsupported = why_unsupported(query, key, value, bias)
     if choose_unless(unsupported, implementation, _why_not_here) == "xla":
-        packed = query.values, key.values, value.values, first, length
+        packed = *_values([query, key, value]), first, length
         return _attend_unpacked(packed, longest, weights, bias, divisor)
     # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._attention_kernel import SiLU, Softmax, attend_mosaic_gpu
@@ -129,6 +129,21 @@ def attend_packed(
     scale = 1 / math.sqrt(dim)
     rule = SiLU(scale, divisor) if weights == "silu" else Softmax(scale)
     return attend_mosaic_gpu(query, key, value, begin, end, rule)
+
+
+def _values(parts: list[Heads]) -> list[jax.Array]:
+    """Returns the values of some heads each. An array that has them all is cut once: so
+    its gradient is a concatenation, where that of slices is a sum of padded ones."""
+    array = parts[0].array
+    if any(each.array is not array for each in parts):
+        return [each.values for each in parts]
+    bounds = {0, array.shape[1]}
+    for each in parts:
+        bounds |= {each.first, each.first + each.count}
+    begins = sorted(bounds)
+    sizes = [end - begin for begin, end in itertools.pairwise(begins)]
+    cuts = dict(zip(begins, lax.split(array, sizes, axis=1), strict=False))
+    return [cuts[each.first] for each in parts]
 
 
 def why_plain_attention(
