@@ -143,7 +143,10 @@ def _values(parts: list[Heads]) -> list[jax.Array]:
     begins = sorted(bounds)
     sizes = [end - begin for begin, end in itertools.pairwise(begins)]
     cuts = dict(zip(begins, lax.split(array, sizes, axis=1), strict=False))
-    return [cuts[each.first] for each in parts]
+    return [
+        cut if (cut := cuts[each.first]).shape[1] == each.count else each.values
+        for each in parts  # which may share heads
+    ]
 
 
 def why_plain_attention(

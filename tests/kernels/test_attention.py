@@ -149,6 +149,28 @@ def kernel_errors(lengths, room, heads, dim, weights, dtype):
     ]
 
 
+@pytest.mark.parametrize("firsts", [(0, 2, 4), (4, 0, 2), (0, 1, 2), (0, 0, 0)])
+def test_heads_of_one_array_are_those_that_are_cut_out(firsts):
+    """Other heads lie between and behind them; some may be read twice."""
+    length = jnp.array([3, 0, 5])
+    array = jax.random.normal(jax.random.key(0), (10, 7, 4))
+    first = jnp.cumsum(length) - length
+
+    def attended(parts):
+        return attend_packed(*parts, first, length, 5, "silu", implementation="xla")
+
+    def read(array):
+        return attended([Heads(array, each, 2) for each in firsts])
+
+    def cut(array):
+        return attended([array[:, each : each + 2] for each in firsts])
+
+    assert read(array).shape == (10, 2, 4)
+    for function in (lambda f: f(array), lambda f: jax.vjp(f, array)[1](cut(array))[0]):
+        found, expected = function(read), function(cut)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("weights", ["silu", "softmax"])
 @pytest.mark.parametrize(
