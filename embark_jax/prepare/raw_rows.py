@@ -385,7 +385,7 @@ def _table(rows: Any) -> pa.Table:
         if isinstance(rows, Mapping):
             rows = {name: _column(name, values) for name, values in rows.items()}
         return pa.table(rows)
-    except DataError:
+    except DataError:  # which is a ValueError, and says more
         raise
     except (
         pa.ArrowException,
@@ -393,8 +393,8 @@ def _table(rows: Any) -> pa.Table:
         OverflowError,
         TypeError,
         ValueError,
-    ) as e:
-        raise DataError(f"rows: are no table ({e})") from None
+    ) as error:
+        raise DataError(f"rows: are no table ({error})") from None
 
 
 def _plain(table: pa.Table, categories: Collection[str]) -> pa.Table:
