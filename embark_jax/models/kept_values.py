@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+from embark_kernels.attention import declared_turns
 from jax.extend.core import Jaxpr, Literal, Var
 
 PRODUCTS = {"dot_general", "ragged_dot", "conv_general_dilated"}
@@ -148,7 +149,8 @@ def _flat(
 
 def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]:
     """Returns the sizes of each product of a program: batch, left, right, inner. A loop
-    multiplies the batch; of branches the one with most work counts.
+    multiplies the batch, by the turns that its name declares if they are not known; of
+    branches the one with most work counts.
 
     Args:
       forward: the program.
@@ -161,8 +163,9 @@ def products(forward: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]
             if name == "dot_general":
                 batch, *sizes = _sizes(equation)
                 yield times * batch, *sizes
-            length = params.get("length", 1)
-            called = [[*found(each, times * length)] for each in _called(params)]
+            declared = declared_turns(str(equation.source_info.name_stack))
+            turns = params.get("length", declared if name == "while" else 1)
+            called = [[*found(each, times * turns)] for each in _called(params)]
             if name == "cond":
                 called = [max(called, key=lambda each: sum(map(math.prod, each)))]
             yield from itertools.chain(*called)

@@ -11,8 +11,8 @@ of its operands once and writes its results once, with these rules:
   its bytes moves at most once.
 - A sort moves its data as often as a radix sort with digits of eight bits does
   (https://arxiv.org/abs/2206.01784), whatever sort the compiler emits without a GPU.
-- A loop counts as often as it is known to run, else once. A conditional counts the
-  branch that moves the most.
+- A loop counts as often as it is known to run, else as often as its name declares. A
+  conditional counts the branch that moves the most.
 - A Pallas kernel moves what its name declares: see ``embark_kernels._mosaic.moves``.
 """
 
@@ -22,6 +22,8 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+
+from embark_kernels.attention import declared_turns
 
 CACHE_BYTES = 2**25
 """Half of an H100's L2 cache: data that streams through occupies the other half."""
@@ -186,9 +188,8 @@ class Program:
                 continue
             if each.opcode == "while":
                 known = TURNS.search(each.rest)
-                yield from self._moved(
-                    each.called[0], turns * int(known[1] if known else 1)
-                )
+                of_loop = int(known[1]) if known else declared_turns(each.purpose)
+                yield from self._moved(each.called[0], turns * of_loop)
             elif each.opcode == "conditional":
                 branches = [list(self._moved(name, turns)) for name in each.called]
                 yield from max(branches, key=lambda all_: sum(m.bytes for m in all_))

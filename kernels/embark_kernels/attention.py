@@ -1,8 +1,8 @@
 """Causal attention over the events of many samples, padded or packed.
 
 An event attends to itself and to those before it in its sample. Attention goes through
-the queries block by block, forward and backward, so that no array of ``[batch, heads,
-length, length]`` is ever in memory.
+blocks of events, forward and backward, so that no array of ``[batch, heads, length,
+length]`` is ever in memory.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from embark_kernels._attention_blocks import (
+    Rule,
+    attend_blocks,
+    bias_of_pairs,
+)
+from embark_kernels._attention_blocks import declared_turns as declared_turns
 from embark_kernels._implementation import choose_unless, why_no_kernels
 
 Weights = Literal["silu", "softmax"]
@@ -26,18 +30,11 @@ https://arxiv.org/abs/2402.17152, section 3.2), or softmax."""
 QUERIES_AT_ONCE = 256
 """Queries of a block. Of 8 samples, 4 heads and 4,096 keys, its scores are 64 MiB in
 bfloat16; those of all queries would be 1 GiB."""
-PREFIXES = 4
-"""Blocks of a quarter of the queries read the keys up to its end: 62.5 % of all scores,
-where 50 % are of events that are seen."""
-GROUPS, LENGTHS_OF_GROUPS, GROUPED_FROM = 8, 4, 128
-"""Packed samples attend in groups of like length, each cut to one of a few lengths,
-from this longest one on. Of 16 samples of up to 4,086 events, 2,081 on average, a GPU
-then moves 1.17 GB a sample, forward and backward, in place of 1.72 (4 heads of 128 dims
-in bfloat16); a CPU takes 41 % of the time where they are of up to 1,024."""
-EVENTS_OF_TILE = 16
-"""Such a length is a multiple of it: XLA's GPU compiler makes one product of the events
-of all samples, and finds no tiles that fit into samples of, for instance, 4,095 events
-(jax 0.10.2)."""
+BLOCKS_FROM = 128
+"""Largest length from which plain XLA goes through blocks of packed events; shorter
+samples are unpacked."""
+SMALLEST_BLOCK, LARGEST_BLOCK = 32, 512
+"""Events of a block, which is a quarter to an eighth of the largest length."""
 MOST_KERNEL_DIM = 128
 """Dims of a head whose gradients fit in the registers of the kernel."""
 
@@ -94,8 +91,8 @@ def attend_packed(
     """Returns each event's sum of values, ``[events, heads, dim]``; zeros after the
     last event.
 
-    The kernel goes over the pairs of events of the same sample alone. Plain XLA unpacks
-    the samples, and goes over the pairs of samples of like length.
+    The kernel goes over the pairs of events of the same sample alone, plain XLA over
+    pairs of blocks of the same sample, or, of short samples, over all pairs of places.
 
     Args:
       query, key, value: ``[events, heads, dim]`` of packed samples, whose events lie
@@ -117,7 +114,10 @@ def attend_packed(
     unsupported = why_unsupported(query, key, value, bias)
     if choose_unless(unsupported, implementation, _why_not_here) == "xla":
         packed = *_values([query, key, value]), first, length
-        return _attend_unpacked(packed, longest, weights, bias, divisor)
+        # A symbolic number of blocks is not divided into groups.
+        if longest < BLOCKS_FROM or not isinstance(query.shape[0], int):
+            return _attend_unpacked(packed, longest, weights, bias, divisor)
+        return _attend_in_blocks(packed, longest, weights, bias, divisor)
     # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._attention_kernel import SiLU, Softmax, attend_mosaic_gpu
 
@@ -205,116 +205,54 @@ def _attend_unpacked(
     query, key, value, first, length = packed
     events, samples = len(query), len(first)
     sample, position = places_of_events(first, length, events)
-    row = sample
-    # A symbolic number of samples is not divided into groups.
-    is_grouped = longest >= GROUPED_FROM and isinstance(samples, int)
-    if is_grouped:
-        order = jnp.argsort(-length)
-        row = jnp.argsort(order).astype(jnp.int32).at[sample].get(mode="clip")
-        # By which the number of groups divides it.
-        missing = -samples % min(GROUPS, samples)
-        first, length = (jnp.pad(each[order], (0, missing)) for each in (first, length))
-    places = longest + (-longest % EVENTS_OF_TILE if is_grouped else 0)
-    place = jnp.arange(places, dtype=jnp.int32)[None]
+    place = jnp.arange(longest, dtype=jnp.int32)[None]
     source = jnp.where(place < length[:, None], first[:, None] + place, events)
-    target = jnp.where(sample < samples, row * places + position, -1)
+    target = jnp.where(sample < samples, sample * longest + position, -1)
 
     def unpack(array: jax.Array) -> jax.Array:
         padded = move_rows(array, source.reshape(-1), target)
         return padded.reshape(*source.shape, *array.shape[1:])
 
-    arrays = [unpack(query), unpack(key), unpack(value)]
-    if is_grouped:
-        total = _attend_in_groups(weights, divisor, arrays, bias, length)
-    else:
-        total = _attend_all(weights, divisor, arrays, bias)
+    arrays = unpack(query), unpack(key), unpack(value)
+    total = attend(*arrays, weights, bias, divisor)
     return move_rows(total.reshape(-1, *total.shape[2:]), target, source.reshape(-1))
 
 
-def _attend_all(weights: Weights, divisor: int, arrays, bias) -> jax.Array:
-    query, key, value = arrays
-    return attend(query, key, value, weights, bias, divisor)
+def _attend_in_blocks(
+    packed: tuple[jax.Array, ...],
+    longest: int,
+    weights: Weights,
+    bias: jax.Array | None,
+    divisor: int,
+) -> jax.Array:
+    """Moves the samples into blocks, attends, and packs the sums."""
+    query, key, value, first, length = packed
+    events, samples = len(query), len(first)
+    eighth = 2 ** max(0, (longest - 1).bit_length() - 3)
+    size = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, eighth))
+    blocks = (events + samples * (size - 1)) // size
+    count = -(-length // size)
+    begin = jnp.cumsum(count) - count
+    sample, position = places_of_events(first, length, events)
+    target = begin.at[sample].get(mode="clip") * size + position
+    target = jnp.where(sample < samples, target, -1)
+    sample, number = places_of_events(begin, count, blocks)
+    place = number[:, None] * size + jnp.arange(size)[None]
+    is_event = place < length.at[sample].get(mode="fill", fill_value=0)[:, None]
+    source = first.at[sample].get(mode="clip")[:, None] + place
+    source = jnp.where(is_event, source, -1).reshape(-1)
 
+    def cut(array: jax.Array) -> jax.Array:
+        moved = move_rows(array, source, target)
+        return moved.reshape(blocks, size, *array.shape[1:]).swapaxes(1, 2)
 
-def _attend_alone(weights, divisor, arrays, bias, length) -> jax.Array:
-    """Attends, as ``attend`` does, in groups of samples of like length.
-
-    Args:
-      weights, divisor, bias: as in ``attend``.
-      arrays: queries, keys and values.
-      length: ``[batch]`` events of each sample, descending.
-    """
-
-    def function(arrays):
-        return [_attend_all(weights, divisor, arrays, bias)], None
-
-    (total,), _ = _map_groups(function, arrays, length)
-    return total
-
-
-def _attend_forward(weights, divisor, arrays, bias, length):
-    total = _attend_alone(weights, divisor, arrays, bias, length)
-    return total, (arrays, bias, length)
-
-
-def _attend_backward(weights, divisor, kept, gradient):
-    arrays, bias, length = kept
-    function = partial(_attend_all, weights, divisor)
-
-    def pull(arrays):
-        *arrays, gradient = arrays
-        return jax.vjp(function, arrays, bias)[1](gradient)
-
-    gradients, of_groups = _map_groups(pull, [*arrays, gradient], length)
-    return gradients, jax.tree.map(lambda x: x.sum(axis=0), of_groups), None
-
-
-# Or what one branch keeps for its gradient would be in memory for all of them.
-_attend_in_groups = jax.custom_vjp(_attend_alone, nondiff_argnums=(0, 1))
-_attend_in_groups.defvjp(_attend_forward, _attend_backward)
-
-
-def _map_groups(
-    function: Callable[[list[jax.Array]], tuple[list[jax.Array], Any]],
-    arrays: list[jax.Array],
-    length: jax.Array,
-) -> tuple[list[jax.Array], Any]:
-    """Applies a function to groups of samples, cut to the least of a few lengths.
-
-    Args:
-      function: takes arrays of a group, ``[samples, places, …]``; returns such arrays,
-        and what has no samples.
-      arrays: ``[batch, places, …]``.
-      length: ``[batch]`` int32 events of each sample, descending.
-
-    Returns:
-      Such arrays of all, 0 where a group was cut, and what has none for each group.
-    """
-    batch, places = arrays[0].shape[:2]
-    groups = min(GROUPS, batch)
-    step = places / LENGTHS_OF_GROUPS
-    limits = [
-        min(places, EVENTS_OF_TILE * math.ceil(step * (i + 1) / EVENTS_OF_TILE))
-        for i in range(LENGTHS_OF_GROUPS)
-    ]
-
-    def cut_to(limit: int):
-        def apply(arrays):
-            results, others = function([x[:, :limit] for x in arrays])
-            missing = [(0, 0), (0, places - limit), (0, 0), (0, 0)]
-            return [jnp.pad(x, missing) for x in results], others
-
-        return apply
-
-    branches = [cut_to(limit) for limit in limits]
-
-    def apply(group):
-        arrays, length = group
-        return lax.switch((length[0] > jnp.array(limits)).sum(), branches, arrays)
-
-    split = [x.reshape(groups, -1, *x.shape[1:]) for x in arrays]
-    results, others = lax.map(apply, (split, length.reshape(groups, -1)))
-    return [x.reshape(batch, *x.shape[2:]) for x in results], others
+    rule = Rule(weights, divisor, 1 / math.sqrt(query.shape[-1]))
+    turns = jnp.where(sample < samples, number + 1, 0)
+    arrays = cut(query), cut(key), cut(value)
+    # Of samples as long as the mean; longer ones make it more.
+    expected_turns = math.ceil((events / max(samples, 1) / size + 1.5) / 2)
+    total = attend_blocks(rule, expected_turns, *arrays, bias, turns).swapaxes(1, 2)
+    return move_rows(total.reshape(-1, *total.shape[2:]), target, source)
 
 
 def places_of_events(
@@ -387,20 +325,8 @@ def attend(
     rule = weights, bias, divisor
     if blocks == 1:  # without a loop, which not every exporter takes
         return _attend_block((queries[0][0], 0), (key, value), *rule)
-    prefixes = min(PREFIXES, blocks)
-    edges = [i * blocks // prefixes for i in range(prefixes + 1)]
-    totals = []
-    for first, end in itertools.pairwise(edges):
-
-        @jax.checkpoint  # or its slices would be kept until the gradient is taken
-        def attend_prefix(queries, keys, first=first, end=end):
-            queries = jax.tree.map(lambda x: x[first:end], queries)
-            keys = jax.tree.map(lambda x: x[:, : end * size], keys)
-            block = jax.checkpoint(lambda queries: _attend_block(queries, keys, *rule))
-            return lax.map(block, queries)
-
-        totals.append(attend_prefix(queries, (key, value)))
-    total = jnp.moveaxis(jnp.concatenate(totals), 0, 1)
+    block = jax.checkpoint(lambda queries: _attend_block(queries, (key, value), *rule))
+    total = jnp.moveaxis(lax.map(block, queries), 0, 1)
     return total.reshape(batch, blocks * size, *total.shape[3:])[:, :length]
 
 
@@ -430,7 +356,7 @@ def _attend_block(
     distance = place[:, None] - jnp.arange(key.shape[1])[None]
     distance = distance[None, None]
     if bias is not None:
-        of_pairs = _bias_of_pairs(bias, first, query.shape[1], key.shape[1])
+        of_pairs = bias_of_pairs(bias, first, query.shape[1], key.shape[1])
         score += of_pairs[None, None]
     if weights == "silu":
         return add_up(jnp.where(distance >= 0, jax.nn.silu(score) / divisor, 0.0))
@@ -440,18 +366,3 @@ def _attend_block(
     share = jnp.exp(score - largest)
     whole = jnp.moveaxis(share.sum(axis=-1), 1, 2)[..., None]
     return (add_up(share).astype(jnp.float32) / whole).astype(value.dtype)
-
-
-def _bias_of_pairs(
-    bias: jax.Array, first: jax.typing.ArrayLike, queries: int, keys: int
-) -> jax.Array:
-    """Returns ``[queries, keys]`` bias by the distance of two places, of queries from
-    place ``first`` on. It is made of slices, whose gradient is a sum of rows; that of
-    an index would be added pair by pair, on GPUs in any order."""
-    distances = queries + keys - 1
-    padded = jnp.pad(bias, (keys, distances), mode="edge")
-    of_pairs = lax.dynamic_slice_in_dim(padded, first + 1, distances)
-    # Rows are read one value shorter than they are, so that each begins one earlier.
-    rows = jnp.broadcast_to(jnp.pad(of_pairs, (0, 1)), (keys, distances + 1))
-    rows = lax.slice_in_dim(rows.reshape(-1), keys - 1, keys - 1 + keys * distances)
-    return rows.reshape(keys, distances)[:, :queries].T

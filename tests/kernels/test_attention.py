@@ -4,7 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from embark_kernels import _attention_kernel, attention, oracle, why_plain_attention
+from embark_kernels import (
+    _attention_blocks,
+    _attention_kernel,
+    attention,
+    oracle,
+    why_plain_attention,
+)
 from embark_kernels.attention import Heads, attend, attend_packed
 from embark_kernels.check import ATTENTION_LIMIT, largest_error
 
@@ -51,15 +57,22 @@ def test_blocks_of_queries_are_exact(weights, queries_at_once, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("weights", ["silu", "softmax"])
-def test_no_array_of_all_scores_is_in_memory(weights):
+def test_no_array_of_all_scores_is_in_memory(weights, is_packed):
     batch, length, heads, dim = 2, 2048, 2, 16
     shapes = [jax.ShapeDtypeStruct((batch, length, heads, dim), jnp.float32)] * 3
+    lengths = jnp.full(batch, length)
 
-    def gradient(query, key, value):
-        return jax.grad(lambda *x: attend(*x, weights).sum(), (0, 1, 2))(
-            query, key, value
-        )
+    def attended(arrays):
+        if not is_packed:
+            return attend(*arrays, weights)
+        arrays = (x.reshape(-1, heads, dim) for x in arrays)
+        first = lengths.cumsum() - lengths
+        return attend_packed(*arrays, first, lengths, length, weights)
+
+    def gradient(*arrays):
+        return jax.grad(lambda arrays: attended(arrays).sum())(arrays)
 
     memory = jax.jit(gradient).lower(*shapes).compile().memory_analysis()
     assert memory
@@ -68,14 +81,16 @@ def test_no_array_of_all_scores_is_in_memory(weights):
 
 
 @pytest.mark.parametrize("weights", ["silu", "softmax"])
-@pytest.mark.parametrize("groups", thorough([0, 1, 4, 8], [0, 4]))
-def test_packed_samples_are_those_of_padded_ones(weights, groups, monkeypatch):
-    """Empty samples, one of the largest length, and rows after the last event; all
-    together, or in groups of like length."""
-    if groups:
-        sizes = {"GROUPS": groups, "GROUPED_FROM": 1, "EVENTS_OF_TILE": 2}
+@pytest.mark.parametrize("block", thorough([0, 1, 3, 4, 16], [0, 4]))
+@pytest.mark.parametrize("groups", thorough([1, 3, 16], [3]))
+def test_packed_samples_are_those_of_padded_ones(weights, block, groups, monkeypatch):
+    """Empty samples, one of the largest length, and rows after the last event; as they
+    are, or in blocks."""
+    if block:
+        sizes = {"BLOCKS_FROM": 1, "SMALLEST_BLOCK": block, "LARGEST_BLOCK": block}
         for name, size in sizes.items():
             monkeypatch.setattr(attention, name, size)
+        monkeypatch.setattr(_attention_blocks, "GROUPS", groups)
     length = np.array([0, 3, 11, 0, 1, 5], np.int32)
     first = np.cumsum(length, dtype=np.int32) - length
     events, longest = 24, 11

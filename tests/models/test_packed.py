@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from embark_kernels import attention
 from embark_kernels.packing import pack
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -144,8 +145,16 @@ CASES = [(name, devices) for name in MODELS for devices in (1, 4)]
     ("name", "devices"),
     thorough(CASES, [("hstu", 1), *((name, 4) for name in MODELS)], unpack=True),
 )
-def test_packed_sequences_are_those_of_padded_ones(name, devices):
-    """Two features whose spans differ, holes in a history, room that is left over."""
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_packed_sequences_are_those_of_padded_ones(
+    name, devices, in_blocks, monkeypatch
+):
+    """Two features whose spans differ, holes in a history, room that is left over;
+    attention to whole samples, or block by block."""
+    padded_results(name)
+    if in_blocks:
+        for size, events in (("BLOCKS_FROM", 1), ("SMALLEST_BLOCK", 2)):
+            monkeypatch.setattr(attention, size, events)
     room = BATCH // devices * PLACES + 5
     expected = padded_results(name)
     found = results(name, lambda values, ids: packed(values, ids, devices, room))
