@@ -130,7 +130,7 @@ class Moved:
     purpose: str
     read_bytes: float
     written_bytes: float
-    turns: int
+    turns: float
     flops: float
     instruction: Instruction
 
@@ -144,12 +144,14 @@ class Program:
 
     Args:
       text: the module's text, as ``jax.stages.Compiled.as_text`` returns it.
+      turns: how often loops run on average that end by data; None is what they declare.
 
     Attributes:
       computations: the instructions of each computation by their names, in order.
     """
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, turns: float | None = None):
+        self._turns = turns
         self.computations: dict[str, dict[str, Instruction]] = {}
         self._roots: dict[str, Instruction] = {}
         entry = current = ""
@@ -181,14 +183,15 @@ class Program:
             if line.opcode == "dot"
         )
 
-    def _moved(self, computation: str, turns: int) -> Iterator[Moved]:
+    def _moved(self, computation: str, turns: float) -> Iterator[Moved]:
         lines = self.computations[computation]
         for each in lines.values():
             if each.opcode in MOVE_NOTHING:
                 continue
             if each.opcode == "while":
+                by_data = self._turns or declared_turns(each.purpose)
                 known = TURNS.search(each.rest)
-                of_loop = int(known[1]) if known else declared_turns(each.purpose)
+                of_loop = int(known[1]) if known else by_data
                 yield from self._moved(each.called[0], turns * of_loop)
             elif each.opcode == "conditional":
                 branches = [list(self._moved(name, turns)) for name in each.called]

@@ -108,7 +108,7 @@ def _forward(rule, expected_turns, queries, keys, values, bias, turns):
         return (_put(totals, group, total), log_wholes), None
 
     results = jnp.zeros_like(values), jnp.zeros(values.shape[:3], jnp.float32)
-    groups = _groups(turns, queries.shape)
+    groups = groups_of(turns, queries.shape)
     (totals, log_wholes), _ = lax.scan(attend_group, results, groups)
     return totals, (queries, keys, values, bias, turns, totals, log_wholes)
 
@@ -153,7 +153,7 @@ def _backward(rule, expected_turns, kept, gradients):
 
     zeros = (jnp.zeros(x.shape, jnp.float32) for x in (keys, values))
     state = jnp.zeros_like(queries), *zeros, jax.tree.map(jnp.zeros_like, bias)
-    groups = _groups(turns, queries.shape)
+    groups = groups_of(turns, queries.shape)
     (of_queries, of_keys, of_values, of_bias), _ = lax.scan(pull_group, state, groups)
     of_keys, of_values = of_keys.astype(keys.dtype), of_values.astype(values.dtype)
     return of_queries, of_keys, of_values, of_bias, None
@@ -162,7 +162,7 @@ def _backward(rule, expected_turns, kept, gradients):
 attend_blocks.defvjp(_forward, _backward)
 
 
-def _groups(turns: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def groups_of(turns: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns ``[groups, blocks]`` int32 blocks that go together, which meet about as
     many others; their number for none.
 
