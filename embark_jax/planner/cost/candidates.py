@@ -95,7 +95,8 @@ class Candidates:
         cluster and exchange.
       hot_rows: ``[candidates]`` rows of the table that lie in DP.
       slots: ``[candidates]`` slots of its cold rows; 0 where they lie on devices.
-      rows, hotness, bags, weighted, filled: ``[candidates]`` as in ``TableUse``.
+      rows, hotness, bags, sequence, weighted, filled: ``[candidates]`` as in
+        ``TableUse``.
       dim, value_bytes: ``[candidates]`` columns, and bytes of a parameter.
       embedding_bytes: ``[candidates]`` bytes of a value of a bag's embedding, and of
         its gradient, on the device of the sample.
@@ -153,6 +154,7 @@ class Candidates:
         self.rows = of_cuts([use.rows for use in uses])
         self.hotness = of_cuts([use.hotness for use in uses])
         self.bags = of_cuts([use.bags for use in uses])
+        self.sequence = of_cuts([use.sequence for use in uses])
         self.weighted = of_cuts([use.weighted for use in uses])
         self.filled = of_cuts([use.filled for use in uses])
         self.embedding_bytes = np.where(

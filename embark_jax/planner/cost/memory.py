@@ -153,7 +153,8 @@ class Memory:
         """Returns ``[2, candidates]`` bytes of each table on every device, in backward
         of the dense layers and in the update: its ids; the pooled rows of their bags or
         the gradients of those; if rows are pooled here, how; and if it is replicated,
-        the whole table and, in the update, the buffer that sums its gradients."""
+        the whole table and, in the update, the buffer that sums its gradients. Kernels
+        read those of sequences in an array with all others of the storage."""
         workload = self.workload
         per_sample = candidates.hotness * (1 + candidates.weighted)
         own_ids = candidates.hotness * candidates.column_shards
@@ -170,9 +171,11 @@ class Memory:
             candidates.dim, candidates.value_bytes
         )
         held_bytes = held_bytes + candidates.replicated * table_bytes
-        return np.stack(
-            [held_bytes, held_bytes + candidates.replicated * gradient_bytes]
-        )
+        update_bytes = held_bytes + candidates.replicated * gradient_bytes
+        if workload.kernels != "xla":
+            joined_bytes = workload.device_batch * pooled_bytes
+            update_bytes = update_bytes + candidates.sequence * joined_bytes
+        return np.stack([held_bytes, update_bytes])
 
     def shortage(self, least_bytes: float) -> str:
         """Says what is short of these bytes, which each device needs at least."""
