@@ -87,6 +87,28 @@ def test_what_a_table_takes_on_every_device():
     assert in_dp.tolist() == [[held], [held + 240 * 36]]
 
 
+def test_kernels_read_gradients_of_sequences_in_one_array():
+    table = TableSpec("t", 1000, 8)
+    events = {"hotness": 3, "bags": 3, "sequence": True, "summed": False}
+    use = TableUse(table, rows=1000, **events)
+
+    def joined_bytes(use, cluster):
+        one_table = one(use, changed(kernels="mosaic_gpu").workload, cluster)
+        kernels, plain = (
+            changed(kernels=name).everywhere_bytes(one_table)
+            for name in ("mosaic_gpu", "xla")
+        )
+        return (kernels - plain).tolist()
+
+    # 10 samples of 3 events, rows of 8 float32.
+    assert joined_bytes(use, "dp") == [[0], [960]]
+    assert joined_bytes(use, "rb") == [[0], [0]]  # summed by the owners
+    # Sums are sent and received when it is gone: of 30 ids more, of 4 rows less.
+    assert joined_bytes(use, "ub") == [[0], [0]]
+    rare = TableUse(dataclasses.replace(table, rows=4), rows=4, **events)
+    assert joined_bytes(rare, "ub") == [[0], [960 - 2 * 4 * 32]]
+
+
 @pytest.mark.parametrize(
     ("parallelism", "held", "gradients", "a_sample"),
     [

@@ -153,8 +153,9 @@ class Memory:
         """Returns ``[2, candidates]`` bytes of each table on every device, in backward
         of the dense layers and in the update: its ids; the pooled rows of their bags or
         the gradients of those; if rows are pooled here, how; and if it is replicated,
-        the whole table and, in the update, the buffer that sums its gradients. Kernels
-        read those of sequences in an array with all others of the storage."""
+        the whole table and, in the update, the buffer that sums its gradients. If rows
+        are pooled here, kernels sum gradients of sequences from an array with all of
+        the storage, which is gone when sums travel."""
         workload = self.workload
         per_sample = candidates.hotness * (1 + candidates.weighted)
         own_ids = candidates.hotness * candidates.column_shards
@@ -174,7 +175,12 @@ class Memory:
         update_bytes = held_bytes + candidates.replicated * gradient_bytes
         if workload.kernels != "xla":
             joined_bytes = workload.device_batch * pooled_bytes
-            update_bytes = update_bytes + candidates.sequence * joined_bytes
+            sent_rows = candidates.reduced(np.add, sum(candidates.sent_ids))
+            sent_bytes = 2 * traffic.rows_bytes(sent_rows, candidates.dim)
+            travelling_bytes = np.where(candidates.unique_ids, sent_bytes, 0.0)
+            more_bytes = np.maximum(joined_bytes - travelling_bytes, 0.0)
+            is_joined = candidates.sequence & ~candidates.pools_at_owner
+            update_bytes = update_bytes + is_joined * more_bytes
         return np.stack([held_bytes, update_bytes])
 
     def shortage(self, least_bytes: float) -> str:
