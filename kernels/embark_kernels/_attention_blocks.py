@@ -49,7 +49,6 @@ def declared_turns(name: str) -> int:
     return int(found[1]) if found else 1
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attend_blocks(
     rule: Rule,
     expected_turns: int,
@@ -69,7 +68,11 @@ def attend_blocks(
       turns: ``[blocks]`` int32 number of blocks that hold a sample up to this one,
         which follow each other; 0 of a block without events.
     """
-    return _forward(rule, expected_turns, query, key, value, bias, turns)[0]
+    return _attend(rule, expected_turns, query, key, value, bias, turns)
+
+
+def _attend_alone(*arguments) -> jax.Array:
+    return _forward(*arguments)[0]
 
 
 def _forward(rule, expected_turns, queries, keys, values, bias, turns):
@@ -119,7 +122,7 @@ def _backward(rule, expected_turns, kept, gradients):
 
     def pull_group(state, group):
         own, given = _take(queries, group), _take(gradients, group)
-        log_whole = common = None
+        log_whole, common = None, jnp.float32(0)
         if is_softmax:
             log_whole = _take(log_wholes, group)
             # Shares add up to one: what all of them gain, each loses.
@@ -134,9 +137,7 @@ def _backward(rule, expected_turns, kept, gradients):
             product = jnp.einsum("nhqd,nhkd->nhqk", own, key)
             shares, pull_share = jax.vjp(share, product, bias)
             of_shares = jnp.einsum("nhqd,nhkd->nhqk", given, value)
-            of_shares = of_shares.astype(jnp.float32)
-            if is_softmax:
-                of_shares -= common
+            of_shares = of_shares.astype(jnp.float32) - common
             of_product, of_tile = pull_share(of_shares)
             of_own += _sum("nhqk,nhkd->nhqd", of_product, key)
             shares = shares.astype(given.dtype)
@@ -159,7 +160,8 @@ def _backward(rule, expected_turns, kept, gradients):
     return of_queries, of_keys, of_values, of_bias, None
 
 
-attend_blocks.defvjp(_forward, _backward)
+_attend = jax.custom_vjp(_attend_alone, nondiff_argnums=(0, 1))
+_attend.defvjp(_forward, _backward)
 
 
 def groups_of(turns: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -251,7 +251,8 @@ def _attend_in_blocks(
     arrays = cut(query), cut(key), cut(value)
     # Of samples as long as the mean; longer ones make it more.
     expected_turns = math.ceil((events / max(samples, 1) / size + 1.5) / 2)
-    total = attend_blocks(rule, expected_turns, *arrays, bias, turns).swapaxes(1, 2)
+    total = attend_blocks(rule, expected_turns, *arrays, bias, turns)
+    total = total.swapaxes(1, 2)
     return move_rows(total.reshape(-1, *total.shape[2:]), target, source)
 
 

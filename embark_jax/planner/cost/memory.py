@@ -175,7 +175,7 @@ class Memory:
         update_bytes = held_bytes + candidates.replicated * gradient_bytes
         if workload.kernels != "xla":
             joined_bytes = workload.device_batch * pooled_bytes
-            sent_rows = candidates.reduced(np.add, sum(candidates.sent_ids))
+            sent_rows = candidates.reduced(np.add, np.add(*candidates.sent_ids))
             sent_bytes = 2 * traffic.rows_bytes(sent_rows, candidates.dim)
             travelling_bytes = np.where(candidates.unique_ids, sent_bytes, 0.0)
             more_bytes = np.maximum(joined_bytes - travelling_bytes, 0.0)
