@@ -113,11 +113,8 @@ def attend_packed(
     )
     unsupported = why_unsupported(query, key, value, bias)
     if choose_unless(unsupported, implementation, _why_not_here) == "xla":
-        packed = *_values([query, key, value]), first, length
-        # A symbolic number of blocks is not divided into groups.
-        if longest < BLOCKS_FROM or not isinstance(query.shape[0], int):
-            return _attend_unpacked(packed, longest, weights, bias, divisor)
-        return _attend_in_blocks(packed, longest, weights, bias, divisor)
+        arrays = _values([query, key, value])
+        return _attend_plain(arrays, first, length, longest, weights, bias, divisor)
     # Imported here, so that plain XLA does not need Mosaic.
     from embark_kernels._attention_kernel import SiLU, Softmax, attend_mosaic_gpu
 
@@ -194,66 +191,53 @@ def why_unsupported(query: Any, key: Any, value: Any, bias: Any) -> str:
     return ""
 
 
-def _attend_unpacked(
-    packed: tuple[jax.Array, ...],
+def _attend_plain(
+    arrays: list[jax.Array],
+    first: jax.Array,
+    length: jax.Array,
     longest: int,
     weights: Weights,
     bias: jax.Array | None,
     divisor: int,
 ) -> jax.Array:
-    """Unpacks the samples, attends, and packs the sums."""
-    query, key, value, first, length = packed
-    events, samples = len(query), len(first)
+    """Moves the samples into blocks, or short ones into one each, attends, and packs
+    the sums."""
+    first, length = jnp.asarray(first), jnp.asarray(length)
+    events, samples, dim = len(arrays[0]), len(first), arrays[0].shape[-1]
     sample, position = places_of_events(first, length, events)
-    place = jnp.arange(longest, dtype=jnp.int32)[None]
-    source = jnp.where(place < length[:, None], first[:, None] + place, events)
-    target = jnp.where(sample < samples, sample * longest + position, -1)
+    size, block, turns = longest, sample, None
+    # A symbolic number of blocks is not divided into groups.
+    if longest >= BLOCKS_FROM and isinstance(events, int):
+        eighth = 2 ** ((longest - 1).bit_length() - 3)
+        size = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, eighth))
+        count = -(-length // size)
+        begin = jnp.cumsum(count) - count
+        block = begin.at[sample].get(mode="clip")
+        blocks = (events + samples * (size - 1)) // size
+        of_block, number = places_of_events(begin, count, blocks)
+        turns = jnp.where(of_block < samples, number + 1, 0)
+        # What a block, and those after it, have of their sample.
+        first = first.at[of_block].get(mode="clip") + number * size
+        length = length.at[of_block].get(mode="fill", fill_value=0) - number * size
+    place = jnp.arange(size, dtype=jnp.int32)[None]
+    source = jnp.where(place < length[:, None], first[:, None] + place, -1)
+    target = jnp.where(sample < samples, block * size + position, -1)
 
     def unpack(array: jax.Array) -> jax.Array:
         padded = move_rows(array, source.reshape(-1), target)
         return padded.reshape(*source.shape, *array.shape[1:])
 
-    arrays = unpack(query), unpack(key), unpack(value)
-    total = attend(*arrays, weights, bias, divisor)
+    query, key, value = map(unpack, arrays)
+    if turns is None:
+        total = attend(query, key, value, weights, bias, divisor)
+    else:
+        rule = Rule(weights, divisor, 1 / math.sqrt(dim))
+        # Of samples as long as the mean; longer ones make it more.
+        expected = math.ceil((events / max(samples, 1) / size + 1.5) / 2)
+        query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+        total = attend_blocks(rule, expected, query, key, value, bias, turns)
+        total = total.swapaxes(1, 2)
     return move_rows(total.reshape(-1, *total.shape[2:]), target, source.reshape(-1))
-
-
-def _attend_in_blocks(
-    packed: tuple[jax.Array, ...],
-    longest: int,
-    weights: Weights,
-    bias: jax.Array | None,
-    divisor: int,
-) -> jax.Array:
-    """Moves the samples into blocks, attends, and packs the sums."""
-    query, key, value, first, length = packed
-    events, samples = len(query), len(first)
-    eighth = 2 ** max(0, (longest - 1).bit_length() - 3)
-    size = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, eighth))
-    blocks = (events + samples * (size - 1)) // size
-    count = -(-length // size)
-    begin = jnp.cumsum(count) - count
-    sample, position = places_of_events(first, length, events)
-    target = begin.at[sample].get(mode="clip") * size + position
-    target = jnp.where(sample < samples, target, -1)
-    sample, number = places_of_events(begin, count, blocks)
-    place = number[:, None] * size + jnp.arange(size)[None]
-    is_event = place < length.at[sample].get(mode="fill", fill_value=0)[:, None]
-    source = first.at[sample].get(mode="clip")[:, None] + place
-    source = jnp.where(is_event, source, -1).reshape(-1)
-
-    def cut(array: jax.Array) -> jax.Array:
-        moved = move_rows(array, source, target)
-        return moved.reshape(blocks, size, *array.shape[1:]).swapaxes(1, 2)
-
-    rule = Rule(weights, divisor, 1 / math.sqrt(query.shape[-1]))
-    turns = jnp.where(sample < samples, number + 1, 0)
-    arrays = cut(query), cut(key), cut(value)
-    # Of samples as long as the mean; longer ones make it more.
-    expected_turns = math.ceil((events / max(samples, 1) / size + 1.5) / 2)
-    total = attend_blocks(rule, expected_turns, *arrays, bias, turns)
-    total = total.swapaxes(1, 2)
-    return move_rows(total.reshape(-1, *total.shape[2:]), target, source)
 
 
 def places_of_events(
