@@ -79,11 +79,11 @@ def _forward(rule, expected_turns, queries, keys, values, bias, turns):
     loop = partial(_loop, expected_turns, turns)
 
     def attend_group(results, group):
-        own = _take(queries, group)
+        query = _take(queries, group)
 
         def score_and_values(turn):
             at = _earlier(group, turn, turns)
-            product = jnp.einsum("nhqd,nhkd->nhqk", own, _take(keys, at))
+            product = jnp.einsum("nhqd,nhkd->nhqk", query, _take(keys, at))
             return _score(rule, product, bias, turn, at < len(turns)), _take(values, at)
 
         def add_silu(turn, total):
@@ -100,7 +100,7 @@ def _forward(rule, expected_turns, queries, keys, values, bias, turns):
             return new, whole * factor + share.sum(axis=-1), total
 
         totals, log_wholes = results
-        zeros = jnp.zeros((*own.shape[:3], values.shape[-1]), jnp.float32)
+        zeros = jnp.zeros((*query.shape[:3], values.shape[-1]), jnp.float32)
         if rule.weights == "silu":
             total = loop(group, add_silu, zeros)
         else:
@@ -121,36 +121,39 @@ def _backward(rule, expected_turns, kept, gradients):
     loop, is_softmax = partial(_loop, expected_turns, turns), rule.weights == "softmax"
 
     def pull_group(state, group):
-        own, given = _take(queries, group), _take(gradients, group)
+        query, gradient = _take(queries, group), _take(gradients, group)
         log_whole, common = None, jnp.float32(0)
         if is_softmax:
             log_whole = _take(log_wholes, group)
             # Shares add up to one: what all of them gain, each loses.
-            common = given.astype(jnp.float32) * _take(totals, group)
+            common = gradient.astype(jnp.float32) * _take(totals, group)
             common = common.sum(axis=-1, keepdims=True)
 
         def pull(turn, state):
-            of_own, of_keys, of_values, of_bias = state
+            query_gradient, key_gradients, value_gradients, bias_gradient = state
             at = _earlier(group, turn, turns)
             key, value = _take(keys, at), _take(values, at)
-            share = partial(_share, rule, turn, at < len(turns), log_whole)
-            product = jnp.einsum("nhqd,nhkd->nhqk", own, key)
-            shares, pull_share = jax.vjp(share, product, bias)
-            of_shares = jnp.einsum("nhqd,nhkd->nhqk", given, value)
-            of_shares = of_shares.astype(jnp.float32) - common
-            of_product, of_tile = pull_share(of_shares)
-            of_own += _sum("nhqk,nhkd->nhqd", of_product, key)
-            shares = shares.astype(given.dtype)
-            of_key = jnp.einsum("nhqk,nhqd->nhkd", of_product, own)
-            of_value = jnp.einsum("nhqk,nhqd->nhkd", shares, given)
-            of_keys = _add(of_keys, at, of_key)
-            of_values = _add(of_values, at, of_value)
-            return of_own, of_keys, of_values, jax.tree.map(jnp.add, of_bias, of_tile)
+            share_of = partial(_share, rule, turn, at < len(turns), log_whole)
+            product = jnp.einsum("nhqd,nhkd->nhqk", query, key)
+            share, pull_share = jax.vjp(share_of, product, bias)
+            share_gradient = jnp.einsum("nhqd,nhkd->nhqk", gradient, value)
+            share_gradient = share_gradient.astype(jnp.float32) - common
+            product_gradient, more = pull_share(share_gradient)
+            query_gradient += _sum("nhqk,nhkd->nhqd", product_gradient, key)
+            key_gradient = jnp.einsum("nhqk,nhqd->nhkd", product_gradient, query)
+            share = share.astype(gradient.dtype)
+            value_gradient = jnp.einsum("nhqk,nhqd->nhkd", share, gradient)
+            return (
+                query_gradient,
+                _add(key_gradients, at, key_gradient),
+                _add(value_gradients, at, value_gradient),
+                jax.tree.map(jnp.add, bias_gradient, more),
+            )
 
-        of_queries, *others = state
-        start = jnp.zeros(own.shape, jnp.float32), *others
-        of_own, *others = loop(group, pull, start)
-        return (_put(of_queries, group, of_own), *others), None
+        query_gradients, *others = state
+        start = jnp.zeros(query.shape, jnp.float32), *others
+        query_gradient, *others = loop(group, pull, start)
+        return (_put(query_gradients, group, query_gradient), *others), None
 
     zeros = (jnp.zeros(x.shape, jnp.float32) for x in (keys, values))
     state = jnp.zeros_like(queries), *zeros, jax.tree.map(jnp.zeros_like, bias)
