@@ -164,8 +164,8 @@ class Evaluation(Callback):
 
     def _evaluate(self, step: int) -> None:
         run, improvement, window = self._run, self.improvement, ""
-        split, batches = held_out(run.setup, step)
-        record = on_split(run.setup, run.trainer, split, run.stop.during(batches))
+        split, read = held_out(run.setup, step)
+        record = on_split(run.setup, run.trainer, split, read, run.stop.during)
         if run.setup.windows is not None:
             record |= run.setup.windows.at(step).record
             window = f"window {record['window']}: "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,10 @@ REPEATS = "repeats"
 """Name of the share of items that their users had seen before."""
 
 
+Read = Callable[[], Iterator[Batch]]
+During = Callable[[Iterator[Batch]], Iterator[Batch]]
+
+
 class Groups(NamedTuple):
     """Asks for metrics within groups: of samples that have the same id of ``feature``,
     such as the user, the ``k`` with the largest scores count."""
@@ -41,7 +46,7 @@ class Groups(NamedTuple):
 def on_test_set(
     setup: Experiment,
     trainer: Trainer,
-    during: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+    during: During = iter,
     groups: Groups | None = None,
 ) -> dict[str, Any]:
     """Returns the test metrics, the step of the model, and the best AUC that any model
@@ -52,12 +57,11 @@ def on_test_set(
     """
     if groups is not None:
         check_groups(setup.features, groups.feature, "--group-by")
-    batches = during(setup.dataset.test_batches(setup.plan.batch_size))
-    if (first := next(batches, None)) is None:
+    read = functools.partial(setup.dataset.test_batches, setup.plan.batch_size)
+    if next(read(), None) is None:
         return {"test_samples": 0, "test_auc": None, "test_log_loss": None}
-    batches = itertools.chain([first], batches)
     record = {TEST_STEP: trainer.step}
-    record |= on_split(setup, trainer, "test", batches, groups)
+    record |= on_split(setup, trainer, "test", read, during, groups)
     best_auc = setup.description.best_auc
     return record if best_auc is None else record | {"bayes_auc": best_auc()}
 
@@ -72,35 +76,44 @@ def last_window_metrics(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, A
     }
 
 
-def held_out(setup: Experiment, step: int) -> tuple[str, Iterator[Batch]]:
+def held_out(setup: Experiment, step: int) -> tuple[str, Read]:
     """Returns name and batches of the set that is evaluated during training, at a step:
     the time window that comes next, the validation set, or the test set if there is
     neither."""
-    size = setup.plan.batch_size
+    size, dataset = setup.plan.batch_size, setup.dataset
     if setup.windows is not None:
-        return "validation", setup.windows.data_at(step).in_file_order("train", size)
-    if (batches := setup.dataset.validation_batches(size)) is not None:
-        return "validation", batches
-    return "test", setup.dataset.test_batches(size)
+        window = setup.windows.data_at(step)
+        return "validation", functools.partial(window.in_file_order, "train", size)
+    if dataset.validation_batches(size) is not None:
+        return "validation", lambda: dataset.validation_batches(size) or iter(())
+    return "test", functools.partial(dataset.test_batches, size)
 
 
 def on_split(
     setup: Experiment,
     trainer: Trainer,
     split: str,
-    batches: Iterator[Batch],
+    read: Read,
+    during: During = iter,
     groups: Groups | None = None,
 ) -> dict[str, Any]:
     """Returns metrics over a whole split, whose name is part of their names. One that
-    is undefined is None: ``report.undefined`` says why."""
+    is undefined is None: ``report.undefined`` says why.
+
+    Args:
+      setup, trainer: the run.
+      split: name of the split.
+      read: reads its batches from the first on.
+      during: passes them on as they are scored.
+      groups: asks for metrics within groups, too.
+    """
     check, options = setup.checker(), setup.config.train
     tasks = tasks_of(setup.config.model)
     grouping = [own.groups for own in options.metrics.values()]
     grouping += [groups.feature] if groups is not None else []
     ids: dict[str, list[np.ndarray]] = {name: [] for name in grouping if name}
-    if options.retrieval is not None:
-        batches = iter(kept := list(batches))
-    labels, logits, weights = trainer.scores(_with_ids(batches, ids), check)
+    batches = _with_ids(during(read()), ids)
+    labels, logits, weights = trainer.scores(batches, check)
     group_ids = {name: np.concatenate(parts) for name, parts in ids.items()}
     metrics = dataclasses.asdict(evaluate(labels, logits, weights))
     by_task = zip(tasks, metrics.pop("tasks"), strict=True)
@@ -116,7 +129,7 @@ def on_split(
         own_groups = group_ids.get(options.metrics[name].groups or "")
         found |= _own(metric, tasks, labels, logits, weights, own_groups)
     if options.retrieval is not None:
-        found |= _retrieved(setup, trainer, kept)
+        found |= _retrieved(setup, trainer, read())
     if groups is not None:
         found |= _ranked(setup, groups, group_ids[groups.feature], labels, logits)
     record = {f"{split}_{name}": value for name, value in found.items()}
@@ -182,7 +195,7 @@ def _ranked(
 
 
 def _retrieved(
-    setup: Experiment, trainer: Trainer, batches: Sequence[Batch]
+    setup: Experiment, trainer: Trainer, batches: Iterator[Batch]
 ) -> dict[str, float | None]:
     """Returns HR@K and NDCG@K of the items of positive samples among all items that
     have a row, in all processes alike; and which share of them are *repeats*, items
@@ -198,30 +211,49 @@ def _retrieved(
     item_table = next(f.table for f in plan.features if f.name == model.item)
     keys, rows = trainer.table(item_table)
     is_item = _are_items(setup, item_table, keys)
-    queries = []
-    for batch, (_, vectors) in zip(
-        batches, trainer.predict(batches, method="users"), strict=True
-    ):
-        positive = batch.labels > 0
-        # Not as checked: bad ids may have become others by a hash.
+    vectors = to_host(_vectors_of(model, shard_rows(rows, mesh)))[: len(keys)]
+    ids = keys[is_item]
+    index = ItemIndex(ids, vectors[is_item], mesh) if len(ids) else None
+    found, repeats = [], 0
+    unchecked: deque[Batch] = deque()  # bad ids may become others by a hash
+
+    def asked() -> Iterator[Batch]:
+        for batch in batches:
+            unchecked.append(batch)
+            yield batch
+
+    for _, users in trainer.predict(asked(), method="users"):
+        batch = unchecked.popleft()
         items = np.asarray(batch.ids[model.item])[:, 0]
         seen = np.full((len(items), 1), PADDING_ID)
         if config.exclude is not None:
             seen = np.asarray(batch.ids[config.exclude])
-        arrays = to_host(vectors), items, seen
-        queries.append(tuple(array[positive] for array in arrays))
-    users, items, seen = map(np.concatenate, zip(*queries, strict=True))
-    ranks = Ranks(np.full(len(items), NEVER), np.zeros(len(items), np.int32))
-    has_row = np.isin(items, keys[is_item])
-    if has_row.any():
-        vectors = to_host(_vectors_of(model, shard_rows(rows, mesh)))
-        index = ItemIndex(keys[is_item], vectors[: len(keys)][is_item], mesh)
+        positive = batch.labels > 0
+        users, items, seen = (x[positive] for x in (to_host(users), items, seen))
+        found.append(_ranks(index, ids, users, items, seen))
+        repeats += int((seen == items[:, None]).any(axis=1).sum())
+    ranks = Ranks(*map(np.concatenate, zip(*found, strict=True)))
+    values = at_k(ranks, config.at)
+    if config.exclude is not None and len(ranks.before):
+        values[REPEATS] = repeats / len(ranks.before)
+    return values
+
+
+def _ranks(
+    index: ItemIndex | None,
+    ids: np.ndarray,
+    users: np.ndarray,
+    items: np.ndarray,
+    seen: np.ndarray,
+) -> Ranks:
+    """Returns the ranks of items, of which those that are not among ``ids`` are never
+    found."""
+    before, equal = np.full(len(items), NEVER), np.zeros(len(items), np.int32)
+    has_row = np.isin(items, ids)
+    if index is not None and has_row.any():
         found = index.ranks(users[has_row], items[has_row], seen[has_row])
-        ranks.before[has_row], ranks.equal[has_row] = found
-    found = at_k(ranks, config.at)
-    if config.exclude is not None and len(items):
-        found[REPEATS] = float((seen == items[:, None]).any(axis=1).mean())
-    return found
+        before[has_row], equal[has_row] = found
+    return Ranks(before, equal)
 
 
 def _are_items(setup: Experiment, name: str, keys: np.ndarray) -> np.ndarray:

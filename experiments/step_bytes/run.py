@@ -271,15 +271,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--here", action="store_true", help="in this process")
     asked = parser.parse_args()
+    if asked.here:
+        print(json.dumps(audit(*asked.cases, *asked.kernels, asked.compute_dtype)))
+        return
     # Results of some cases are added to those of others.
-    free = ("cases", "kernels", "here")
+    free = ("cases", "kernels")
     out = output_of(parser, asked, HERE / "results.json", free)
     found = json.loads(out.read_text()) if out.exists() else {}
     for case in asked.cases:
         for kernels in asked.kernels:
-            if asked.here:
-                print(json.dumps(audit(case, kernels, asked.compute_dtype)))
-                return
             # In a process of its own: compilers keep memory.
             command = [sys.executable, "-m", "experiments.step_bytes.run", "--here"]
             command += ["--cases", case, "--kernels", kernels]

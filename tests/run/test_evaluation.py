@@ -1,14 +1,18 @@
 """Evaluations of labels that leave something undefined: they end no run, and all else
 is measured."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
 
 import embark_jax as ej
+from embark_jax.config import reading
 from embark_jax.data import Batch
 from embark_jax.plans.tables import FeatureSpec
+from embark_jax.run import evaluation, experiment
 from tests import runs
 
 USERS, ITEMS = 30, 40
@@ -139,6 +143,32 @@ def test_a_seen_item_is_missed_where_seen_items_are_hidden(tmp_path):
     assert "test_repeats" not in both
     assert both[f"test_hr@{ITEMS}"] == 1
     assert math.isfinite(both["test_ndcg@10"])
+
+
+def test_an_evaluation_of_all_items_keeps_no_batches(tmp_path):
+    """It reads them twice, for scores and for the users' vectors."""
+    overrides = (
+        "model={kind: two_tower, items: [item], tower: [4]}",
+        "train.retrieval={}",
+        "train.batch_size=4",
+    )
+    path = runs.write_config(tmp_path, CONFIG)
+    setup = experiment.build(reading.load(path, overrides))
+    read_so_far: list[weakref.ref] = []
+    numbers = []
+
+    def read():
+        for batch in setup.dataset.test_batches(4):
+            read_so_far.append(weakref.ref(batch))
+            gc.collect()
+            numbers.append(sum(each() is not None for each in read_so_far))
+            yield batch
+
+    found = evaluation.on_split(setup, setup.trainer(), "test", read)
+    assert found["test_samples"] == 80
+    assert found["test_hr@10"] is not None
+    assert len(numbers) == 2 * 80 / 4
+    assert max(numbers) < 80 / 4 / 2
 
 
 def first_of_groups(labels, scores, weights, groups):
