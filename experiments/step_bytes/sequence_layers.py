@@ -137,7 +137,7 @@ def main() -> None:
         ms += 1e3 * (made / PRODUCT_FLOPS + attended / ATTENTION_FLOPS)
         found[kernels] = {
             "GB a sample": round(moved / 1e9, 3),
-            "GFLOP a sample": round((made + attended) / 1e9, 1),
+            "GFLOP a sample": round(float(made + attended) / 1e9, 1),
             "temporaries, GB": round(memory.temp_size_in_bytes / 1e9, 2),
             "ms a sample, at most": round(float(ms), 3),
         }
