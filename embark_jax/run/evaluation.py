@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from embark_jax.train.trainer import Trainer
 AUC = "auc"
 REPEATS = "repeats"
 """Name of the share of items that their users had seen before."""
-
 
 Read = Callable[[], Iterator[Batch]]
 During = Callable[[Iterator[Batch]], Iterator[Batch]]
@@ -84,9 +83,9 @@ def held_out(setup: Experiment, step: int) -> tuple[str, Read]:
     if setup.windows is not None:
         window = setup.windows.data_at(step)
         return "validation", functools.partial(window.in_file_order, "train", size)
-    if dataset.validation_batches(size) is not None:
-        return "validation", lambda: dataset.validation_batches(size) or iter(())
-    return "test", functools.partial(dataset.test_batches, size)
+    if dataset.validation_batches(size) is None:
+        return "test", functools.partial(dataset.test_batches, size)
+    return "validation", cast(Read, functools.partial(dataset.validation_batches, size))
 
 
 def on_split(

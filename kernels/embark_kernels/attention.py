@@ -16,11 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from embark_kernels._attention_blocks import (
-    Rule,
-    attend_blocks,
-    bias_of_pairs,
-)
+from embark_kernels._attention_blocks import Rule, attend_blocks, bias_of_pairs
 from embark_kernels._attention_blocks import declared_turns as declared_turns
 from embark_kernels._implementation import choose_unless, why_no_kernels
 
@@ -31,8 +27,8 @@ QUERIES_AT_ONCE = 256
 """Queries of a block. Of 8 samples, 4 heads and 4,096 keys, its scores are 64 MiB in
 bfloat16; those of all queries would be 1 GiB."""
 BLOCKS_FROM = 128
-"""Largest length from which plain XLA goes through blocks of packed events; shorter
-samples are unpacked."""
+"""Largest length from which plain XLA goes through samples block by block; shorter ones
+are a block each."""
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 512
 """Events of a block, which is a quarter to an eighth of the largest length."""
 MOST_KERNEL_DIM = 128
