@@ -186,6 +186,20 @@ def test_what_is_forced_is_kept():
     assert c.cluster == "dp"
 
 
+@pytest.mark.parametrize("rows", [None, 1])
+def test_a_forced_owner_has_one_shard(rows):
+    """However fast shards of fewer columns would be."""
+    tables = [TableSpec("a", 1000, 64), TableSpec("b", 2000, 64)]
+    features = [FeatureSpec("a"), FeatureSpec("b")]
+    forced = {
+        "a": ForcedPlacement("rb", rows, devices=(3,)),
+        "b": ForcedPlacement("rb"),
+    }
+    workload = Workload(fleet.load("dgx-h100", 1, 4), batch_size=65_536)
+    placed, _ = plan_for(workload, tables, features, forced=forced).placements
+    assert (placed.devices, placed.row_shards, placed.column_shards) == ((3,), 1, 1)
+
+
 def test_what_does_not_fit_says_what_is_short():
     tables, features = published.model("T7")
     with pytest.raises(ValueError, match="short") as error:

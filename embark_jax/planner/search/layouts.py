@@ -194,17 +194,19 @@ def _splits(
     use: TableUse, force: ForcedPlacement, devices: int
 ) -> Iterator[tuple[int, int]]:
     """Yields row shards and column shards: halvings of columns, and even splits of rows
-    that make at most one shard for each device."""
+    that make at most one shard for each device, or one for each forced owner."""
     dim = use.table.dim
     halvings = [2**k for k in range(dim.bit_length())]
     splits = [m for m in halvings if dim % m == 0 and dim // m >= MIN_WIDTH] or [1]
     if force.column_shards is not None:
         splits = [force.column_shards]
     for columns in splits:
-        if force.row_shards is not None:
+        if force.devices is not None:
+            rows = force.row_shards or len(force.devices) // columns
+            if rows * columns == len(force.devices):
+                yield rows, columns
+        elif force.row_shards is not None:
             yield force.row_shards, columns
-        elif force.devices is not None:
-            yield max(1, len(force.devices) // columns), columns
         else:
             limit = min(use.rows, devices // columns)
             yield from ((n, columns) for n in _even_splits(devices) if n <= limit)
