@@ -14,6 +14,7 @@ from embark_kernels import (
 from embark_kernels.attention import Heads, attend, attend_packed
 from embark_kernels.check import ATTENTION_LIMIT, largest_error
 
+from embark_jax.models.kept_values import products
 from tests.kernels.implementations import FLOAT32_EPS, run
 from tests.thorough import thorough
 
@@ -125,6 +126,29 @@ def test_packed_samples_are_those_of_padded_ones(weights, block, groups, monkeyp
     found, expected = map(jax.tree.leaves, (results(packed), results(padded)))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_loops_that_end_by_the_lengths_say_how_often_they_run():
+    """In the traced program, whose products a planner prices, and in the compiled one,
+    whose bytes are counted."""
+    query = jax.ShapeDtypeStruct((1024, 2, 8), jnp.float32)
+    spans = [jax.ShapeDtypeStruct((2,), jnp.int32)] * 2
+
+    def attended(query, first, length):
+        arrays = query, query, query
+        return attend_packed(*arrays, first, length, 512, "silu", implementation="xla")
+
+    # A sample has 512 events on average, and half a block of 64 more: a block meets
+    # (8.5 + 1) / 2 of them. 17 blocks go in pairs, with two heads.
+    turns, pairs = 5, 9
+    batch = pairs * turns * 2 * 2
+    assert products(attended, query, *spans) == [
+        (batch, 64, 64, 8),
+        (batch, 64, 8, 64),
+    ]
+    text = jax.jit(attended).lower(query, *spans).compile().as_text() or ""
+    loops = [line for line in text.splitlines() if " while(" in line]
+    assert max(map(attention.declared_turns, loops)) == turns
 
 
 @pytest.fixture
